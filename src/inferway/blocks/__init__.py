@@ -1,0 +1,1 @@
+"""token ids -> block keys; pure."""

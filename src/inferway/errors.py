@@ -1,0 +1,146 @@
+"""Every exception this package raises on purpose.
+
+* InferwayError
+  x RequestError            the client's fault; `status` is 4xx, nothing was forwarded
+    - InvalidRequestError     400  a field is missing, has the wrong type or cannot hold
+    - PromptTooLongError      400  the prompt does not fit the model's context
+    - TemplateError           400  the model's chat template refuses this conversation
+    - UnknownModelError       404  no engine serves this model
+    - UnknownPathError        404  no such route
+    - MethodNotAllowedError   405
+    - BodyTooLargeError       413  the body is over the configured limit
+    - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
+  x FleetError              ours or the engines' fault; `status` is 5xx
+    - NoEndpointError         503  no engine can take the request now
+    - UpstreamError           502  the engine's connection failed before an answer
+    - UpstreamTimeoutError    504  the engine did not answer in time
+  x RenderError             we cannot derive the prompt, for reasons of our own; the request is
+                            still forwarded, by load only, and counted
+  x ConfigError             raised at start only, never while serving
+  x WireError               an engine sent bytes we cannot read
+
+Messages say place, value, what is allowed and the cure: lower case, no full stop, `!r` for
+values. They never contain prompt text.
+"""
+
+from __future__ import annotations
+
+
+class InferwayError(Exception):
+    """The root: `except InferwayError` catches all that is raised on purpose."""
+
+
+class RequestError(InferwayError):
+    """The client's fault. `param` names the field, `code` is OpenAI's machine-readable code."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A field is missing, has the wrong type, or cannot hold."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class TemplateError(RequestError):
+    """The model's own chat template refuses this conversation."""
+
+    code = "chat_template_error"
+
+
+class UnknownModelError(RequestError):
+    """No engine serves this model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class UnknownPathError(RequestError):
+    """No such route."""
+
+    status = 404
+    code = "path_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    """The route exists, for another method; `allowed` goes into the Allow header."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class BodyTooLargeError(RequestError):
+    """The body is over the configured limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class BadHttpError(RequestError):
+    """The bytes are not an HTTP request, or pass a limit on lines or headers."""
+
+    code = "bad_http"
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FleetError(InferwayError):
+    """Ours or the engines' fault."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    param: str | None = None
+
+
+class NoEndpointError(FleetError):
+    """No engine can take the request now."""
+
+    status = 503
+    code = "no_engine_available"
+
+
+class UpstreamError(FleetError):
+    """The engine's connection failed before an answer began."""
+
+    status = 502
+    code = "engine_unreachable"
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """The engine did not answer in time."""
+
+    status = 504
+    code = "engine_timeout"
+
+
+class RenderError(InferwayError):
+    """We cannot derive the prompt's tokens; `reason` is a short label for a metric."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ConfigError(InferwayError):
+    """A setting that cannot hold. Raised at start only."""
+
+
+class WireError(InferwayError):
+    """An engine sent bytes we cannot read."""

@@ -1,0 +1,1 @@
+"""An engine's KV-event bytes -> index operations; pure."""

@@ -1,0 +1,1 @@
+"""The HTTP data plane: connection, routes, retry loop."""

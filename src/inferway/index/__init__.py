@@ -1,0 +1,1 @@
+"""block key -> holders. The one object in which the request path and the event path meet."""

@@ -1,0 +1,110 @@
+"""Values that cross folder borders. Frozen; the one table that changes says who writes it.
+
+Words (docs/glossary.md): an *engine* is one vLLM server; an *endpoint* is what scheduling
+chooses, an engine or one data-parallel rank of it; a *holder* is an endpoint as the index
+knows it, a small integer; a *block* is `block_size` tokens; a *block key* is ours, a *block
+hash* is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# uint32, one per token, in order. A buffer from encoder to block keys, never a list.
+TokenIds = NDArray[np.uint32]
+
+# 64-bit chained hash of a block, of all blocks before it and of what `extra_keys` adds.
+BlockKey = int
+
+# Small recycled integer: position of the endpoint's bit in the index's masks.
+HolderId = int
+
+
+# (name, value), names in lower case; a sequence, because names may repeat and order is kept.
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A client's request without its body."""
+
+    method: str
+    path: str  # without the query
+    query: str
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What scheduling chooses: an engine, or one data-parallel rank of it."""
+
+    engine: str  # the engine's name: host:port unless configured
+    url: str  # http://host:port, no trailing slash
+    holder: HolderId
+    rank: int | None = None  # None: the engine has one rank, or balances its own
+    headers: Headers = field(default=(), repr=False)  # sent with every request: its API key
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """One prompt as the engine will see it, and the keys of its full blocks."""
+
+    token_ids: TokenIds
+    block_keys: Sequence[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """All prompts of one request (completions may carry several) for one block size."""
+
+    model: str
+    block_size: int
+    sequences: tuple[TokenizedPrompt, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(sequence.block_keys) for sequence in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The endpoints that may serve a request: a table of columns, row i = `endpoints[i]`.
+
+    `fleet` owns the load columns and updates them in place; `matched_blocks` is new for each
+    request. Scorers read, and return a column of their own.
+    """
+
+    endpoints: Sequence[Endpoint]
+    waiting: NDArray[np.float64]  # requests queued in the engine, as last scraped
+    running: NDArray[np.float64]  # requests running in the engine, as last scraped
+    kv_usage: NDArray[np.float64]  # share of the engine's KV blocks in use, 0..1
+    in_flight: NDArray[np.float64]  # requests we have sent there and not seen the end of
+    matched_blocks: NDArray[np.float64]  # longest unbroken prefix held, in blocks
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # producers' columns
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One endpoint of a decision, with what was known of it."""
+
+    endpoint: Endpoint
+    score: float
+    matched_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes: best first, and why."""
+
+    targets: tuple[Target, ...]
+    prompt_blocks: int
+    reason: str  # "kv-aware", or why it went by load only: a short label for a metric

@@ -1,0 +1,1 @@
+"""The wire to clients, both ways: bytes -> typed requests, errors -> bodies, SSE; pure."""

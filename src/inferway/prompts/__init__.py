@@ -1,0 +1,1 @@
+"""A parsed request -> the token ids that the engine will see."""

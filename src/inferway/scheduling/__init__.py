@@ -1,0 +1,1 @@
+"""Candidates -> decision: filters narrow, scorers rate, a picker chooses; pure."""

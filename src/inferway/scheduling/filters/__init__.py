@@ -1,0 +1,1 @@
+"""Narrow the candidates; one file, one rule each."""

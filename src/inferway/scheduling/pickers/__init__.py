@@ -1,0 +1,1 @@
+"""Choose among rated candidates; one file, one rule each."""

@@ -1,0 +1,1 @@
+"""A simulated vLLM engine: a truth for caches and time. Shares no code with `index`."""
