@@ -51,44 +51,31 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
+class Prompt:
     """One prompt as the engine will see it, and the keys of its full blocks."""
 
     token_ids: TokenIds
     block_keys: Sequence[BlockKey]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """All prompts of one request (completions may carry several) for one block size."""
-
-    model: str
-    block_size: int
-    sequences: tuple[TokenizedPrompt, ...]
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(len(sequence.block_keys) for sequence in self.sequences)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(sequence.token_ids) for sequence in self.sequences)
+Column = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Candidates:
     """The endpoints that may serve a request: a table of columns, row i = `endpoints[i]`.
 
-    `fleet` owns the load columns and updates them in place; `matched_blocks` is new for each
-    request. Scorers read, and return a column of their own.
+    `fleet` owns the load columns and updates them in place; the matched columns are new for
+    each request. Scorers read, and return a column of their own.
     """
 
     endpoints: Sequence[Endpoint]
-    waiting: NDArray[np.float64]  # requests queued in the engine, as last scraped
-    running: NDArray[np.float64]  # requests running in the engine, as last scraped
-    kv_usage: NDArray[np.float64]  # share of the engine's KV blocks in use, 0..1
-    in_flight: NDArray[np.float64]  # requests we have sent there and not seen the end of
-    matched_blocks: NDArray[np.float64]  # longest unbroken prefix held, in blocks
+    in_flight: Column  # requests we have sent there and not seen the end of
+    others: Column  # requests there that are not ours, as of the last scrape
+    waiting: Column  # requests queued in the engine, as last scraped
+    kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
+    matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
+    prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # producers' columns
 
 
@@ -99,6 +86,7 @@ class Target:
     endpoint: Endpoint
     score: float
     matched_blocks: int
+    prompt_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +94,4 @@ class Decision:
     """Where a request goes: best first, and why."""
 
     targets: tuple[Target, ...]
-    prompt_blocks: int
     reason: str  # "kv-aware", or why it went by load only: a short label for a metric

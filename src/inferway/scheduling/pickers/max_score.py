@@ -1,0 +1,29 @@
+"""Pick the best rated, and take turns among equals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from inferway.model import Column
+
+
+@dataclass(slots=True)
+class MaxScore:
+    """Highest score first. Equal scores take turns, so that a burst of requests that no
+    engine has an advantage for spreads, instead of piling up on the first row."""
+
+    tolerance: float = 1e-9
+    _turn: count[int] = field(default_factory=count)
+
+    def pick(self, scores: Column, count: int) -> list[int]:
+        left = scores.copy()
+        picked = []
+        for _ in range(min(count, len(scores))):
+            best = np.flatnonzero(left >= left.max() - self.tolerance)
+            row = int(best[next(self._turn) % len(best)] if len(best) > 1 else best[0])
+            picked.append(row)
+            left[row] = -np.inf
+        return picked

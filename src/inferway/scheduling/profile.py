@@ -1,0 +1,87 @@
+"""filters -> weighted scorers -> picker: candidates in, ranked targets out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from inferway.errors import NoEndpointError
+from inferway.model import Candidates, Column, Target
+from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.plugin import Filter, Picker, Scorer
+from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers.relative_load import RelativeLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A scorer and how much it has to say."""
+
+    scorer: Scorer
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One way to choose. `num_targets` is how many endpoints a request may be tried on."""
+
+    picker: Picker
+    scorers: Sequence[Weighted]
+    filters: Sequence[Filter] = ()
+    num_targets: int = 3
+
+    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+        """The targets, best first. Raises NoEndpointError naming who removed the last one."""
+        candidates = self._filtered(candidates)
+        scores: Column = np.zeros(len(candidates.endpoints))
+        for weighted in self.scorers:
+            scores += weighted.weight * weighted.scorer.score(candidates)
+        return tuple(
+            Target(
+                endpoint=candidates.endpoints[row],
+                score=float(scores[row]),
+                matched_blocks=int(candidates.matched_blocks[row]),
+                prompt_blocks=int(candidates.prompt_blocks[row]),
+            )
+            for row in self.picker.pick(scores, self.num_targets)
+        )
+
+    def _filtered(self, candidates: Candidates) -> Candidates:
+        for item in self.filters:
+            before = len(candidates.endpoints)
+            candidates = _rows(candidates, np.flatnonzero(item.keep(candidates)))
+            if not candidates.endpoints:
+                raise NoEndpointError(
+                    f"no endpoint left: {type(item).__name__} removed the last {before}"
+                )
+        return candidates
+
+
+def _rows(candidates: Candidates, rows: np.ndarray) -> Candidates:  # type: ignore[type-arg]
+    columns = {
+        f.name: getattr(candidates, f.name)[rows]
+        for f in fields(Candidates)
+        if f.name not in ("endpoints", "extra")
+    }
+    return Candidates(
+        endpoints=[candidates.endpoints[row] for row in rows],
+        extra={name: column[rows] for name, column in candidates.extra.items()},
+        **columns,
+    )
+
+
+def kv_aware() -> Profile:
+    """What `inferway serve` uses: a full match is worth leaving the mean load once over.
+
+    With weight 2 the load's rating spans [-1, 1] around its middle, the prefix's [0, 1]: an
+    engine that holds the whole prompt is left for one that holds nothing when it carries three
+    times the other's load (of two engines), never for a single request more.
+    """
+    return Profile(MaxScore(), (Weighted(PrefixMatch(), 1.0), Weighted(RelativeLoad(), 2.0)))
+
+
+def load_only() -> Profile:
+    """The least loaded endpoint."""
+    return Profile(MaxScore(), (Weighted(RelativeLoad(), 1.0),))
