@@ -1,0 +1,53 @@
+"""Run a command as the terminal's foreground job, so that Ctrl-C reaches it alone.
+
+Under `make`, Ctrl-C reaches make too, which then dies of it (status 130) even if the command
+ended cleanly. Here the command gets a process group of its own and the terminal, and make sees
+the command's own exit status. Without a terminal, or in the background, the command simply
+takes our place. Only the standard library: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+
+def open_terminal() -> int | None:
+    """The controlling terminal, if there is one and this process is in its foreground."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+        return terminal if os.tcgetpgrp(terminal) == os.getpgrp() else None
+    except OSError:
+        return None
+
+
+def run_in_foreground(command: list[str], terminal: int) -> int:
+    """Run `command` in front; its exit status, 128 + signal if a signal ended it."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # handing the terminal back is a write to it
+    ours = os.getpgrp()
+    child = subprocess.Popen(command, process_group=0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: os.kill(child.pid, received))
+    while True:
+        os.tcsetpgrp(terminal, child.pid)
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        os.tcsetpgrp(terminal, ours)
+        if not os.WIFSTOPPED(status):
+            child.returncode = os.waitstatus_to_exitcode(status)
+            return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        os.kill(0, signal.SIGSTOP)  # Ctrl-Z: make stops as well, and all resume together
+        os.killpg(child.pid, signal.SIGCONT)
+
+
+def main() -> None:
+    command = sys.argv[1:]
+    terminal = open_terminal()
+    if terminal is None:
+        os.execvp(command[0], command)
+    sys.exit(run_in_foreground(command, terminal))
+
+
+if __name__ == "__main__":
+    main()

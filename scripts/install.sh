@@ -1,0 +1,55 @@
+#!/bin/sh
+# Makes .venv and installs this checkout into it, editable. Does nothing if that is done already.
+#
+#   install.sh run    what `inferway` needs
+#   install.sh dev    that, and what checks and tests need
+#
+# One line a step; pip's own words go to .venv/install.log and are shown when a step fails.
+set -eu
+
+what=$1
+cd "$(dirname "$0")/.."
+stamp=.venv/.installed # what was installed, and from which pyproject.toml
+log=.venv/install.log
+pyproject=$(cksum <pyproject.toml)
+
+# Does .venv run, is it new enough, and was it made in this very directory?
+venv_is_sound() {
+    PYTHON="$PWD/.venv/bin/python" ./scripts/detect_python.sh --path >/dev/null 2>&1 &&
+        grep -qF "$PWD/.venv/" .venv/bin/pip 2>/dev/null
+}
+
+is_installed() {
+    [ -f "$stamp" ] && { [ "$(cat "$stamp")" = "$what $pyproject" ] || [ "$(cat "$stamp")" = "dev $pyproject" ]; }
+}
+
+step() { # sentence, command...
+    printf '%s ...' "$1"
+    shift
+    started=$(date +%s)
+    if "$@" >>"$log" 2>&1; then
+        echo " $(($(date +%s) - started)) s"
+    else
+        printf ' failed\n\n'
+        tail -n 60 "$log" >&2
+        echo "failed: $* (log: $PWD/$log)" >&2
+        exit 1
+    fi
+}
+
+if ! venv_is_sound; then
+    python=$(./scripts/detect_python.sh --path)
+    [ ! -e .venv ] || echo "replacing .venv: its Python is gone, too old, or belongs to another directory"
+    rm -rf .venv
+    mkdir .venv
+    step "making .venv with $python" "$python" -m venv .venv
+fi
+is_installed && exit 0
+
+target=.
+[ "$what" = run ] || target=".[$what]"
+rm -f "$stamp"
+: >"$log"
+step "installing inferway ($what) and its dependencies" \
+    .venv/bin/python -m pip install --disable-pip-version-check --editable "$target"
+echo "$what $pyproject" >"$stamp"
