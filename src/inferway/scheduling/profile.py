@@ -59,7 +59,7 @@ class Profile:
         return candidates
 
 
-def _rows(candidates: Candidates, rows: np.ndarray) -> Candidates:  # type: ignore[type-arg]
+def _rows(candidates: Candidates, rows: np.ndarray) -> Candidates:
     columns = {
         f.name: getattr(candidates, f.name)[rows]
         for f in fields(Candidates)

@@ -1,0 +1,162 @@
+"""The settings of `inferway serve`: one YAML file, or the same words as flags.
+
+Structs are the schema: an unknown key, a wrong type or a value out of range is a ConfigError
+that names its place. docs/configuration.md lists every key (a test keeps it true).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+
+from inferway.errors import ConfigError
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine. Everything but `url` is asked of the engine itself when absent."""
+
+    url: str  # http://host:port
+    name: str | None = None  # host:port when absent; must be unique
+    events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
+    replay: str | None = None  # replay socket
+    block_size: Count | None = None  # tokens
+    api_key_env: str | None = None  # environment variable with the engine's API key
+
+    @property
+    def label(self) -> str:
+        """What the engine is called in headers, metrics and logs."""
+        return self.name or urlsplit(self.url).netloc
+
+    def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The header that carries the engine's API key. Raises ConfigError if it is unset."""
+        if self.api_key_env is None:
+            return ()
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"engine {self.label}: api_key_env {self.api_key_env!r} is not set in the "
+                "environment; export it, or leave api_key_env out"
+            )
+        return ((b"authorization", b"Bearer " + key.encode()),)
+
+
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client may send."""
+
+    body_bytes: Count = 32 * 1024 * 1024
+    header_bytes: Count = 64 * 1024
+    connections: Count = 20_000
+
+
+class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds."""
+
+    keep_alive: Positive = 75.0  # a client's idle connection
+    request_body: Positive = 60.0  # from a request's first byte to its last
+    connect: Positive = 2.0  # to an engine
+    first_byte: Positive = 600.0  # of an engine's answer: prefill and queueing
+    idle_stream: Positive = 300.0  # between two pieces of an answer
+    drain: Positive = 30.0  # for running answers at shutdown
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `inferway serve` can be told."""
+
+    engines: list[EngineSettings]
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    tokenizers: dict[str, str] = {}  # model -> directory, tokenizer.json or hub id
+    scoring: bool = True  # false: by load only, prompts are not looked at
+    publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
+    publish_text: bool = False  # prompts and messages go onto the published topics too
+    access_log: str | None = "-"  # a file, "-" for standard error, null for none
+    log_level: str = "info"
+    scrape_seconds: Positive = 0.5  # how often each engine's load is read
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+
+
+_ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name != "url"]
+
+
+def parse_engine(spec: str) -> EngineSettings:
+    """`URL[,key=value…]` as --engine takes it."""
+    url, *pairs = spec.split(",")
+    fields: dict[str, object] = {"url": url}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in _ENGINE_KEYS:
+            raise ConfigError(
+                f"--engine {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
+                + ", ".join(_ENGINE_KEYS)
+            )
+        fields[key] = value
+    try:
+        return msgspec.convert(fields, EngineSettings, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"--engine {spec!r}: {_lower(str(e))}") from e
+
+
+def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
+    """The file's settings, and on top of them what the flags say. Checked as a whole."""
+    fields = {**_read_yaml(path), **overrides} if path else dict(overrides)
+    fields.setdefault("engines", [])
+    fields = msgspec.to_builtins(fields)
+    try:
+        settings = msgspec.convert(fields, ServeSettings)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path or 'flags'}: {_lower(str(e))}") from e
+    _check(settings)
+    return settings
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    try:
+        fields = msgspec.yaml.decode(path.read_bytes())
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"{path}: not valid YAML: {e}") from e
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path}: expected keys like `engines:`, got {type(fields).__name__}")
+    return fields
+
+
+def _check(settings: ServeSettings) -> None:
+    if not settings.engines:
+        raise ConfigError("no engine: give at least one --engine URL, or `engines:` in --config")
+    labels = [engine.label for engine in settings.engines]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+    for engine in settings.engines:
+        _check_url(engine.url)
+        for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
+            if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+                raise ConfigError(
+                    f"engine {engine.label}: {key} {endpoint!r} must start with tcp:// or ipc://"
+                )
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    try:
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        port_ok = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
+        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT")
+    if parts.path.rstrip("/") or parts.query or parts.username:
+        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT and nothing after it")
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]

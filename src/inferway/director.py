@@ -1,0 +1,298 @@
+"""The request path, once, on one screen. Both frontends drive it; no engine I/O, no clock.
+
+journey = director.open(head, body)     bytes       -> a typed request     openai_api
+decision = await journey.decide()       request     -> token ids           prompts
+                                        token ids   -> block keys          blocks
+                                        block keys  -> blocks held         index
+                                        + load      -> ranked targets      scheduling
+journey.attempt(target)                 books the slot, speculates on the prompt
+journey.on_head / on_chunk              what the engine answers passes by
+journey.close(outcome)                  frees the slot and the speculation, exactly once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from inferway.blocks.extra_keys import BlockExtras, request_extras
+from inferway.blocks.keys import BlockHasher
+from inferway.errors import RenderError, UnknownPathError
+from inferway.index.protocol import Index
+from inferway.index.speculative import SpeculativeOverlay
+from inferway.model import (
+    Candidates,
+    Decision,
+    Endpoint,
+    Headers,
+    HolderId,
+    Prompt,
+    RequestHead,
+    Target,
+    TokenIds,
+)
+from inferway.openai_api.requests import Body, ParsedRequest, parse_chat, parse_completion
+from inferway.openai_api.usage import UsageReader
+from inferway.prompts.served import ServedModel
+from inferway.scheduling.profile import Profile
+
+Parse = Callable[[bytes], ParsedRequest[Any]]
+OffLoop = Callable[[Parse, bytes], Awaitable[ParsedRequest[Any]]]
+
+
+PARSERS: Mapping[str, Parse] = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+}
+
+
+class Reason(StrEnum):
+    """Why a request went where it went: the labels of a metric."""
+
+    KV_AWARE = "kv-aware"
+    LOAD_ONLY = "load-only"  # scoring is switched off
+
+
+class FleetView(Protocol):
+    """What the director needs of the fleet (fleet.Fleet)."""
+
+    def model(self, name: str) -> ServedModel:
+        """Raises UnknownModelError, or NoEndpointError when its engines are all gone."""
+
+    def candidates(self, model: str) -> Candidates:
+        """The live endpoints that serve `model`; raises NoEndpointError if there is none."""
+
+    def block_size(self, holder: HolderId) -> int | None:
+        """In tokens; None when the engine has not told."""
+
+    def book(self, endpoint: Endpoint) -> None:
+        """A request is on its way there."""
+
+    def release(self, endpoint: Endpoint) -> None:
+        """It has ended."""
+
+
+@dataclass(slots=True)
+class EngineTokens:
+    """Prompt tokens sent to one engine: all, those we believed cached, those that were."""
+
+    prompt: int = 0
+    matched: int = 0
+    delivered: int = 0
+
+
+@dataclass(slots=True)
+class DirectorStats:
+    """Plain integers; one collector reads them when it is scraped."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, EngineTokens] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """All that was found out about a request: what observers (alarm, publisher) get."""
+
+    journey: Journey
+    model: ServedModel
+    prompts: Mapping[int, Sequence[Prompt]]  # by block size; empty when not rendered
+    decision: Decision
+    candidates: Candidates
+
+
+@dataclass(slots=True)
+class Director:
+    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here;
+    observers are called after each decision and must not wait or raise."""
+
+    fleet: FleetView
+    index: Index
+    overlay: SpeculativeOverlay
+    profile: Profile
+    scoring: bool = True
+    key_seed: int = 0
+    off_loop: OffLoop | None = None
+    off_loop_bytes: int = 256 * 1024
+    observers: Sequence[Callable[[Routed], None]] = ()
+    stats: DirectorStats = field(default_factory=DirectorStats)
+    _hashers: dict[int, BlockHasher] = field(default_factory=dict)
+
+    def open(self, head: RequestHead, body: bytes) -> Journey:
+        """Raises UnknownPathError for a path that carries no prompt."""
+        parse = PARSERS.get(head.path)
+        if parse is None:
+            raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
+        return Journey(self, head, body, parse)
+
+    async def parse(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
+        """bytes -> typed request, in a thread when that would hold up everybody else."""
+        if self.off_loop is not None and len(body) > self.off_loop_bytes:
+            return await self.off_loop(parse, body)
+        return parse(body)
+
+    async def prompts(self, model: ServedModel, body: Body) -> dict[int, list[Prompt]]:
+        """The request's prompts with their block keys, for each block size of the model's
+        engines. Raises RequestError, or RenderError for reasons of our own."""
+        all_ids = await model.prompts.tokenize(body)
+        extras = request_extras(lora=model.lora, cache_salt=body.cache_salt)
+        return {
+            block_size: [Prompt(ids, self._keys(block_size, ids, extras)) for ids in all_ids]
+            for block_size in model.block_sizes
+        }
+
+    async def match(
+        self, prompts: Mapping[int, Sequence[Prompt]], candidates: Candidates
+    ) -> Candidates:
+        """Fills the matched columns; `candidates` is ours alone, the columns are new."""
+        rows = {e.holder: row for row, e in enumerate(candidates.endpoints)}
+        for block_size, sequence in prompts.items():
+            total = sum(len(prompt.block_keys) for prompt in sequence)
+            for holder, row in rows.items():
+                if self.fleet.block_size(holder) == block_size:
+                    candidates.prompt_blocks[row] = total
+            for prompt in sequence:
+                matched = await self.index.match(prompt.block_keys)
+                for holder, blocks in self.overlay.extend(prompt.block_keys, matched).items():
+                    at = rows.get(holder)
+                    if at is not None and self.fleet.block_size(holder) == block_size:
+                        candidates.matched_blocks[at] += blocks
+        return candidates
+
+    def observe(self, routed: Routed) -> None:
+        reasons = self.stats.decisions
+        reason = routed.decision.reason
+        reasons[reason] = reasons.get(reason, 0) + 1
+        for observer in self.observers:
+            observer(routed)
+
+    def tokens_of(self, engine: str) -> EngineTokens:
+        return self.stats.tokens.setdefault(engine, EngineTokens())
+
+    def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:
+        hasher = self._hashers.get(block_size)
+        if hasher is None:
+            hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
+        return hasher.keys(ids, extras)
+
+
+class Journey:
+    """One request from its first byte to its last. `close` is idempotent and must be called."""
+
+    __slots__ = (
+        "_body",
+        "_director",
+        "_handles",
+        "_parse",
+        "_prompts",
+        "_target",
+        "_usage",
+        "closed",
+        "head",
+        "request",
+    )
+
+    def __init__(
+        self,
+        director: Director,
+        head: RequestHead,
+        body: bytes,
+        parse: Parse,
+    ) -> None:
+        self.head = head
+        self.request: ParsedRequest[Any] | None = None
+        self.closed = False
+        self._director = director
+        self._body = body
+        self._parse = parse
+        self._prompts: Mapping[int, Sequence[Prompt]] = {}
+        self._target: Target | None = None
+        self._handles: list[int] = []
+        self._usage = UsageReader()
+
+    async def decide(self) -> Decision:
+        """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
+        director = self._director
+        self.request = await director.parse(self._parse, self._body)
+        body = self.request.body
+        model = director.fleet.model(body.model)
+        reason: str = await self._derive_prompts(model, body)
+        candidates = await director.match(self._prompts, director.fleet.candidates(model.name))
+        decision = Decision(director.profile.choose(candidates), reason)
+        director.observe(Routed(self, model, self._prompts, decision, candidates))
+        return decision
+
+    async def _derive_prompts(self, model: ServedModel, body: Body) -> str:
+        """Routing must never make an answer impossible: what we cannot render goes by load."""
+        if not self._director.scoring:
+            return Reason.LOAD_ONLY
+        try:
+            self._prompts = await self._director.prompts(model, body)
+        except RenderError as e:
+            return e.reason
+        return Reason.KV_AWARE
+
+    def attempt(self, target: Target) -> Headers:
+        """Books a slot on `target`, and counts the prompt as held there until its first token.
+        A second attempt takes back the first. Returns headers the engine needs."""
+        self._release()
+        director, endpoint = self._director, target.endpoint
+        director.fleet.book(endpoint)
+        self._target = target
+        prompts = self._prompts.get(director.fleet.block_size(endpoint.holder) or 0, ())
+        overlay = director.overlay
+        self._handles = [overlay.add(endpoint.holder, p.block_keys) for p in prompts]
+        return endpoint.headers
+
+    def on_head(self, status: int) -> Headers:
+        """The engine has answered; returns what the client's head gets on top."""
+        target = self._target
+        if target is None:
+            raise RuntimeError("on_head before attempt")
+        if status < 400:
+            self._count_tokens(target)
+        return (
+            (b"x-inferway-engine", target.endpoint.engine.encode()),
+            (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
+            (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
+        )
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        """A piece of the answer passes. The first one ends the speculation: from here on the
+        engine's own events tell what it holds."""
+        if self._handles:
+            self._end_speculation()
+        self._usage.feed(chunk)
+        return chunk
+
+    def close(self, outcome: str) -> None:
+        """The journey has ended; frees what `attempt` took. Only the first call counts."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._target is not None and self._usage.cached_tokens is not None:
+            tokens = self._director.tokens_of(self._target.endpoint.engine)
+            tokens.delivered += self._usage.cached_tokens
+        self._release()
+        outcomes = self._director.stats.outcomes
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+    def _end_speculation(self) -> None:
+        for handle in self._handles:
+            self._director.overlay.remove(handle)
+        self._handles = []
+
+    def _release(self) -> None:
+        self._end_speculation()
+        if self._target is not None:
+            self._director.fleet.release(self._target.endpoint)
+            self._target = None
+
+    def _count_tokens(self, target: Target) -> None:
+        block_size = self._director.fleet.block_size(target.endpoint.holder) or 0
+        prompts = self._prompts.get(block_size, ())
+        tokens = self._director.tokens_of(target.endpoint.engine)
+        tokens.prompt += sum(len(prompt.token_ids) for prompt in prompts)
+        tokens.matched += target.matched_blocks * block_size

@@ -1,0 +1,186 @@
+"""What an engine says of itself: models, KV-event sockets, block size.
+
+    GET /v1/models          names, the model's directory or hub id, adapters and their parents
+    GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
+    GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
+
+What an engine says about *where* its events are is not trusted beyond its own host: an engine
+that names another would make us open connections to wherever it likes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from inferway.errors import UpstreamError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One line of an engine's /v1/models."""
+
+    name: str
+    root: str | None  # directory or hub id; of an adapter: the adapter's own
+    parent: str | None  # of an adapter: the base model's name
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where one rank of an engine publishes its KV events."""
+
+    rank: int
+    endpoint: str
+    replay: str | None
+    bind: bool = False  # the engine connects, we must bind
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """All an engine told. `findings` are sentences for the log, each with its cure."""
+
+    models: tuple[ModelCard, ...]
+    sources: tuple[EventSource, ...]
+    block_size: int | None
+    findings: tuple[str, ...]
+
+
+async def discover(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> EngineFacts:
+    """Asks the engine. Raises UpstreamError when it does not answer, or not as an engine."""
+    models = parse_models(await fetch(session, f"{url}/v1/models", headers))
+    findings: list[str] = []
+    try:
+        raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)
+    except UpstreamError as e:
+        raw_sources = b"{}"
+        findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
+    sources, source_findings = resolve_sources(urlsplit(url).hostname or "", raw_sources)
+    try:
+        block_size = parse_block_size((await fetch(session, f"{url}/metrics", headers)).decode())
+    except UpstreamError as e:
+        block_size = None
+        findings.append(f"{e}; give block_size=N by hand")
+    return EngineFacts(models, sources, block_size, (*findings, *source_findings))
+
+
+async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes:
+    """The body of a 200. Raises UpstreamError with the reason."""
+    try:
+        async with session.get(url, headers=headers) as response:
+            if response.status != 200:
+                raise UpstreamError(f"{url} answered {response.status}")
+            return await response.read()
+    except (TimeoutError, aiohttp.ClientError, OSError) as e:
+        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
+
+
+class _Card(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+def parse_models(raw: bytes) -> tuple[ModelCard, ...]:
+    """/v1/models. Raises UpstreamError for anything else."""
+    try:
+        cards = msgspec.json.decode(raw, type=_Cards).data
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise UpstreamError(f"/v1/models is not a list of models: {e}") from e
+    return tuple(ModelCard(c.id, c.root, c.parent, c.max_model_len) for c in cards)
+
+
+class _Source(msgspec.Struct):
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+    enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"
+
+
+def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
+    """/kv_event_sources of an engine on `host` -> (sources we may use, findings)."""
+    try:
+        by_rank = msgspec.json.decode(raw, type=dict[int, _Source], strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return (), (f"/kv_event_sources cannot be read: {e}",)
+    sources, findings = [], []
+    for rank, source in sorted(by_rank.items()):
+        if not source.enable_kv_cache_events or source.publisher != "zmq" or not source.endpoint:
+            continue
+        resolved, finding = _resolve(host, source.endpoint, "events")
+        if finding:
+            findings.append(finding)
+        if resolved is None:
+            continue
+        replay, finding = None, None
+        if source.replay_endpoint:
+            replay, finding = _resolve(host, source.replay_endpoint, "replay")
+        if finding:
+            findings.append(finding)
+        sources.append(EventSource(rank, resolved, replay))
+    if not sources and not findings:
+        findings.append(
+            "it publishes no KV events; start it with --kv-events-config "
+            '\'{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",'
+            '"replay_endpoint":"tcp://*:5558"}\''
+        )
+    return tuple(sources), tuple(findings)
+
+
+_TCP = re.compile(r"^tcp://(?P<host>\*|\[[^\]]*\]|[^:/]+):(?P<port>\d+)$")
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | None]:
+    """An endpoint as the engine wrote it -> one we can connect to, or a finding, or both."""
+    if endpoint.startswith("ipc://"):
+        if host in _LOOPBACK:
+            return endpoint, None
+        return None, f"its {what} socket {endpoint} is on its own machine; use tcp://*:PORT there"
+    match = _TCP.match(endpoint)
+    if match is None:
+        return None, f"its {what} socket {endpoint!r} cannot be used; use tcp://*:PORT there"
+    named, port = match["host"].strip("[]"), match["port"]
+    if named in ("*", "::", "0.0.0.0"):
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{port}", None
+    if named == host or {named, host} <= _LOOPBACK:
+        return endpoint, (
+            f"its {what} socket {endpoint} has no wildcard: vLLM connects to such an endpoint "
+            f"instead of binding it. If nothing arrives, let us bind: --engine "
+            f"URL,{what}=tcp://*:{port}"
+        )
+    return None, (
+        f"its {what} socket {endpoint} is on another host than the engine ({host}) and is not "
+        f"used. If it is right, give it by hand: --engine URL,{what}={endpoint} to connect, or "
+        f"--engine URL,{what}=tcp://*:{port} if the engine connects to us"
+    )
+
+
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
+_BLOCK_SIZE = re.compile(r'(?:^|,)block_size="(?P<size>\d+)"')
+
+
+def parse_block_size(metrics: str) -> int | None:
+    """The `block_size` label of `vllm:cache_config_info`, in tokens."""
+    line = _CACHE_CONFIG.search(metrics)
+    found = _BLOCK_SIZE.search(line["labels"]) if line else None
+    return int(found["size"]) if found else None
+
+
+def as_json(facts: EngineFacts) -> dict[str, Any]:
+    """For `inferway doctor` and the log."""
+    result: dict[str, Any] = msgspec.to_builtins(facts)
+    return result

@@ -1,0 +1,299 @@
+"""The engines: who is there, what they serve, how busy they are. Owns and closes the rest.
+
+One task per engine asks it for what it is (discovery), then for its load, again and again.
+An engine that is not there yet, or goes away, is a warning and a metric, never a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import numpy as np
+
+from inferway.config import ServeSettings
+from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
+from inferway.fleet.discovery import EventSource, ModelCard, discover, fetch
+from inferway.fleet.engine import SILENT_SCRAPES, Engine
+from inferway.fleet.load import parse_load
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.model import Candidates, Column, Endpoint, HolderId
+from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
+
+log = logging.getLogger("inferway.fleet")
+
+REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
+SCRAPE_TIMEOUT_SECONDS = 5.0
+
+# (model's name, its directory or hub id, max_model_len) -> how its requests become tokens
+LoadPrompts = Callable[[str, str, int | None], Awaitable[PromptSource]]
+Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
+
+
+@dataclass(slots=True)
+class _Table:
+    """The load columns; row i belongs to holder i."""
+
+    in_flight: Column = field(default_factory=lambda: np.zeros(0))
+    others: Column = field(default_factory=lambda: np.zeros(0))
+    waiting: Column = field(default_factory=lambda: np.zeros(0))
+    kv_usage: Column = field(default_factory=lambda: np.zeros(0))
+
+    def grow(self, rows: int) -> None:
+        for name in ("in_flight", "others", "waiting", "kv_usage"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(rows - len(column))]))
+
+
+class Fleet:
+    """Writes the load columns; everybody else reads. `start`, then `close`."""
+
+    def __init__(
+        self, settings: ServeSettings, load_prompts: LoadPrompts, subscribe: Subscribe
+    ) -> None:
+        self.engines = [Engine(e, e.authorization()) for e in settings.engines]
+        self.models: dict[str, ServedModel] = {}
+        self._settings = settings
+        self._load_prompts = load_prompts
+        self._subscribe = subscribe
+        self._endpoints: list[Endpoint] = []
+        self._engine_of: list[Engine] = []  # by holder
+        self._table = _Table()
+        self._rows: dict[str, np.ndarray] = {}  # model -> rows of live endpoints
+        self._live: dict[str, list[Endpoint]] = {}
+        self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake: dict[str, asyncio.Event] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Asks every engine once, side by side, then goes on watching them."""
+        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        await asyncio.gather(*(self._look(engine) for engine in self.engines))
+        for engine in self.engines:
+            self._wake[engine.name] = asyncio.Event()
+            self._spawn(self._watch(engine))
+
+    async def close(self) -> None:
+        """Stops watching, closes every subscriber."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for engine in self.engines:
+            for subscriber in engine.subscribers:
+                await subscriber.close()
+        if self._session is not None:
+            await self._session.close()
+
+    # what the director asks
+
+    def model(self, name: str) -> ServedModel:
+        """Raises UnknownModelError naming the known ones."""
+        served = self.models.get(name)
+        if served is not None:
+            return served
+        if not self.models:
+            raise NoEndpointError(
+                f"model {name!r}: no engine has answered yet; tried "
+                + ", ".join(engine.name for engine in self.engines)
+            )
+        raise UnknownModelError(
+            f"model: no engine serves {name!r}; known: {', '.join(sorted(self.models))}",
+            param="model",
+        )
+
+    def candidates(self, model: str) -> Candidates:
+        """The live endpoints of `model`, matched columns empty."""
+        rows = self._rows.get(model)
+        if rows is None or not len(rows):
+            gone = [e.name for e in self.engines if model in e.model_names]
+            raise NoEndpointError(f"model {model!r}: its engines are gone: {', '.join(gone)}")
+        table = self._table
+        return Candidates(
+            endpoints=self._live[model],
+            in_flight=table.in_flight[rows],
+            others=table.others[rows],
+            waiting=table.waiting[rows],
+            kv_usage=table.kv_usage[rows],
+            matched_blocks=np.zeros(len(rows)),
+            prompt_blocks=np.zeros(len(rows)),
+        )
+
+    def block_size(self, holder: HolderId) -> int | None:
+        return self._engine_of[holder].block_size
+
+    def book(self, endpoint: Endpoint) -> None:
+        self._table.in_flight[endpoint.holder] += 1
+
+    def release(self, endpoint: Endpoint) -> None:
+        self._table.in_flight[endpoint.holder] -= 1
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        """A request just failed there: look at once instead of at the next scrape."""
+        self._wake[endpoint.engine].set()
+
+    def in_flight(self, engine: Engine) -> int:
+        return int(sum(self._table.in_flight[e.holder] for e in engine.endpoints))
+
+    # how the engines are watched
+
+    async def _watch(self, engine: Engine) -> None:
+        wake = self._wake[engine.name]
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        while True:
+            try:
+                await asyncio.wait_for(wake.wait(), self._settings.scrape_seconds)
+                wake.clear()
+            except TimeoutError:
+                pass
+            if engine.facts is None or loop.time() - asked > REDISCOVER_SECONDS:
+                asked = loop.time()
+                await self._look(engine)
+            else:
+                await self._scrape(engine)
+
+    async def _look(self, engine: Engine) -> None:
+        """Asks what the engine is; what changed is applied and logged once."""
+        assert self._session is not None
+        try:
+            facts = await discover(self._session, engine.url, engine.http_headers)
+        except UpstreamError as e:
+            self._missed(engine, e)
+            return
+        first = engine.facts is None or not engine.healthy
+        changed = engine.facts != facts
+        engine.facts = facts
+        if changed:
+            for finding in facts.findings:
+                if engine.settings.events is None:
+                    log.warning("engine %s: %s", engine.name, finding)
+            self._admit(engine)
+        if first:
+            self._found(engine)
+        await self._scrape(engine)
+
+    async def _scrape(self, engine: Engine) -> None:
+        assert self._session is not None
+        try:
+            raw = await fetch(self._session, f"{engine.url}/metrics", engine.http_headers)
+        except UpstreamError as e:
+            self._missed(engine, e)
+            return
+        engine.load = load = parse_load(raw.decode(errors="replace"))
+        if not engine.healthy:
+            self._found(engine)
+        engine.failures = 0
+        share = max(1, len(engine.endpoints))
+        for endpoint in engine.endpoints:
+            row, table = endpoint.holder, self._table
+            total = (load.running + load.waiting) / share
+            table.others[row] = max(0.0, total - table.in_flight[row])
+            table.waiting[row] = load.waiting / share
+            table.kv_usage[row] = load.kv_usage
+
+    def _missed(self, engine: Engine, error: UpstreamError) -> None:
+        engine.failures += 1
+        patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
+        if engine.healthy and patient:
+            return
+        if engine.healthy or not engine.warned:
+            engine.warned = True
+            log.warning("engine %s is not there: %s; it is looked for again", engine.name, error)
+        if engine.healthy:
+            engine.healthy = False
+            self._refresh()
+
+    def _found(self, engine: Engine) -> None:
+        engine.healthy, engine.warned, engine.failures = True, False, 0
+        events = ", ".join(source.endpoint for source in engine.sources) or "none"
+        log.info(
+            "engine %s: serves %s, block size %s, KV events %s",
+            engine.name,
+            ", ".join(engine.model_names),
+            engine.block_size or "unknown (give block_size=N)",
+            events,
+        )
+        for subscriber in engine.subscribers:
+            subscriber.resync()
+        self._refresh()
+
+    # what they serve
+
+    def _admit(self, engine: Engine) -> None:
+        """Endpoints and subscribers for an engine that has just said what it is."""
+        if not engine.endpoints:
+            ranks: Sequence[int] = [source.rank for source in engine.sources]
+            for rank in ranks if len(ranks) > 1 else [None]:
+                engine.endpoints.append(self._endpoint(engine, rank))
+        if not engine.subscribers and engine.block_size is not None:
+            for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
+                subscriber = self._subscribe(engine, source, endpoint)
+                engine.subscribers.append(subscriber)
+                subscriber.start()
+        for card in engine.facts.models if engine.facts else ():
+            self._learn(engine, card)
+        self._refresh()
+
+    def _endpoint(self, engine: Engine, rank: int | None) -> Endpoint:
+        headers = list(engine.headers)
+        if rank is not None:
+            headers.append((b"x-data-parallel-rank", b"%d" % rank))
+        endpoint = Endpoint(engine.name, engine.url, len(self._endpoints), rank, tuple(headers))
+        self._endpoints.append(endpoint)
+        self._engine_of.append(engine)
+        self._table.grow(len(self._endpoints))
+        return endpoint
+
+    def _learn(self, engine: Engine, card: ModelCard) -> None:
+        """A model's tokenizer is loaded once per root, beside the running requests."""
+        if card.name in self.models:
+            return
+        base = self._base_of(engine, card)
+        root = self._settings.tokenizers.get(card.name) or self._settings.tokenizers.get(base.name)
+        root = root or base.root or base.name
+        lora = card.name if card.parent else None
+        if root not in self._prompts:
+            why = f"model {card.name!r}: its tokenizer is being loaded"
+            self._prompts[root] = NoPrompts("tokenizer_loading", why)
+            self._spawn(self._load(card.name, root, base.max_model_len))
+        self.models[card.name] = ServedModel(card.name, self._prompts[root], (), lora)
+
+    def _base_of(self, engine: Engine, card: ModelCard) -> ModelCard:
+        assert engine.facts is not None
+        parents = [m for m in engine.facts.models if card.parent and m.name == card.parent]
+        return parents[0] if parents else card
+
+    async def _load(self, name: str, root: str, max_model_len: int | None) -> None:
+        loading = self._prompts[root]
+        self._prompts[root] = await self._load_prompts(name, root, max_model_len)
+        for served in list(self.models.values()):
+            if served.prompts is loading:
+                self.models[served.name] = ServedModel(
+                    served.name, self._prompts[root], served.block_sizes, served.lora
+                )
+
+    def _refresh(self) -> None:
+        """Who serves what, as of now."""
+        for name, served in self.models.items():
+            engines = [e for e in self.engines if e.healthy and name in e.model_names]
+            live = [endpoint for engine in engines for endpoint in engine.endpoints]
+            sizes = sorted({e.block_size for e in engines if e.block_size is not None})
+            self._live[name] = live
+            self._rows[name] = np.array([endpoint.holder for endpoint in live], dtype=np.intp)
+            if list(served.block_sizes) != sizes:
+                self.models[name] = ServedModel(name, served.prompts, sizes, served.lora)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the fleet ended", exc_info=error)

@@ -1,0 +1,39 @@
+"""A model as clients name it, and how its requests become token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferway.errors import RenderError
+from inferway.model import TokenIds
+from inferway.openai_api.requests import Body
+
+
+class PromptSource(Protocol):
+    """How one model's requests become token ids."""
+
+    async def tokenize(self, body: Body) -> list[TokenIds]:
+        """One array per prompt. Raises RequestError, or RenderError for reasons of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoPrompts:
+    """A model whose tokenizer we do not have (yet): its requests go by load only."""
+
+    reason: str  # short, a metric's label
+    why: str
+
+    async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
+        raise RenderError(self.why, reason=self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as clients name it."""
+
+    name: str
+    prompts: PromptSource
+    block_sizes: Sequence[int]  # the distinct block sizes of the engines that serve it
+    lora: str | None = None  # the adapter's name, if it is one
