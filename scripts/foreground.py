@@ -25,19 +25,25 @@ def open_terminal() -> int | None:
 
 def run_in_foreground(command: list[str], terminal: int) -> int:
     """Run `command` in front; its exit status, 128 + signal if a signal ended it."""
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # handing the terminal back is a write to it
+
+    def take_terminal() -> None:  # in the child, before it can say that it runs
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(terminal, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
     ours = os.getpgrp()
-    child = subprocess.Popen(command, process_group=0)
+    child = subprocess.Popen(command, process_group=0, preexec_fn=take_terminal)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(child.pid, received))
     while True:
-        os.tcsetpgrp(terminal, child.pid)
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         os.tcsetpgrp(terminal, ours)
         if not os.WIFSTOPPED(status):
             child.returncode = os.waitstatus_to_exitcode(status)
             return child.returncode if child.returncode >= 0 else 128 - child.returncode
         os.kill(0, signal.SIGSTOP)  # Ctrl-Z: make stops as well, and all resume together
+        os.tcsetpgrp(terminal, child.pid)
         os.killpg(child.pid, signal.SIGCONT)
 
 
