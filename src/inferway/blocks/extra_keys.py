@@ -1,0 +1,102 @@
+"""What besides its tokens makes a block: the adapter, the tenant's salt, pictures.
+
+The same value comes out of a request and out of the engine's event, so that the keys of both
+sides meet. vLLM publishes per block, untagged and in this order (0.32, kv_cache_utils.py
+`to_event_extra_keys`): the LoRA name, `[multimodal id, offset in block]` pairs, the cache salt
+(block 0 only), digests of prompt embeddings. So a bare string says nothing of its kind: the
+first one that equals the event's `lora_name` is the adapter and counts once, as the adapter;
+every other one is a plain key, and a request's salt is a plain key too.
+
+Older engines publish no extra keys. Their adapter is still known from the event; their salts
+are not, and salted prompts then never match (and unsalted ones match salted blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# (kind, value, offset): kinds are lora, lora_id, key, mm, other
+ExtraItem = tuple[str, str, int]
+ExtraItems = tuple[ExtraItem, ...]
+
+_EMPTY: Mapping[int, ExtraItems] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExtras:
+    """Items of a run of blocks. Block i has `every` and then `at[i]`; i counts from the first
+    block of the run that is keyed, not from the prompt's."""
+
+    every: ExtraItems = ()
+    at: Mapping[int, ExtraItems] = field(default_factory=lambda: _EMPTY)
+
+
+def request_extras(lora: str | None = None, cache_salt: str | None = None) -> BlockExtras | None:
+    """Of a request's whole prompt. None: nothing but tokens."""
+    if not lora and not cache_salt:
+        return None
+    every = (_lora(lora),) if lora else ()
+    at = {0: (_key(cache_salt),)} if cache_salt else _EMPTY
+    return BlockExtras(every, at)
+
+
+def event_extras(
+    lora_name: str | None,
+    extra_keys: Sequence[object] | None,
+    lora_id: int | None = None,
+) -> BlockExtras | None:
+    """Of the blocks of one event; `extra_keys` has one entry per block, or is None.
+
+    An adapter known by its number only (vLLM before `lora_name`) is kept apart from the base
+    model, though no request will name it.
+    """
+    every: ExtraItems = ()
+    if lora_name:
+        every = (_lora(lora_name),)
+    elif lora_id is not None:
+        every = (("lora_id", str(lora_id), 0),)
+    at: dict[int, ExtraItems] = {}
+    for i, entry in enumerate(extra_keys or ()):
+        items = _items(entry, lora_name)
+        if items:
+            at[i] = items
+    return BlockExtras(every, at) if every or at else None
+
+
+def encode(items: ExtraItems) -> bytes:
+    """One block's items as bytes; different items, different bytes (netstring form)."""
+    out = bytearray()
+    for kind, value, offset in items:
+        raw = value.encode("utf-8", "surrogatepass")
+        out += b"%s %d %d:%s," % (kind.encode(), offset, len(raw), raw)
+    return bytes(out)
+
+
+def _items(entry: object, lora_name: str | None) -> ExtraItems:
+    if not isinstance(entry, list | tuple):
+        return ()
+    rest = list(entry)
+    if lora_name and lora_name in rest:
+        rest.remove(lora_name)
+    return tuple(_item(value) for value in rest)
+
+
+def _item(value: object) -> ExtraItem:
+    match value:
+        case str():
+            return _key(value)
+        case bytes():
+            return _key(value.hex())
+        case [str(identifier), int(offset)]:
+            return ("mm", identifier, offset)
+        case _:
+            return ("other", repr(value), 0)
+
+
+def _lora(name: str) -> ExtraItem:
+    return ("lora", name, 0)
+
+
+def _key(value: str) -> ExtraItem:
+    return ("key", value, 0)
