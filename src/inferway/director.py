@@ -12,6 +12,7 @@ journey.close(outcome)                  frees the slot and the speculation, exac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.errors import RenderError, UnknownPathError
+from inferway.errors import InferwayError, RenderError, UnknownPathError
 from inferway.index.protocol import Index
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import (
     Candidates,
     Decision,
@@ -42,6 +43,8 @@ Parse = Callable[[bytes], ParsedRequest[Any]]
 OffLoop = Callable[[Parse, bytes], Awaitable[ParsedRequest[Any]]]
 
 
+log = logging.getLogger("inferway.director")
+
 PARSERS: Mapping[str, Parse] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
@@ -53,6 +56,8 @@ class Reason(StrEnum):
 
     KV_AWARE = "kv-aware"
     LOAD_ONLY = "load-only"  # scoring is switched off
+    NO_BLOCK_SIZE = "no-block-size"  # no engine of the model has told its block size
+    OUR_FAULT = "our-fault"  # an error of ours while deriving the prompt; it is in the log
 
 
 class FleetView(Protocol):
@@ -91,22 +96,38 @@ class DirectorStats:
     tokens: dict[str, EngineTokens] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
 
+    def decided(self, reason: str) -> None:
+        self.decisions[reason] = self.decisions.get(reason, 0) + 1
+
+    def ended(self, outcome: str) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def tokens_of(self, engine: str) -> EngineTokens:
+        return self.tokens.setdefault(engine, EngineTokens())
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A prompt, and how many of its blocks each holder has: as the index knows it."""
+
+    prompt: Prompt
+    held: Mapping[HolderId, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """All that was found out about a request: what observers (alarm, publisher) get."""
+    """All that was found out about a request: what the alarm and the publisher get."""
 
-    journey: Journey
+    request: ParsedRequest[Any]
     model: ServedModel
-    prompts: Mapping[int, Sequence[Prompt]]  # by block size; empty when not rendered
+    prompts: Mapping[int, Sequence[Matched]]  # by block size; empty when not rendered
     decision: Decision
     candidates: Candidates
 
 
 @dataclass(slots=True)
 class Director:
-    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here;
-    observers are called after each decision and must not wait or raise."""
+    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here."""
 
     fleet: FleetView
     index: Index
@@ -116,7 +137,6 @@ class Director:
     key_seed: int = 0
     off_loop: OffLoop | None = None
     off_loop_bytes: int = 256 * 1024
-    observers: Sequence[Callable[[Routed], None]] = ()
     stats: DirectorStats = field(default_factory=DirectorStats)
     _hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
@@ -133,43 +153,51 @@ class Director:
             return await self.off_loop(parse, body)
         return parse(body)
 
-    async def prompts(self, model: ServedModel, body: Body) -> dict[int, list[Prompt]]:
-        """The request's prompts with their block keys, for each block size of the model's
+    async def match(self, model: ServedModel, body: Body) -> dict[int, list[Matched]]:
+        """The request's prompts and who holds them, for each block size of the model's
         engines. Raises RequestError, or RenderError for reasons of our own."""
         all_ids = await model.prompts.tokenize(body)
         extras = request_extras(lora=model.lora, cache_salt=body.cache_salt)
-        return {
-            block_size: [Prompt(ids, self._keys(block_size, ids, extras)) for ids in all_ids]
-            for block_size in model.block_sizes
-        }
+        matched: dict[int, list[Matched]] = {}
+        for block_size in model.block_sizes:
+            prompts = [Prompt(ids, self._keys(block_size, ids, extras)) for ids in all_ids]
+            matched[block_size] = [
+                Matched(prompt, await self.index.match(prompt.block_keys)) for prompt in prompts
+            ]
+        return matched
 
-    async def match(
-        self, prompts: Mapping[int, Sequence[Prompt]], candidates: Candidates
+    async def score(self, path: str, body: bytes) -> tuple[ParsedRequest[Any], Candidates]:
+        """What each live endpoint holds of a request's prompts, without sending it anywhere;
+        prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
+        request = await self.parse(PARSERS[path], body)
+        model = self.fleet.model(request.body.model)
+        matched = await self.match(model, request.body)
+        return request, self.candidates(model, matched, speculate=False)
+
+    def candidates(
+        self,
+        model: ServedModel,
+        matched: Mapping[int, Sequence[Matched]],
+        *,
+        speculate: bool = True,
     ) -> Candidates:
-        """Fills the matched columns; `candidates` is ours alone, the columns are new."""
+        """The model's live endpoints with what each holds of the prompts. With `speculate`,
+        prompts on their way to an endpoint count as held by it."""
+        candidates = self.fleet.candidates(model.name)
+        sizes = [self.fleet.block_size(e.holder) for e in candidates.endpoints]
         rows = {e.holder: row for row, e in enumerate(candidates.endpoints)}
-        for block_size, sequence in prompts.items():
-            total = sum(len(prompt.block_keys) for prompt in sequence)
-            for holder, row in rows.items():
-                if self.fleet.block_size(holder) == block_size:
-                    candidates.prompt_blocks[row] = total
-            for prompt in sequence:
-                matched = await self.index.match(prompt.block_keys)
-                for holder, blocks in self.overlay.extend(prompt.block_keys, matched).items():
-                    at = rows.get(holder)
-                    if at is not None and self.fleet.block_size(holder) == block_size:
-                        candidates.matched_blocks[at] += blocks
+        for block_size, items in matched.items():
+            of_size = [size == block_size for size in sizes]
+            candidates.prompt_blocks[of_size] = sum(len(item.prompt.block_keys) for item in items)
+            for item in items:
+                held = item.held
+                if speculate:
+                    held = self.overlay.extend(item.prompt.block_keys, held)
+                for holder, blocks in held.items():
+                    row = rows.get(holder)
+                    if row is not None and of_size[row]:
+                        candidates.matched_blocks[row] += blocks
         return candidates
-
-    def observe(self, routed: Routed) -> None:
-        reasons = self.stats.decisions
-        reason = routed.decision.reason
-        reasons[reason] = reasons.get(reason, 0) + 1
-        for observer in self.observers:
-            observer(routed)
-
-    def tokens_of(self, engine: str) -> EngineTokens:
-        return self.stats.tokens.setdefault(engine, EngineTokens())
 
     def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:
         hasher = self._hashers.get(block_size)
@@ -184,14 +212,15 @@ class Journey:
     __slots__ = (
         "_body",
         "_director",
-        "_handles",
+        "_matched",
         "_parse",
-        "_prompts",
+        "_speculations",
         "_target",
         "_usage",
         "closed",
         "head",
         "request",
+        "routed",
     )
 
     def __init__(
@@ -203,13 +232,14 @@ class Journey:
     ) -> None:
         self.head = head
         self.request: ParsedRequest[Any] | None = None
+        self.routed: Routed | None = None
         self.closed = False
         self._director = director
         self._body = body
         self._parse = parse
-        self._prompts: Mapping[int, Sequence[Prompt]] = {}
+        self._matched: Mapping[int, Sequence[Matched]] = {}
         self._target: Target | None = None
-        self._handles: list[int] = []
+        self._speculations: list[Speculation] = []
         self._usage = UsageReader()
 
     async def decide(self) -> Decision:
@@ -218,20 +248,28 @@ class Journey:
         self.request = await director.parse(self._parse, self._body)
         body = self.request.body
         model = director.fleet.model(body.model)
-        reason: str = await self._derive_prompts(model, body)
-        candidates = await director.match(self._prompts, director.fleet.candidates(model.name))
+        reason: str = await self._match(model, body)
+        candidates = director.candidates(model, self._matched)
         decision = Decision(director.profile.choose(candidates), reason)
-        director.observe(Routed(self, model, self._prompts, decision, candidates))
+        director.stats.decided(reason)
+        self.routed = Routed(self.request, model, self._matched, decision, candidates)
         return decision
 
-    async def _derive_prompts(self, model: ServedModel, body: Body) -> str:
+    async def _match(self, model: ServedModel, body: Body) -> str:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
         if not self._director.scoring:
             return Reason.LOAD_ONLY
+        if not model.block_sizes:
+            return Reason.NO_BLOCK_SIZE
         try:
-            self._prompts = await self._director.prompts(model, body)
+            self._matched = await self._director.match(model, body)
         except RenderError as e:
             return e.reason
+        except InferwayError:
+            raise
+        except Exception:
+            log.exception("model %r: deriving a prompt failed; it goes by load only", model.name)
+            return Reason.OUR_FAULT
         return Reason.KV_AWARE
 
     def attempt(self, target: Target) -> Headers:
@@ -241,9 +279,12 @@ class Journey:
         director, endpoint = self._director, target.endpoint
         director.fleet.book(endpoint)
         self._target = target
-        prompts = self._prompts.get(director.fleet.block_size(endpoint.holder) or 0, ())
-        overlay = director.overlay
-        self._handles = [overlay.add(endpoint.holder, p.block_keys) for p in prompts]
+        self._speculations = [
+            director.overlay.add(
+                endpoint.holder, item.prompt.block_keys, skip=item.held.get(endpoint.holder, 0)
+            )
+            for item in self._matched_for(endpoint)
+        ]
         return endpoint.headers
 
     def on_head(self, status: int) -> Headers:
@@ -262,7 +303,7 @@ class Journey:
     def on_chunk(self, chunk: bytes) -> bytes:
         """A piece of the answer passes. The first one ends the speculation: from here on the
         engine's own events tell what it holds."""
-        if self._handles:
+        if self._speculations:
             self._end_speculation()
         self._usage.feed(chunk)
         return chunk
@@ -273,16 +314,15 @@ class Journey:
             return
         self.closed = True
         if self._target is not None and self._usage.cached_tokens is not None:
-            tokens = self._director.tokens_of(self._target.endpoint.engine)
+            tokens = self._director.stats.tokens_of(self._target.endpoint.engine)
             tokens.delivered += self._usage.cached_tokens
         self._release()
-        outcomes = self._director.stats.outcomes
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        self._director.stats.ended(outcome)
 
     def _end_speculation(self) -> None:
-        for handle in self._handles:
-            self._director.overlay.remove(handle)
-        self._handles = []
+        for speculation in self._speculations:
+            self._director.overlay.remove(speculation)
+        self._speculations = []
 
     def _release(self) -> None:
         self._end_speculation()
@@ -291,8 +331,12 @@ class Journey:
             self._target = None
 
     def _count_tokens(self, target: Target) -> None:
+        tokens = self._director.stats.tokens_of(target.endpoint.engine)
+        items = self._matched_for(target.endpoint)
+        tokens.prompt += sum(len(item.prompt.token_ids) for item in items)
         block_size = self._director.fleet.block_size(target.endpoint.holder) or 0
-        prompts = self._prompts.get(block_size, ())
-        tokens = self._director.tokens_of(target.endpoint.engine)
-        tokens.prompt += sum(len(prompt.token_ids) for prompt in prompts)
         tokens.matched += target.matched_blocks * block_size
+
+    def _matched_for(self, endpoint: Endpoint) -> Sequence[Matched]:
+        block_size = self._director.fleet.block_size(endpoint.holder)
+        return self._matched.get(block_size, ()) if block_size is not None else ()

@@ -1,0 +1,145 @@
+"""The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
+
+POST /v1/chat/completions, /v1/completions     routed and forwarded
+POST /score_chat_completions, /score_completions   what each engine holds of a prompt
+GET  /v1/models   /health   /ready   /metrics
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from inferway.director import Director, Routed
+from inferway.errors import InferwayError, MethodNotAllowedError, UnknownPathError
+from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.forward import forward
+from inferway.frontends.http.message import Request, Responder
+from inferway.frontends.http.metrics import MetricsPage
+from inferway.frontends.observers import pod_scores
+from inferway.model import RequestHead
+from inferway.openai_api.responses import error_body, error_status
+from inferway.upstream.pool import Pool
+
+Handler = Callable[[Request, Responder], Awaitable[None]]
+# (request id, what was decided, seconds it took): the alarm and the publisher listen here
+Observer = Callable[[str, RequestHead, Routed, float], None]
+
+JSON = ((b"content-type", b"application/json"),)
+
+
+class Routes:
+    """The handler of every request; `__call__` never raises an InferwayError."""
+
+    def __init__(
+        self,
+        director: Director,
+        fleet: Fleet,
+        pool: Pool,
+        metrics: MetricsPage,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._director = director
+        self._fleet = fleet
+        self._pool = pool
+        self._metrics = metrics
+        self._observers = observers
+        self._table: dict[str, dict[str, Handler]] = {
+            "/v1/chat/completions": {"POST": self._infer},
+            "/v1/completions": {"POST": self._infer},
+            "/v1/models": {"GET": self._models},
+            "/score_chat_completions": {"POST": self._score_chat},
+            "/score_completions": {"POST": self._score_completion},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._page},
+        }
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._handler(request.head)(request, responder)
+        except InferwayError as e:
+            headers = JSON
+            if isinstance(e, MethodNotAllowedError):
+                headers = (*JSON, (b"allow", e.allowed.encode()))
+            responder.send(error_status(e), headers, error_body(e))
+
+    def _handler(self, head: RequestHead) -> Handler:
+        methods = self._table.get(head.path)
+        if methods is None:
+            known = ", ".join(self._table)
+            raise UnknownPathError(f"no path {head.path[:200]!r} here; known: {known}")
+        method = "GET" if head.method == "HEAD" else head.method
+        handler = methods.get(method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            raise MethodNotAllowedError(
+                f"{head.path}: method {head.method} not allowed; use {allowed}", allowed=allowed
+            )
+        return handler
+
+    async def _infer(self, request: Request, responder: Responder) -> None:
+        started = time.perf_counter()
+        journey = self._director.open(request.head, request.body)
+        try:
+            decision = await journey.decide()
+            seconds = time.perf_counter() - started
+            self._metrics.decided_in(seconds)
+            if journey.routed is not None:
+                for observer in self._observers:
+                    observer(request.request_id, request.head, journey.routed, seconds)
+            await forward(request, responder, journey, decision, self._pool)
+        finally:
+            journey.close("error")
+
+    async def _score_chat(self, request: Request, responder: Responder) -> None:
+        await self._score("/v1/chat/completions", "messages", request, responder)
+
+    async def _score_completion(self, request: Request, responder: Responder) -> None:
+        await self._score("/v1/completions", "prompt", request, responder)
+
+    async def _score(self, path: str, echo: str, request: Request, responder: Responder) -> None:
+        """Seed 003's form: pod_scores in blocks, beside the model and what was asked."""
+        parsed, candidates = await self._director.score(path, request.body)
+        body = {
+            "pod_scores": pod_scores(candidates),
+            "model": parsed.body.model,
+            echo: parsed.fields[echo],
+        }
+        responder.send(200, JSON, msgspec.json.encode(body))
+
+    async def _models(self, _: Request, responder: Responder) -> None:
+        """OpenAI's list; fields beyond it are those vLLM gives."""
+        cards: dict[str, dict[str, Any]] = {}
+        for engine in self._fleet.engines:
+            for card in engine.facts.models if engine.facts and engine.healthy else ():
+                cards.setdefault(
+                    card.name,
+                    {
+                        "id": card.name,
+                        "object": "model",
+                        "created": 0,
+                        "owned_by": "inferway",
+                        "parent": card.parent,
+                        "max_model_len": card.max_model_len,
+                    },
+                )
+        body = {"object": "list", "data": list(cards.values())}
+        responder.send(200, JSON, msgspec.json.encode(body))
+
+    async def _health(self, _: Request, responder: Responder) -> None:
+        responder.send(200, JSON, b'{"status":"ok"}')
+
+    async def _ready(self, _: Request, responder: Responder) -> None:
+        """200 when a request would be answered; the reasons are given either way."""
+        report = self._fleet.report()
+        ready = any(engine["healthy"] for engine in report["engines"])
+        body = {"ready": ready, **report}
+        responder.send(200 if ready else 503, JSON, msgspec.json.encode(body))
+
+    async def _page(self, _: Request, responder: Responder) -> None:
+        content_type, body = self._metrics.render()
+        responder.send(200, ((b"content-type", content_type),), body)

@@ -1,0 +1,73 @@
+"""What leaves on the side: decisions and KV events, published over ZMQ (seed 003).
+
+Frames: topic | 8-byte big-endian sequence number from 1 | msgpack map. Topics, with "/" in a
+model's name written as "_":
+
+    kv.{model}         each routed completion
+    kv.chat.{model}    each routed chat
+    kv.events.{model}  the engines' KV events, normalised
+
+Prompts and messages are on them only when `publish_text` is set: a topic has no reader check.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import zmq
+
+from inferway.errors import ConfigError
+
+log = logging.getLogger("inferway.publisher")
+
+SEND_HIGH_WATER = 10_000  # messages per subscriber; a slow one loses, never slows us
+
+
+class Publisher:
+    """One PUB socket. A wildcard address binds, any other connects. Never waits."""
+
+    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.address = address
+        self.published = 0
+        self.lost = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._socket = context.socket(zmq.PUB)
+        self._socket.set_hwm(SEND_HIGH_WATER)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        try:
+            if _binds(address):
+                self._socket.bind(address)
+            else:
+                self._socket.connect(address)
+        except zmq.ZMQError as e:
+            self._socket.close()
+            raise ConfigError(f"publish {address!r}: {e.strerror}; choose another port") from e
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        log.info("publishing on %s", self.endpoint)
+
+    def publish(self, topic: str, message: dict[str, Any]) -> None:
+        """Sends, or drops and counts when the socket cannot take more."""
+        self.published += 1
+        frames = [
+            topic.encode(),
+            self.published.to_bytes(8, "big"),
+            self._encoder.encode(message),
+        ]
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.lost += 1
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def topic_name(model: str) -> str:
+    """A model's name as part of a topic."""
+    return model.replace("/", "_")
+
+
+def _binds(address: str) -> bool:
+    return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
