@@ -1,0 +1,110 @@
+"""What an engine says of itself, as vLLM 0.32 says it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inferway.errors import UpstreamError
+from inferway.fleet.discovery import (
+    EventSource,
+    ModelCard,
+    parse_block_size,
+    parse_models,
+    resolve_sources,
+)
+
+
+def sources(endpoint: str, replay: str | None = None, rank: int = 0) -> bytes:
+    # as GET /kv_event_sources of vLLM 0.32 answers
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": replay,
+        "buffer_steps": 10000,
+        "hwm": 100000,
+        "max_queue_size": 100000,
+        "topic": "",
+    }
+    return msgspec.json.encode({str(rank): config})
+
+
+def test_a_wildcard_is_the_engines_own_host() -> None:
+    found, findings = resolve_sources("10.0.0.7", sources("tcp://*:5601", "tcp://*:5602"))
+
+    assert found == (EventSource(0, "tcp://10.0.0.7:5601", "tcp://10.0.0.7:5602"),)
+    assert findings == ()
+
+
+def test_another_host_than_the_engines_is_refused_with_the_flag_to_say_otherwise() -> None:
+    found, findings = resolve_sources("10.0.0.7", sources("tcp://10.9.9.9:5557"))
+
+    assert found == ()
+    assert "another host than the engine (10.0.0.7)" in findings[0]
+    assert "events=tcp://*:5557" in findings[0]
+
+
+def test_an_endpoint_without_wildcard_says_that_the_engine_may_connect() -> None:
+    found, findings = resolve_sources("127.0.0.1", sources("tcp://127.0.0.1:5557"))
+
+    assert found == (EventSource(0, "tcp://127.0.0.1:5557", None),)
+    assert "let us bind: --engine URL,events=tcp://*:5557" in findings[0]
+
+
+def test_a_refused_replay_socket_does_not_cost_the_events() -> None:
+    found, findings = resolve_sources("h", sources("tcp://*:5601", "tcp://elsewhere:1"))
+
+    assert found == (EventSource(0, "tcp://h:5601", None),)
+    assert "its replay socket tcp://elsewhere:1" in findings[0]
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*", "udp://*:1", "tcp://h:0x1", "nonsense", "inproc://x"]
+)
+def test_a_socket_nobody_could_use_is_a_finding(endpoint: str) -> None:
+    found, findings = resolve_sources("h", sources(endpoint))
+
+    assert found == ()
+    assert len(findings) == 1
+
+
+@pytest.mark.parametrize("raw", [b"{}", b'{"0":{"enable_kv_cache_events":false}}'])
+def test_an_engine_without_events_is_told_how_to_publish(raw: bytes) -> None:
+    found, findings = resolve_sources("h", raw)
+
+    assert found == ()
+    assert "--kv-events-config" in findings[0]
+
+
+def test_each_data_parallel_rank_is_a_source() -> None:
+    raw = b'{"1":{"endpoint":"tcp://*:6"},"0":{"endpoint":"tcp://*:5"}}'
+
+    found, _ = resolve_sources("h", raw)
+
+    assert [(s.rank, s.endpoint) for s in found] == [(0, "tcp://h:5"), (1, "tcp://h:6")]
+
+
+def test_an_adapter_names_its_parent() -> None:
+    raw = b'{"object":"list","data":[{"id":"m","root":"/m","max_model_len":4096},'
+    raw += b'{"id":"a","root":"/a","parent":"m"}]}'
+
+    assert parse_models(raw) == (
+        ModelCard("m", "/m", None, 4096),
+        ModelCard("a", "/a", "m", None),
+    )
+
+
+def test_something_that_is_no_engine_is_named_so() -> None:
+    with pytest.raises(UpstreamError, match="/v1/models is not a list of models"):
+        parse_models(b"<html>")
+
+
+def test_the_block_size_is_a_label_and_not_its_namesakes() -> None:
+    metrics = (
+        'vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0",'
+        'mamba_block_size="None",num_gpu_blocks="1456"} 1.0\n'
+    )
+
+    assert parse_block_size(metrics) == 32
+    assert parse_block_size("vllm:other 1\n") is None

@@ -1,0 +1,110 @@
+"""filters -> scorers -> picker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inferway.errors import NoEndpointError
+from inferway.model import Candidates, Endpoint
+from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.profile import Profile, Weighted, kv_aware, load_only
+from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers.relative_load import RelativeLoad
+
+
+def table(
+    *,
+    matched: list[int] | None = None,
+    blocks: int = 10,
+    load: list[int] | None = None,
+    size: int = 2,
+) -> Candidates:
+    size = len(matched or load or [0] * size)
+    zeros = np.zeros(size)
+    return Candidates(
+        endpoints=[Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)],
+        in_flight=np.array(load or zeros, dtype=float),
+        others=zeros,
+        waiting=zeros,
+        kv_usage=zeros,
+        matched_blocks=np.array(matched or zeros, dtype=float),
+        prompt_blocks=np.full(size, float(blocks)),
+    )
+
+
+def chosen(profile: Profile, candidates: Candidates) -> str:
+    return profile.choose(candidates)[0].endpoint.engine
+
+
+def test_prefix_match_is_the_share_of_blocks_held() -> None:
+    assert PrefixMatch().score(table(matched=[5, 10, 0])).tolist() == [0.5, 1.0, 0.0]
+
+
+def test_prefix_match_of_a_prompt_without_full_blocks_is_zero() -> None:
+    assert PrefixMatch().score(table(blocks=0)).tolist() == [0.0, 0.0]
+
+
+def test_relative_load_is_half_at_the_mean_and_clipped_at_the_ends() -> None:
+    assert RelativeLoad().score(table(load=[10, 10])).tolist() == [0.5, 0.5]
+    assert RelativeLoad().score(table(load=[0, 0, 30])).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_one_request_more_does_not_outweigh_a_cached_prompt() -> None:
+    assert chosen(kv_aware(), table(matched=[10, 0], load=[2, 0])) == "e0"
+
+
+def test_a_hot_engine_is_left_even_by_those_it_holds() -> None:
+    assert chosen(kv_aware(), table(matched=[10, 0], load=[40, 10])) == "e1"
+
+
+def test_without_a_match_the_least_loaded_wins() -> None:
+    assert chosen(kv_aware(), table(load=[3, 1, 2])) == "e1"
+    assert chosen(load_only(), table(matched=[10, 0, 0], load=[3, 1, 2])) == "e1"
+
+
+def test_equals_take_turns() -> None:
+    profile, candidates = kv_aware(), table(size=4)
+
+    counts = Counter(chosen(profile, candidates) for _ in range(40))
+
+    assert counts == {"e0": 10, "e1": 10, "e2": 10, "e3": 10}
+
+
+def test_targets_are_ranked_and_say_what_was_known_of_them() -> None:
+    targets = kv_aware().choose(table(matched=[2, 8, 4, 0]))
+
+    assert [t.endpoint.engine for t in targets] == ["e1", "e2", "e0"]
+    assert [t.matched_blocks for t in targets] == [8, 4, 2]
+    assert targets[0].prompt_blocks == 10
+
+
+@dataclass(frozen=True)
+class DropAll:
+    def keep(self, candidates: Candidates) -> NDArray[np.bool_]:
+        return np.zeros(len(candidates.endpoints), dtype=bool)
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    def keep(self, candidates: Candidates) -> NDArray[np.bool_]:
+        last = np.zeros(len(candidates.endpoints), dtype=bool)
+        last[-1] = True
+        return last
+
+
+def test_a_filter_narrows_before_scores_are_taken() -> None:
+    profile = Profile(MaxScore(), (Weighted(PrefixMatch(), 1.0),), (KeepLast(),))
+
+    assert chosen(profile, table(matched=[9, 1])) == "e1"
+
+
+def test_the_filter_that_removed_the_last_endpoint_is_named() -> None:
+    profile = Profile(MaxScore(), (), (DropAll(),))
+
+    with pytest.raises(NoEndpointError, match="DropAll removed the last 2"):
+        profile.choose(table())

@@ -1,0 +1,91 @@
+"""Settings, and errors that name their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferway.config import EngineSettings, load_settings, parse_engine
+from inferway.errors import ConfigError
+
+
+def test_an_engine_is_a_url_and_what_is_given_by_hand() -> None:
+    spec = "http://h:8101,events=tcp://h:5601,replay=tcp://h:5602,block_size=32,api_key_env=KEY"
+
+    assert parse_engine(spec) == EngineSettings(
+        url="http://h:8101",
+        events="tcp://h:5601",
+        replay="tcp://h:5602",
+        block_size=32,
+        api_key_env="KEY",
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("http://h:1,blocksize=3", "'blocksize=3' is not KEY=VALUE with KEY one of name, events"),
+        ("http://h:1,block_size=x", "expected `int | null`, got `str` - at `$.block_size`"),
+        ("http://h:1,block_size=0", "block_size"),
+    ],
+)
+def test_a_bad_engine_flag_says_what_is_allowed(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        parse_engine(spec)
+
+    assert message in str(e.value)
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "inferway.yaml"
+    path.write_text("port: 9000\nhost: 0.0.0.0\nengines:\n  - url: http://h:1\n")
+
+    settings = load_settings(path, {"port": 7000})
+
+    assert (settings.port, settings.host) == (7000, "0.0.0.0")
+    assert settings.engines[0].label == "h:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engins: []", "object contains unknown field `engins`"),
+        ("port: 99999\nengines: [{url: 'http://h:1'}]", "$.port"),
+        ("engines: []", "no engine: give at least one --engine URL"),
+        ("engines: [{url: 'h:1'}]", "engine 'h:1': expected http://HOST:PORT"),
+        ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
+        ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
+        ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
+        ("- a", "expected keys like `engines:`, got list"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_names_the_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "inferway.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as e:
+        load_settings(path, {})
+
+    assert message in str(e.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.yaml: cannot be read: No such file"):
+        load_settings(tmp_path / "nope.yaml", {})
+
+
+def test_an_api_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINE_KEY", raising=False)
+    engine = EngineSettings(url="http://h:1", api_key_env="ENGINE_KEY")
+
+    with pytest.raises(ConfigError, match="'ENGINE_KEY' is not set"):
+        engine.authorization()
+
+
+def test_an_api_key_becomes_the_engines_authorization(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "secret")
+    engine = EngineSettings(url="http://h:1", api_key_env="ENGINE_KEY")
+
+    assert engine.authorization() == ((b"authorization", b"Bearer secret"),)
