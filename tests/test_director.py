@@ -1,0 +1,311 @@
+"""The request path, with the real index, overlay and profile; the fleet is a small table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+
+from inferway.blocks.extra_keys import request_extras
+from inferway.blocks.keys import BlockHasher
+from inferway.director import Director, Journey
+from inferway.errors import (
+    InvalidRequestError,
+    RenderError,
+    UnknownModelError,
+    UnknownPathError,
+)
+from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Store
+from inferway.index.speculative import SpeculativeOverlay
+from inferway.model import Candidates, Endpoint, HolderId, RequestHead, TokenIds
+from inferway.openai_api.requests import Body, ChatRequest
+from inferway.prompts.served import PromptSource, ServedModel
+from inferway.scheduling.profile import kv_aware
+
+BLOCK = 4
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+class Letters:
+    """One token per character; a chat is its contents, one after the other."""
+
+    async def tokenize(self, body: Body) -> list[TokenIds]:
+        texts = (
+            ["".join(str(m["content"]) for m in body.messages)]
+            if isinstance(body, ChatRequest)
+            else [str(p) for p in body.prompts]
+        )
+        return [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
+
+
+class Broken:
+    """A prompt source that fails the way it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
+        raise self.error
+
+
+@dataclass
+class TwoEngines:
+    """A fleet of two engines, both alive, both serving `m` and its adapter `a`."""
+
+    prompts: PromptSource = field(default_factory=Letters)
+    block_sizes: Sequence[int] = (BLOCK,)
+    endpoints: list[Endpoint] = field(
+        default_factory=lambda: [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(2)]
+    )
+    booked: np.ndarray = field(default_factory=lambda: np.zeros(2))
+
+    def model(self, name: str) -> ServedModel:
+        if name not in ("m", "a"):
+            raise UnknownModelError(f"model: no engine serves {name!r}", param="model")
+        return ServedModel(name, self.prompts, self.block_sizes, "a" if name == "a" else None)
+
+    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
+        def zeros() -> np.ndarray:
+            return np.zeros(2)
+
+        return Candidates(
+            self.endpoints, self.booked.copy(), zeros(), zeros(), zeros(), zeros(), zeros()
+        )
+
+    def block_size(self, holder: HolderId) -> int | None:
+        return self.block_sizes[holder % len(self.block_sizes)] if self.block_sizes else None
+
+    def book(self, endpoint: Endpoint) -> None:
+        self.booked[endpoint.holder] += 1
+
+    def release(self, endpoint: Endpoint) -> None:
+        self.booked[endpoint.holder] -= 1
+
+
+def director(fleet: TwoEngines | None = None) -> Director:
+    return Director(fleet or TwoEngines(), MemoryIndex(), SpeculativeOverlay(), kv_aware())
+
+
+def chat(*contents: str, model: str = "m", **fields: object) -> bytes:
+    messages = [{"role": "user", "content": c} for c in contents]
+    return msgspec.json.encode({"model": model, "messages": messages, **fields})
+
+
+def open_chat(to: Director, body: bytes, path: str = CHAT) -> Journey:
+    return to.open(RequestHead("POST", path, "", ()), body)
+
+
+def hold(to: Director, holder: int, text: str, block: int = BLOCK, **extras: str) -> None:
+    """`holder` has told that it holds the blocks of `text`."""
+    ids = np.array([ord(c) for c in text], dtype=np.uint32)
+    keys = BlockHasher(block).keys(
+        ids, request_extras(**{"lora": None, "cache_salt": None} | extras)
+    )
+    to.index.apply([Store(holder, keys)])
+
+
+def matched(journey: Journey) -> list[int]:
+    assert journey.routed is not None
+    return [int(blocks) for blocks in journey.routed.candidates.matched_blocks]
+
+
+async def test_a_chat_goes_to_the_engine_that_holds_its_prefix() -> None:
+    to = director()
+    hold(to, 1, "abcdefgh")
+
+    decision = await open_chat(to, chat("abcdefgh", "ijkl")).decide()
+
+    assert decision.reason == "kv-aware"
+    assert decision.targets[0].endpoint.engine == "e1"
+    assert (decision.targets[0].matched_blocks, decision.targets[0].prompt_blocks) == (2, 3)
+
+
+async def test_a_conversation_extended_turn_by_turn_matches_exactly_its_own_past() -> None:
+    to = director()
+    turns: list[str] = []
+    for n in range(20):
+        turns.append(f"turn number {n:2}. ")
+        journey = open_chat(to, chat(*turns))
+        await journey.decide()
+
+        assert matched(journey) == [0, (16 * n) // BLOCK]
+
+        hold(to, 1, "".join(turns))
+
+
+async def test_several_prompts_of_one_completion_add_up() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh")
+    body = msgspec.json.encode({"model": "m", "prompt": ["abcdefgh", "abcdxxxx", "zzzz"]})
+    journey = open_chat(to, body, COMPLETION)
+
+    decision = await journey.decide()
+
+    assert matched(journey) == [3, 0]
+    assert decision.targets[0].prompt_blocks == 5
+
+
+async def test_an_adapters_blocks_are_not_the_base_models() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh")
+    hold(to, 1, "abcdefgh", lora="a")
+    base, adapter = open_chat(to, chat("abcdefgh")), open_chat(to, chat("abcdefgh", model="a"))
+    await base.decide()
+    await adapter.decide()
+
+    assert (matched(base), matched(adapter)) == ([2, 0], [0, 2])
+
+
+async def test_a_cache_salt_keeps_tenants_apart() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh", cache_salt="s")
+    salted, plain = open_chat(to, chat("abcdefgh", cache_salt="s")), open_chat(to, chat("abcdefgh"))
+    await salted.decide()
+    await plain.decide()
+
+    assert (matched(salted), matched(plain)) == ([2, 0], [0, 0])
+
+
+async def test_engines_of_different_block_sizes_are_matched_each_in_its_own() -> None:
+    to = director(TwoEngines(block_sizes=(4, 8)))
+    hold(to, 0, "abcdefghijkl", block=4)
+    hold(to, 1, "abcdefghijkl", block=8)
+    journey = open_chat(to, chat("abcdefghijkl"))
+
+    await journey.decide()
+
+    assert matched(journey) == [3, 1]
+    assert journey.routed is not None
+    assert journey.routed.candidates.prompt_blocks.tolist() == [3.0, 1.0]
+
+
+async def test_a_burst_of_equal_prompts_follows_the_first() -> None:
+    to = director()
+    first = open_chat(to, chat("abcdefgh"))
+    target = (await first.decide()).targets[0]
+    first.attempt(target)
+
+    second = await open_chat(to, chat("abcdefgh")).decide()
+
+    assert second.targets[0].endpoint == target.endpoint
+    assert second.targets[0].matched_blocks == 2
+
+
+@pytest.mark.parametrize("end", ["first token", "close"])
+async def test_speculation_ends_with_the_first_token_or_the_journey(end: str) -> None:
+    to = director()
+    first = open_chat(to, chat("abcdefgh"))
+    first.attempt((await first.decide()).targets[0])
+    if end == "first token":
+        first.on_chunk(b"data: x\n\n")
+    else:
+        first.close("client_gone")
+
+    later = open_chat(to, chat("abcdefgh"))
+    await later.decide()
+
+    assert matched(later) == [0, 0]
+
+
+async def test_a_second_attempt_takes_back_the_first_and_close_frees_once() -> None:
+    fleet = TwoEngines()
+    journey = open_chat(director(fleet), chat("abcdefgh"))
+    one, two = (await journey.decide()).targets
+    journey.attempt(one)
+    journey.attempt(two)
+
+    assert fleet.booked[two.endpoint.holder] == 1
+    assert fleet.booked[one.endpoint.holder] == 0
+
+    journey.close("ok")
+    journey.close("error")
+
+    assert fleet.booked.tolist() == [0, 0]
+
+
+async def test_tokens_are_counted_as_sent_as_believed_and_as_delivered() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh")
+    journey = open_chat(to, chat("abcdefghij"))
+    journey.attempt((await journey.decide()).targets[0])
+    headers = dict(journey.on_head(200))
+    journey.on_chunk(b'{"usage":{"prompt_tokens_details":{"cached_tokens":4}}}')
+    journey.close("ok")
+
+    tokens = to.stats.tokens["e0"]
+
+    assert (tokens.prompt, tokens.matched, tokens.delivered) == (10, 8, 4)
+    assert headers == {
+        b"x-inferway-engine": b"e0",
+        b"x-inferway-matched-blocks": b"2",
+        b"x-inferway-prompt-blocks": b"2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RenderError("an image", reason="media"), "media"),
+        (ZeroDivisionError("a bug of ours"), "our-fault"),
+    ],
+)
+async def test_what_we_cannot_render_is_still_sent_by_load(error: Exception, reason: str) -> None:
+    to = director(TwoEngines(prompts=Broken(error)))
+
+    decision = await open_chat(to, chat("abcdefgh")).decide()
+
+    assert decision.reason == reason
+    assert len(decision.targets) == 2
+    assert to.stats.decisions == {reason: 1}
+
+
+async def test_without_a_block_size_requests_go_by_load() -> None:
+    decision = await open_chat(director(TwoEngines(block_sizes=())), chat("abcdefgh")).decide()
+
+    assert decision.reason == "no-block-size"
+
+
+async def test_what_the_client_got_wrong_is_not_sent_anywhere() -> None:
+    to = director(TwoEngines(prompts=Broken(InvalidRequestError("no", param="messages"))))
+
+    with pytest.raises(InvalidRequestError):
+        await open_chat(to, chat("abcdefgh")).decide()
+    with pytest.raises(UnknownModelError):
+        await open_chat(to, chat("x", model="nope")).decide()
+
+
+def test_a_path_without_a_prompt_opens_no_journey() -> None:
+    with pytest.raises(UnknownPathError, match="/v1/audio: no such path"):
+        open_chat(director(), b"", "/v1/audio")
+
+
+async def test_scores_do_not_count_prompts_on_their_way() -> None:
+    to = director()
+    hold(to, 1, "abcd")
+    first = open_chat(to, chat("abcdefgh"))
+    first.attempt((await first.decide()).targets[0])
+
+    _, candidates = await to.score(CHAT, chat("abcdefgh"))
+
+    assert candidates.matched_blocks.tolist() == [0, 1]
+
+
+async def test_a_large_body_is_parsed_off_the_loop() -> None:
+    to = director()
+    threads = []
+
+    async def off_loop(parse, raw):  # type: ignore[no-untyped-def]
+        threads.append(len(raw))
+        return await asyncio.to_thread(parse, raw)
+
+    to.off_loop = off_loop
+    to.off_loop_bytes = 1000
+    await open_chat(to, chat("a" * 2000)).decide()
+    await open_chat(to, chat("a")).decide()
+
+    assert len(threads) == 1
