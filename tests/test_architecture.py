@@ -32,13 +32,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": _MIDDLE,
     "frontends": {"director", "upstream", "fleet", *_MIDDLE},
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},
+    "doctor": {"fleet", *_MIDDLE},
     "app": {"frontends", "director", "upstream", "fleet", *_MIDDLE},
     "bench": {"app", "simulator", "frontends", "director", "upstream", "fleet", *_MIDDLE},
-    "cli": {"app", "simulator", "bench", "frontends", "director", "upstream", "fleet", *_MIDDLE},
+    "cli": {
+        *{"app", "simulator", "bench", "doctor", "frontends", "director", "upstream", "fleet"},
+        *_MIDDLE,
+    },
 }
 
 # Pure rooms take time as an argument and never wait.
-PURE = ["blocks", "events", "index/memory.py", "index/protocol.py", "openai_api", "scheduling"]
+PURE = [
+    *["blocks", "events", "index/memory.py", "index/protocol.py", "openai_api", "scheduling"],
+    "doctor/rules.py",
+]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 
 

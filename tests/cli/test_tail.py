@@ -83,7 +83,7 @@ class Followed:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Returns when tail has subscribed."""
-        address = self.publisher.last_endpoint.decode()
+        address = self.publisher.getsockopt_string(zmq.LAST_ENDPOINT)
         command = [sys.executable, "-c", "from inferway.cli import main; main()", "tail", address]
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

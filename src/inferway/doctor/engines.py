@@ -1,0 +1,104 @@
+"""Asks the engines what they are, and knocks at their event sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from inferway.config import EngineSettings
+from inferway.doctor.facts import Engine, Socket
+from inferway.errors import ConfigError, UpstreamError
+from inferway.fleet.discovery import EngineFacts, EventSource, discover, fetch
+
+ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
+
+# Every ZMQ peer opens with its signature before it hears anything: ff, 8 bytes, 7f (ZMTP 3).
+_SIGNATURE_BYTES = 10
+
+_PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
+
+
+async def ask_engines(engines: Sequence[EngineSettings]) -> list[Engine]:
+    """All side by side."""
+    timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
+
+
+async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> Engine:
+    url = settings.url.rstrip("/")
+    try:
+        headers = {name.decode(): value.decode() for name, value in settings.authorization()}
+        health = await _status(session, f"{url}/health", headers)
+        told = await discover(session, url, headers)
+        metrics = (await fetch(session, f"{url}/metrics", headers)).decode(errors="replace")
+    except (ConfigError, UpstreamError) as e:
+        return Engine(settings, error=str(e))
+    caching = _PREFIX_CACHING.search(metrics)
+    return Engine(
+        settings,
+        health=health,
+        told=told,
+        prefix_caching=caching[1] == "True" if caching else None,
+        sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
+    )
+
+
+async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
+    try:
+        async with session.get(url, headers=headers) as response:
+            return response.status
+    except (TimeoutError, aiohttp.ClientError, OSError) as e:
+        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
+
+
+def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
+    """By hand, else as the engine told: what `serve` would use."""
+    sources = told.sources
+    if settings.events is not None:
+        bind = "*" in settings.events
+        sources = (EventSource(0, settings.events, settings.replay, bind=bind),)
+    found = []
+    for source in sources:
+        found.append(Socket("events", source.endpoint, bind=source.bind))
+        if source.replay is not None:
+            found.append(Socket("replay", source.replay, bind="*" in source.replay))
+    return found
+
+
+async def _knock(socket: Socket) -> Socket:
+    """Connects and waits for a ZMQ peer's first bytes."""
+    if socket.bind:
+        return socket
+    try:
+        async with asyncio.timeout(ENGINE_SECONDS):
+            reader, writer = await _connect(socket.endpoint)
+            try:
+                signature = await reader.readexactly(_SIGNATURE_BYTES)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return Socket(socket.what, socket.endpoint, error=f"silent for {ENGINE_SECONDS:g} s")
+    except asyncio.IncompleteReadError:
+        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
+    except (OSError, ValueError) as e:
+        reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
+        return Socket(socket.what, socket.endpoint, error=reason)
+    if signature[0] != 0xFF or signature[-1] != 0x7F:
+        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
+    return socket
+
+
+async def _connect(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError, or ValueError for an endpoint that is neither tcp:// nor ipc://."""
+    if endpoint.startswith("ipc://"):
+        return await asyncio.open_unix_connection(endpoint.removeprefix("ipc://"))
+    parts = urlsplit(endpoint)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+        raise ValueError("not tcp://HOST:PORT")
+    return await asyncio.open_connection(parts.hostname, parts.port)

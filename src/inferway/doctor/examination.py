@@ -1,0 +1,29 @@
+"""Looks at everything, judges it, keeps the order of the report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from inferway.config import EngineSettings
+from inferway.doctor import machine, rules
+from inferway.doctor.engines import ask_engines
+from inferway.doctor.hub import ask_hub
+from inferway.doctor.rules import Finding
+
+
+async def examine(
+    engines: Sequence[EngineSettings], cache: Path, environment: Mapping[str, str]
+) -> list[Finding]:
+    """What is found here, from the interpreter outwards to the engines."""
+    hub, asked = await asyncio.gather(ask_hub(environment), ask_engines(engines))
+    return [
+        rules.judge_interpreter(machine.look_at_interpreter()),
+        *rules.judge_packages(machine.look_at_packages(machine.core_dependencies())),
+        rules.judge_cache(machine.look_at_cache(cache)),
+        rules.judge_hub(hub),
+        rules.judge_port(machine.look_at_port(environment)),
+        *(finding for engine in asked for finding in rules.judge_engine(engine)),
+        *rules.judge_fleet(asked),
+    ]

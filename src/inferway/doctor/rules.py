@@ -1,0 +1,188 @@
+"""Facts -> findings. Every rule is here; none of them looks at anything itself.
+
+A *fail* stops `inferway serve` or `inferway demo` from working; a *warn* costs cache hits or
+works with less. Both say the cure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket
+
+OLDEST_PYTHON = (3, 11)
+
+KV_EVENTS_FLAG = (
+    '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
+    '"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}\''
+)
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    subject: str
+    evidence: str
+    cure: str = ""  # empty when all is well, or when the evidence holds it
+
+
+def judge_interpreter(found: Interpreter) -> Finding:
+    version = ".".join(map(str, found.version))
+    if found.version[:2] < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        return Finding(
+            Level.FAIL,
+            "interpreter",
+            f"Python {version} ({found.executable}) is older than {oldest}",
+            f"make PYTHON=/path/to/python{oldest} demo; `make detect-python` shows what there is",
+        )
+    return Finding(Level.OK, "interpreter", f"Python {version} ({found.executable})")
+
+
+def judge_packages(found: Packages) -> Iterator[Finding]:
+    for name, error in found.errors.items():
+        cure = f"pip install --force-reinstall {name}, or remove .venv and run make demo"
+        yield Finding(Level.FAIL, "packages", f"{name}: {error}", cure)
+    if found.versions:
+        evidence = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        yield Finding(Level.OK, "packages", evidence)
+
+
+def judge_cache(found: Cache) -> Finding:
+    if found.write_error is not None:
+        return Finding(
+            Level.FAIL,
+            "cache",
+            f"{found.directory} cannot be written: {found.write_error}",
+            "give the directory to this user, or set INFERWAY_CACHE to another",
+        )
+    if not found.has_smollm2:
+        return Finding(
+            Level.WARN,
+            "cache",
+            f"{found.directory} has no SmolLM2; `inferway demo` will fetch it first",
+            "inferway model prepare smollm2",
+        )
+    return Finding(Level.OK, "cache", f"{found.directory}, SmolLM2 is there")
+
+
+def judge_hub(found: Hub) -> Finding:
+    local = "give tokenizers by hand: --tokenizer MODEL=PATH"
+    if found.offline:
+        evidence = "HF_HUB_OFFLINE is set; only models in its cache or given by hand"
+        return Finding(Level.WARN, "hub", evidence, f"unset HF_HUB_OFFLINE, or {local}")
+    if found.error is not None:
+        evidence = f"{found.url} does not answer: {found.error}"
+        return Finding(Level.WARN, "hub", evidence, f"set HTTPS_PROXY or HF_ENDPOINT, or {local}")
+    if found.has_token and found.status in (401, 403):
+        evidence = f"{found.url} refuses HF_TOKEN (status {found.status})"
+        return Finding(Level.WARN, "hub", evidence, "make a new one, or unset it: public models")
+    if found.status is not None and found.status >= 500:
+        return Finding(Level.WARN, "hub", f"{found.url} answered {found.status}", local)
+    token = "HF_TOKEN is accepted" if found.has_token else "no HF_TOKEN: public models only"
+    return Finding(Level.OK, "hub", f"{found.url} answers; {token}")
+
+
+def judge_port(found: Port) -> Finding:
+    if found.error is None:
+        return Finding(Level.OK, "port", f"{found.wanted} is free")
+    return Finding(
+        Level.FAIL,
+        "port",
+        f"{found.wanted}: {found.error}",
+        f"stop what listens there (lsof -i :{found.wanted}), or choose another: "
+        "HTTP_PORT=9080 make demo, inferway serve --port 9080",
+    )
+
+
+def judge_engine(found: Engine) -> Iterator[Finding]:
+    subject = f"engine {found.settings.label}"
+    if found.error is not None:
+        cure = "is it running, and are host and port right? a 401 or 403 needs api_key_env=NAME"
+        yield Finding(Level.FAIL, subject, found.error, cure)
+        return
+    yield _health(subject, found)
+    yield _models(subject, found)
+    yield _block_size(subject, found)
+    if found.prefix_caching is False:
+        evidence = "prefix caching is off, so it will never have a hit"
+        yield Finding(Level.FAIL, subject, evidence, "start it with --enable-prefix-caching")
+    yield from _events(subject, found)
+
+
+def _health(subject: str, found: Engine) -> Finding:
+    if found.health == 200:
+        return Finding(Level.OK, subject, "/health answers 200")
+    evidence = f"/health answers {found.health}"
+    return Finding(Level.FAIL, subject, evidence, "its own log says why; restart it")
+
+
+def _models(subject: str, found: Engine) -> Finding:
+    models = found.told.models if found.told else ()
+    if not models:
+        return Finding(Level.FAIL, subject, "it serves no model", "start it with a model")
+    return Finding(Level.OK, subject, "serves " + ", ".join(model.name for model in models))
+
+
+def _block_size(subject: str, found: Engine) -> Finding:
+    told = found.told.block_size if found.told else None
+    given = found.settings.block_size
+    if told is not None and given is not None and told != given:
+        evidence = f"block_size={given} was given, the engine has {told}: nothing would match"
+        return Finding(Level.FAIL, subject, evidence, f"leave block_size out, or give {told}")
+    if told is None and given is None:
+        evidence = "it does not tell its block size, so its cache cannot be known"
+        cure = f"--engine {found.settings.url},block_size=N with the engine's --block-size"
+        return Finding(Level.WARN, subject, evidence, cure)
+    return Finding(Level.OK, subject, f"blocks of {told or given} tokens")
+
+
+def _events(subject: str, found: Engine) -> Iterator[Finding]:
+    by_hand = found.settings.events is not None
+    for finding in found.told.findings if found.told and not by_hand else ():
+        yield Finding(Level.WARN, subject, finding)  # discovery's sentences hold their cure
+    for socket in found.sockets:
+        yield _socket(subject, socket)
+    if found.sockets and not any(socket.what == "replay" for socket in found.sockets):
+        evidence = "no replay socket: one lost message makes us forget its whole cache"
+        yield Finding(Level.WARN, subject, evidence, f"start it with {KV_EVENTS_FLAG}")
+
+
+def _socket(subject: str, socket: Socket) -> Finding:
+    if socket.bind:
+        evidence = f"{socket.what}: we bind {socket.endpoint}, the engine must connect"
+        return Finding(Level.OK, subject, evidence)
+    if socket.error is None:
+        return Finding(Level.OK, subject, f"{socket.what}: {socket.endpoint} answers")
+    return Finding(
+        Level.FAIL,
+        subject,
+        f"{socket.what}: {socket.endpoint}: {socket.error}",
+        f"is the port right and open to this machine? start the engine with {KV_EVENTS_FLAG}",
+    )
+
+
+def judge_fleet(engines: Sequence[Engine]) -> Iterator[Finding]:
+    """What no engine shows alone."""
+    owners: dict[str, str] = {}
+    for engine in engines:
+        for socket in engine.sockets:
+            other = owners.setdefault(socket.endpoint, engine.settings.label)
+            if other != engine.settings.label:
+                yield Finding(
+                    Level.FAIL,
+                    "fleet",
+                    f"{other} and {engine.settings.label} both publish on {socket.endpoint}: "
+                    "whose blocks these are cannot be told",
+                    "give each engine ports of its own",
+                )

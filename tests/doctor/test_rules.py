@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from inferway.config import EngineSettings
+from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket
+from inferway.doctor.rules import (
+    Finding,
+    Level,
+    judge_cache,
+    judge_engine,
+    judge_fleet,
+    judge_hub,
+    judge_interpreter,
+    judge_packages,
+    judge_port,
+)
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
+
+EVENTS = Socket("events", "tcp://10.0.0.1:5557")
+REPLAY = Socket("replay", "tcp://10.0.0.1:5558")
+
+
+def facts(block_size: int | None = 16, findings: tuple[str, ...] = ()) -> EngineFacts:
+    models = (ModelCard("m", "/models/m", None, 4096),)
+    return EngineFacts(models, (EventSource(0, EVENTS.endpoint, None),), block_size, findings)
+
+
+def engine(
+    told: EngineFacts | None = None,
+    health: int = 200,
+    prefix_caching: bool | None = True,
+    sockets: tuple[Socket, ...] = (EVENTS, REPLAY),
+    **settings: object,
+) -> Engine:
+    return Engine(
+        EngineSettings(url="http://10.0.0.1:8000", **settings),  # type: ignore[arg-type]
+        health=health,
+        told=told or facts(),
+        prefix_caching=prefix_caching,
+        sockets=sockets,
+    )
+
+
+def trouble(found: Engine) -> list[Finding]:
+    return [finding for finding in judge_engine(found) if finding.level is not Level.OK]
+
+
+def test_an_interpreter_that_is_new_enough_is_ok() -> None:
+    assert judge_interpreter(Interpreter((3, 11, 0), "/usr/bin/python3")).level is Level.OK
+
+
+def test_an_old_interpreter_fails_and_detect_python_is_named() -> None:
+    finding = judge_interpreter(Interpreter((3, 10, 12), "/usr/bin/python3"))
+
+    assert finding.level is Level.FAIL
+    assert "3.10.12 (/usr/bin/python3) is older than 3.11" in finding.evidence
+    assert "make detect-python" in finding.cure
+
+
+def test_packages_that_import_are_one_line() -> None:
+    findings = list(judge_packages(Packages({"msgspec": "0.22.0", "pyzmq": "27"}, {})))
+
+    assert findings == [Finding(Level.OK, "packages", "msgspec 0.22.0, pyzmq 27")]
+
+
+def test_each_package_that_does_not_import_fails_by_name() -> None:
+    (finding,) = judge_packages(Packages({}, {"uvloop": "No module named 'uvloop'"}))
+
+    assert finding.level is Level.FAIL
+    assert finding.evidence == "uvloop: No module named 'uvloop'"
+
+
+def test_a_cache_that_cannot_be_written_fails() -> None:
+    finding = judge_cache(Cache("/cache", "Permission denied", has_smollm2=True))
+
+    assert finding.level is Level.FAIL
+    assert "INFERWAY_CACHE" in finding.cure
+
+
+def test_a_cache_without_the_demo_model_warns_with_the_command() -> None:
+    finding = judge_cache(Cache("/cache", None, has_smollm2=False))
+
+    assert (finding.level, finding.cure) == (Level.WARN, "inferway model prepare smollm2")
+
+
+def test_a_cache_with_the_model_is_ok() -> None:
+    assert judge_cache(Cache("/cache", None, has_smollm2=True)).level is Level.OK
+
+
+def test_a_hub_that_answers_is_ok() -> None:
+    assert judge_hub(Hub("https://hub", status=200)).level is Level.OK
+
+
+def test_a_hub_out_of_reach_only_warns() -> None:
+    finding = judge_hub(Hub("https://hub", error="no answer in 3 s"))
+
+    assert finding.level is Level.WARN
+    assert finding.evidence == "https://hub does not answer: no answer in 3 s"
+    assert "--tokenizer MODEL=PATH" in finding.cure
+
+
+def test_offline_by_choice_is_said() -> None:
+    assert "HF_HUB_OFFLINE" in judge_hub(Hub("https://hub", offline=True)).evidence
+
+
+def test_a_refused_token_warns() -> None:
+    finding = judge_hub(Hub("https://hub", has_token=True, status=401))
+
+    assert finding.level is Level.WARN
+    assert "refuses HF_TOKEN" in finding.evidence
+
+
+def test_a_status_without_a_token_proves_that_the_hub_is_there() -> None:
+    assert judge_hub(Hub("https://hub", status=403)).level is Level.OK
+
+
+def test_an_occupied_port_fails_and_names_http_port() -> None:
+    finding = judge_port(Port("8080", "in use by another program"))
+
+    assert finding.level is Level.FAIL
+    assert "lsof -i :8080" in finding.cure
+    assert "HTTP_PORT=" in finding.cure
+
+
+def test_a_sound_engine_has_no_trouble() -> None:
+    assert trouble(engine()) == []
+
+
+def test_an_engine_out_of_reach_is_one_failure() -> None:
+    gone = Engine(EngineSettings(url="http://10.0.0.1:8000"), error="connection refused")
+
+    (finding,) = judge_engine(gone)
+
+    assert finding.level is Level.FAIL
+    assert finding.evidence == "connection refused"
+
+
+def test_an_unhealthy_engine_fails() -> None:
+    (finding,) = trouble(engine(health=503))
+
+    assert (finding.level, finding.evidence) == (Level.FAIL, "/health answers 503")
+
+
+def test_an_engine_without_a_model_fails() -> None:
+    (finding,) = trouble(engine(EngineFacts((), (), 16, ())))
+
+    assert finding.evidence == "it serves no model"
+
+
+def test_a_block_size_that_contradicts_the_engine_fails() -> None:
+    (finding,) = trouble(engine(facts(32), block_size=16))
+
+    assert finding.level is Level.FAIL
+    assert finding.evidence == "block_size=16 was given, the engine has 32: nothing would match"
+
+
+def test_an_unknown_block_size_warns_with_the_flag() -> None:
+    (finding,) = trouble(engine(facts(block_size=None)))
+
+    assert finding.level is Level.WARN
+    assert "--engine http://10.0.0.1:8000,block_size=N" in finding.cure
+
+
+def test_a_block_size_by_hand_is_enough() -> None:
+    assert trouble(engine(facts(block_size=None), block_size=16)) == []
+
+
+def test_prefix_caching_that_is_off_fails() -> None:
+    (finding,) = trouble(engine(prefix_caching=False))
+
+    assert finding.level is Level.FAIL
+    assert "--enable-prefix-caching" in finding.cure
+
+
+def test_what_discovery_found_warns() -> None:
+    found = trouble(engine(facts(findings=("it publishes no KV events",)), sockets=()))
+
+    assert [finding.evidence for finding in found] == ["it publishes no KV events"]
+
+
+def test_what_discovery_found_about_events_is_moot_if_they_are_given_by_hand() -> None:
+    found = engine(facts(findings=("elsewhere",)), events="tcp://10.0.0.2:5557")
+
+    assert trouble(found) == []
+
+
+def test_an_event_socket_out_of_reach_fails_with_the_engines_flag() -> None:
+    closed = Socket("events", "tcp://10.0.0.1:5557", error="Connection refused")
+
+    (finding,) = trouble(engine(sockets=(closed, REPLAY)))
+
+    assert finding.level is Level.FAIL
+    assert finding.evidence == "events: tcp://10.0.0.1:5557: Connection refused"
+    assert "--kv-events-config" in finding.cure
+
+
+def test_a_missing_replay_socket_warns() -> None:
+    (finding,) = trouble(engine(sockets=(EVENTS,)))
+
+    assert finding.level is Level.WARN
+    assert "no replay socket" in finding.evidence
+
+
+def test_a_socket_that_we_bind_is_ok() -> None:
+    ours = Socket("events", "tcp://*:5557", bind=True)
+
+    assert trouble(engine(sockets=(ours, REPLAY))) == []
+
+
+def test_two_engines_on_one_socket_fail() -> None:
+    others = EngineSettings(url="http://10.0.0.1:8001")
+    twin = Engine(others, health=200, told=facts(), sockets=(EVENTS,))
+
+    (finding,) = judge_fleet([engine(), twin])
+
+    assert finding.level is Level.FAIL
+    assert "10.0.0.1:8000 and 10.0.0.1:8001 both publish on tcp://10.0.0.1:5557" in finding.evidence
+
+
+def test_a_rank_may_share_its_engines_sockets() -> None:
+    assert list(judge_fleet([engine(sockets=(EVENTS, EVENTS))])) == []
