@@ -109,7 +109,8 @@ class BlockHasher:
         np.cumsum(scaled, out=scaled)
         scaled += np.uint64(key)
         scaled *= self._powers[: len(digests)]
-        return scaled.tolist()
+        chained: list[BlockKey] = scaled.tolist()
+        return chained
 
     def _lanes(self, token_ids: TokenIds, num_blocks: int) -> Lanes:
         """Two tokens to a lane, the first in the low half; an odd block ends in half a lane."""

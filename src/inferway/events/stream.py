@@ -1,0 +1,321 @@
+"""The order of one engine's event batches. No socket, no clock, no index.
+
+vLLM numbers batches from 0 per process and has no epoch; its replay socket sends what is left
+in a ring of recent batches, from a number on, and may drop some on the way. So we keep number
+and digest of the last batch applied, and every resume asks for a replay *from that batch
+inclusive*: only if it comes back unchanged is it the same life of the engine.
+
+The owner of the sockets hands in what happens and does, in order, what comes back:
+
+    not replaying            live batch is
+      nothing known yet        any number        Apply (exact if it is 0, else partial)
+      in step                  the next one      Apply
+                               ahead             hold it, Replay(last)
+                               the last, again   nothing
+                               any other, below  Replay(last): a late copy, or another life
+      link lost                any               as after `resume`
+    replaying                any live batch      hold it
+
+    first answer of a replay
+      nothing known yet        any number        Apply (exact if it is 0, else partial: joined late)
+      last known               same, same bytes  nothing: the same life
+                               same, other bytes Forget, Replay(0): a restart
+                               above             Forget, Apply: partial, the engine forgot the gap
+                               below             nothing
+    later answers            the next one        Apply
+                             ahead               hold it: a hole inside the replay
+                             below               nothing
+
+    end of a replay          held batches are applied as far as they join on; then
+      all is explained                           nothing: in step
+      no answer, end marker    nothing known     nothing: the engine has stored nothing yet, exact
+                               last known        Forget, Replay(0): its numbers restarted below
+      a hole left, no end marker, or something odd was seen meanwhile
+                                                 Replay(last), a bounded number of times without
+                                                 progress; then what cannot be proved is given up:
+        held batches                             Forget, Apply the last unbroken run: partial
+        no answer at all                         Forget (if anything was known): blind
+        answers                                  nothing: only the end marker is missing
+
+An owner that cannot ask for replays says so (`can_replay`): where the table says Replay, what
+we believe is forgotten and the batch at hand applied.
+
+A Replay replaces the one before it: of that one, no more answers may come in.
+Not seen from here: a restart with no lost link whose first batch has just the next number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import xxhash
+
+MAX_ATTEMPTS = 4  # replays in a row that bring nothing new
+MAX_HELD_BATCHES = 20_000
+MAX_HELD_BYTES = 64 * 1024 * 1024
+
+
+class StreamState(StrEnum):
+    """What we believe of an engine is ..."""
+
+    EXACT = "exact"  # its cache as of its last batch
+    PARTIAL = "partial"  # all true, but blocks stored before we joined are unknown
+    REPAIRING = "repairing"  # being compared with the engine; older than what it does now
+    STALE = "stale"  # from before the link was lost; nothing confirms it
+    BLIND = "blind"  # nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Decode this batch and do what its events say."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Ask the engine for all batches from this number on; `attempt` counts from 1, those above
+    it may wait a little."""
+
+    from_seq: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing that is believed of this engine's cache can be trusted: drop it."""
+
+
+Action = Apply | Replay | Forget
+
+
+def digest_of(payload: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last batch applied."""
+
+    seq: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class StreamStats:
+    """Plain integers, read when somebody scrapes."""
+
+    applied: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    replays: int = 0
+    restarts: int = 0
+    forgotten: int = 0
+
+
+@dataclass(slots=True)
+class EventStream:
+    """The state machine above. One owner feeds it, nobody else."""
+
+    can_replay: bool = True
+    max_held_batches: int = MAX_HELD_BATCHES
+    max_held_bytes: int = MAX_HELD_BYTES
+    stats: StreamStats = field(default_factory=StreamStats)
+    _last: _Last | None = None
+    _next: int | None = None  # None: any number may come first
+    _from_start: bool = False  # all batches since the engine's start are applied
+    _linked: bool = False
+    _replaying: bool = False
+    _answered: bool = False  # the replay's first answer has come
+    _doubt: bool = False  # something was seen that only one more replay can explain
+    _attempts: int = 0
+    _next_before: int | None = None  # `_next` when the replay was asked for
+    _held: dict[int, bytes] = field(default_factory=dict)
+    _held_bytes: int = 0
+
+    @property
+    def state(self) -> StreamState:
+        if self._last is None and (self._replaying or not self._from_start):
+            return StreamState.BLIND
+        if not self._linked:
+            return StreamState.STALE
+        if self._replaying:
+            return StreamState.REPAIRING
+        return StreamState.EXACT if self._from_start else StreamState.PARTIAL
+
+    @property
+    def last_seq(self) -> int | None:
+        """Number of the last batch applied."""
+        return None if self._last is None else self._last.seq
+
+    def resume(self) -> list[Action]:
+        """The link is new, or there is reason to doubt what we believe."""
+        self._linked = True
+        self._attempts = 0
+        if self.can_replay:
+            return [self._ask()]
+        return self._forget()
+
+    def lost(self) -> None:
+        """The link is gone; `resume` when it is back. Answers under way will not come."""
+        self._linked = False
+        self._replaying = False
+        self._drop_held()
+
+    def live(self, seq: int, payload: bytes) -> list[Action]:
+        """A batch as the engine publishes it."""
+        if not self._linked:
+            return [*self.resume(), *self.live(seq, payload)]
+        if self._replaying:
+            self._hold_live(seq, payload)
+            return []
+        if self._next is None or seq == self._next:
+            return [self._apply(seq, payload)]
+        if self._is_last(seq, payload):
+            self.stats.duplicates += 1
+            return []
+        self.stats.gaps += seq > self._next
+        if not self.can_replay:
+            return [*self._forget(), self._apply(seq, payload)]
+        if seq > self._next:
+            self._hold(seq, payload)
+        return [self._ask()]
+
+    def replayed(self, seq: int, payload: bytes) -> list[Action]:
+        """An answer to the last Replay."""
+        if not self._replaying:
+            return []
+        if not self._answered:
+            return self._first_answer(seq, payload)
+        if seq == self._next:
+            return [self._apply(seq, payload)]
+        if self._next is not None and seq > self._next:
+            self._hold(seq, payload)
+        return []
+
+    def replay_ended(self, complete: bool) -> list[Action]:
+        """No more answers come; `complete`: the engine's end marker was the last."""
+        if not self._replaying:
+            return []
+        self._replaying = False
+        if complete and not self._answered:
+            if self._last is not None:
+                return self._restart()
+            self._next, self._from_start = 0, True
+        actions = self._drain()
+        if complete and not self._held and not self._doubt:
+            self._attempts = 0
+            return actions
+        if self._next != self._next_before:
+            self._attempts = 0
+        if self._attempts < MAX_ATTEMPTS:
+            return [*actions, self._ask()]
+        return [*actions, *self._give_up()]
+
+    # what can happen
+
+    def _first_answer(self, seq: int, payload: bytes) -> list[Action]:
+        last = self._last
+        if last is None:
+            self._answered = True
+            return [self._apply(seq, payload)]
+        if seq < last.seq:
+            return []
+        self._answered = True
+        if seq > last.seq:
+            return [*self._forget(), self._apply(seq, payload)]
+        return [] if digest_of(payload) == last.digest else self._restart()
+
+    def _apply(self, seq: int, payload: bytes) -> Apply:
+        if self._last is None:
+            self._from_start = seq == 0
+        self._last = _Last(seq, digest_of(payload))
+        self._next = seq + 1
+        self.stats.applied += 1
+        held = self._unhold(seq)
+        if held is not None and held != payload:
+            self._doubt = True
+        return Apply(payload)
+
+    def _ask(self) -> Replay:
+        self._replaying, self._answered, self._doubt = True, False, False
+        self._next_before = self._next
+        self._attempts += 1
+        self.stats.replays += 1
+        return Replay(0 if self._last is None else self._last.seq, self._attempts)
+
+    def _restart(self) -> list[Action]:
+        self.stats.restarts += 1
+        self._attempts = 0
+        self._drop_held()
+        return [*self._forget(), self._ask()]
+
+    def _forget(self) -> list[Action]:
+        """What we believe, if anything; batches held are kept."""
+        believed = self._last is not None
+        self._last = self._next = None
+        self._from_start = False
+        self.stats.forgotten += believed
+        return [Forget()] if believed else []
+
+    def _give_up(self) -> list[Action]:
+        """Replays do not explain what we saw."""
+        self._attempts, self._doubt = 0, False
+        if self._held:
+            run = self._last_run()
+            actions: list[Action] = [*self._forget()]
+            actions += [self._apply(seq, payload) for seq, payload in run]
+            self._drop_held()
+            return actions
+        return [] if self._answered else self._forget()
+
+    # batches that came too early
+
+    def _hold_live(self, seq: int, payload: bytes) -> None:
+        held = self._held.get(seq)
+        below = self._last is not None and seq <= self._last.seq
+        if held not in (None, payload) or (below and not self._is_last(seq, payload)):
+            self._doubt = True
+        if not below:
+            self._hold(seq, payload)
+
+    def _hold(self, seq: int, payload: bytes) -> None:
+        """When there is no more room it is asked for again instead."""
+        self._unhold(seq)
+        full = self._held_bytes + len(payload) > self.max_held_bytes
+        if full or len(self._held) >= self.max_held_batches:
+            self._doubt = True
+            return
+        self._held[seq] = payload
+        self._held_bytes += len(payload)
+
+    def _unhold(self, seq: int) -> bytes | None:
+        payload = self._held.pop(seq, None)
+        if payload is not None:
+            self._held_bytes -= len(payload)
+        return payload
+
+    def _drain(self) -> list[Action]:
+        """Held batches that join on; those below are of no more use."""
+        actions: list[Action] = []
+        while self._next is not None and (payload := self._held.get(self._next)) is not None:
+            actions.append(self._apply(self._next, payload))
+        for seq in [seq for seq in self._held if self._next is not None and seq < self._next]:
+            self._unhold(seq)
+        return actions
+
+    def _last_run(self) -> list[tuple[int, bytes]]:
+        """The highest held numbers without a hole between them."""
+        seq = max(self._held)
+        while seq - 1 in self._held:
+            seq -= 1
+        return sorted((held, payload) for held, payload in self._held.items() if held >= seq)
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _is_last(self, seq: int, payload: bytes) -> bool:
+        last = self._last
+        return last is not None and seq == last.seq and digest_of(payload) == last.digest
