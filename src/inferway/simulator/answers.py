@@ -1,0 +1,200 @@
+"""Turns -> the JSON that vLLM 0.32 answers with, whole or in pieces.
+
+Which keys are there, null or not, follows vLLM's serving code: entrypoints/openai/
+{chat_completion,completion}/{serving,protocol}.py.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from inferway.simulator.planning import Options, Turn
+
+Json = dict[str, Any]
+
+
+class Answer(Protocol):
+    """One request's answer in one of OpenAI's dialects."""
+
+    def opening(self, turns: Sequence[Turn]) -> list[Json]:
+        """Chunks that come before the first token's."""
+
+    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+        """One token's chunk. A finish reason makes it the turn's last."""
+
+    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+        """The chunk at the end that `include_usage` asks for."""
+
+    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+        """All of it at once."""
+
+
+class ChatAnswer:
+    """`/v1/chat/completions`."""
+
+    def __init__(self, model: str, options: Options) -> None:
+        self._head = _head("chatcmpl", model)
+        self._options = options
+
+    def opening(self, turns: Sequence[Turn]) -> list[Json]:
+        turn = turns[0]
+        choice = {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return [
+            {
+                **self._chunk(choice),
+                **_running_usage(self._options, turn, 0),
+                "prompt_token_ids": self._prompt_ids(turn),
+                "prompt_text": None,
+            }
+        ]
+
+    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+        choice: Json = {
+            "index": 0,
+            "delta": {"content": text},
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+        if finish_reason is not None:
+            choice["stop_reason"] = None
+        choice["token_ids"] = [token] if self._options.return_token_ids else None
+        usage = _running_usage(self._options, turn, turn.job.num_emitted)
+        return {**self._chunk(choice), **usage}
+
+    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+        return {**self._chunk(), "usage": _usage(turns)}
+
+    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+        turn = turns[0]
+        choice = {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": texts[0],
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "reasoning": None,
+            },
+            "logprobs": None,
+            "finish_reason": turn.finish_reason,
+            "stop_reason": None,
+            "token_ids": list(turn.job.planned) if self._options.return_token_ids else None,
+        }
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": _usage(turns),
+            "prompt_logprobs": None,
+            "prompt_token_ids": self._prompt_ids(turn),
+            "kv_transfer_params": None,
+        }
+
+    def _chunk(self, *choices: Json) -> Json:
+        return {**self._head, "object": "chat.completion.chunk", "choices": choices}
+
+    def _prompt_ids(self, turn: Turn) -> list[int] | None:
+        return _prompt_ids(turn) if self._options.return_token_ids else None
+
+
+class CompletionAnswer:
+    """`/v1/completions`; one choice per prompt."""
+
+    def __init__(self, model: str, options: Options) -> None:
+        self._head = _head("cmpl", model)
+        self._options = options
+
+    def opening(self, turns: Sequence[Turn]) -> list[Json]:  # noqa: ARG002
+        return []
+
+    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+        shown = bool(self._options.return_token_ids)
+        is_first = turn.job.num_emitted == 1
+        choice = {
+            "index": turn.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": None,
+            "prompt_token_ids": _prompt_ids(turn) if shown and is_first else None,
+            "token_ids": [token] if shown else None,
+        }
+        usage = _running_usage(self._options, turn, turn.job.num_emitted)
+        return {**self._head, "object": "text_completion", "choices": [choice], **usage}
+
+    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+        return {**self._head, "object": "text_completion", "choices": [], "usage": _usage(turns)}
+
+    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+        pairs = zip(turns, texts, strict=True)
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": [self._whole_choice(turn, text) for turn, text in pairs],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": _usage(turns),
+            "kv_transfer_params": None,
+        }
+
+    def _whole_choice(self, turn: Turn, text: str) -> Json:
+        shown = bool(self._options.return_token_ids)
+        return {
+            "index": turn.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": turn.finish_reason,
+            "stop_reason": None,
+            "token_ids": list(turn.job.planned) if shown else None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": _prompt_ids(turn) if shown else None,
+        }
+
+
+def _head(prefix: str, model: str) -> Json:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def _prompt_ids(turn: Turn) -> list[int]:
+    ids: list[int] = turn.prompt_ids.tolist()
+    return ids
+
+
+def _usage(turns: Sequence[Turn]) -> Json:
+    num_prompt = sum(len(turn.prompt_ids) for turn in turns)
+    num_generated = sum(turn.job.num_emitted for turn in turns)
+    # vLLM tells the last prompt's cached tokens when there are several; the sum says more.
+    num_cached = sum(turn.job.num_cached_tokens for turn in turns)
+    return {
+        "prompt_tokens": num_prompt,
+        "total_tokens": num_prompt + num_generated,
+        "completion_tokens": num_generated,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def _running_usage(options: Options, turn: Turn, num_generated: int) -> Json:
+    """With `continuous_usage_stats` each chunk carries the usage so far."""
+    wanted = options.stream_options
+    if wanted is None or not (wanted.include_usage and wanted.continuous_usage_stats):
+        return {}
+    num_prompt = len(turn.prompt_ids)
+    return {
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "total_tokens": num_prompt + num_generated,
+            "completion_tokens": num_generated,
+        }
+    }

@@ -1,0 +1,175 @@
+"""The paged KV cache of one engine: what a prompt reuses, what is evicted for it, and the
+events that tell. The truth that an index is measured against.
+
+Rules from vLLM 0.32 (v1/core/kv_cache_manager.py, single_type_kv_cache_manager.py) for a model
+with one full-attention group:
+* a prompt reuses the longest run of whole blocks from its start, but never its last token: the
+  engine has to compute that one, so at most `(num_tokens - 1) // block_size` blocks are reused;
+* a block can be reused as soon as the step that fills it is scheduled, filled by prompt or by
+  generated tokens alike;
+* a prompt is admitted only if all of its blocks can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inferway.simulator.events import Event, EventExtraKeys, Stored
+from inferway.simulator.hashing import BlockHasher
+from inferway.simulator.pool import Block, BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter; blocks computed with it serve no other."""
+
+    id: int  # from 1 on
+    name: str
+    path: str
+
+
+@dataclass(slots=True)
+class Run:
+    """One request's tokens, prompt and generated, and the blocks under them.
+
+    `tokens` is the scheduler's to append to; the rest is the cache's.
+    """
+
+    tokens: list[int]
+    adapter: Adapter | None = None
+    cache_salt: str | None = None
+    blocks: list[Block] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_kept: int = 0  # blocks, from the start, that can be found by their hash
+    num_reused: int = 0  # of these, how many were there already when it was admitted
+
+
+class KvCache:
+    """Blocks given to requests. `hash_block` and `block_size` are the engine's."""
+
+    def __init__(self, num_blocks: int, block_size: int, hasher: BlockHasher) -> None:
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._hasher = hasher
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests use, 0..1, as `vllm:kv_cache_usage_perc`."""
+        return 1 - self._pool.num_free / self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can hold tokens."""
+        return self._pool.num_blocks
+
+    def cached(self) -> dict[bytes, int]:
+        """Block hash -> physical copies of it: all that a prompt could reuse now."""
+        return self._pool.cached()
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._pool.events = self._pool.events, []
+        return events
+
+    def num_reusable_tokens(self, run: Run) -> int:
+        """How many of its tokens `run` would not have to compute, were it admitted now."""
+        self._hash(run)
+        return len(self._longest_hit(run)) * self._block_size
+
+    def admit(self, run: Run) -> int | None:
+        """Give `run` blocks for all its tokens, reusing what is there.
+
+        Returns how many tokens need not be computed, or None if there is no room now.
+        """
+        self._hash(run)
+        hits = self._longest_hit(run)
+        idle_hits = sum(block.num_users == 0 for block in hits)
+        if self._num_blocks_for(run) - len(hits) + idle_hits > self._pool.num_free:
+            return None
+        self._pool.share(hits)
+        run.blocks = hits
+        run.num_kept = run.num_reused = len(hits)
+        self.reserve(run)
+        return len(hits) * self._block_size
+
+    def reserve(self, run: Run) -> bool:
+        """Give `run` blocks for the tokens appended since; False if there is no room now."""
+        self._hash(run)
+        missing = self._num_blocks_for(run) - len(run.blocks)
+        if missing > self._pool.num_free:
+            return False
+        run.blocks = run.blocks + self._pool.take(missing)
+        self._keep_full_blocks(run)
+        return True
+
+    def release(self, run: Run) -> None:
+        """`run` ended, or lost its place: its blocks are free, their content reusable."""
+        self._pool.release(run.blocks)
+        run.blocks = []
+        run.num_kept = run.num_reused = 0
+
+    def clear(self) -> bool:
+        """Forget everything; False, and nothing done, while a request holds blocks."""
+        return self._pool.clear()
+
+    def _num_blocks_for(self, run: Run) -> int:
+        return -(-len(run.tokens) // self._block_size)
+
+    def _longest_hit(self, run: Run) -> list[Block]:
+        hits: list[Block] = []
+        for block_hash in run.hashes[: (len(run.tokens) - 1) // self._block_size]:
+            block = self._pool.find(block_hash)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _hash(self, run: Run) -> None:
+        size = self._block_size
+        for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
+            parent = run.hashes[-1] if run.hashes else None
+            tokens = tuple(run.tokens[start : start + size])
+            run.hashes.append(self._hasher(parent, tokens, _hashed_extra_keys(run, start)))
+
+    def _keep_full_blocks(self, run: Run) -> None:
+        first, end = run.num_kept, len(run.tokens) // self._block_size
+        if first >= end:
+            return
+        for block, block_hash in zip(run.blocks[first:end], run.hashes[first:end], strict=True):
+            self._pool.keep(block, block_hash)
+        run.num_kept = end
+        self._pool.events.append(self._stored(run, first, end))
+
+    def _stored(self, run: Run, first: int, end: int) -> Stored:
+        size = self._block_size
+        adapter = run.adapter
+        return Stored(
+            hashes=tuple(run.hashes[first:end]),
+            parent=run.hashes[first - 1] if first else None,
+            token_ids=tuple(run.tokens[first * size : end * size]),
+            block_size=size,
+            extra_keys=tuple(_event_extra_keys(run, i * size) for i in range(first, end)),
+            lora_id=adapter.id if adapter else None,
+            lora_name=adapter.name if adapter else None,
+        )
+
+
+def _hashed_extra_keys(run: Run, start: int) -> tuple[tuple[str, ...], ...] | None:
+    """What goes into the hash beside tokens (vLLM 0.32, generate_block_hash_extra_keys)."""
+    keys: list[tuple[str, ...]] = []
+    if run.adapter:
+        keys.append(("lora", run.adapter.name, run.adapter.path))
+    if start == 0 and run.cache_salt:
+        keys.append(("cache_salt", run.cache_salt))
+    return tuple(keys) or None
+
+
+def _event_extra_keys(run: Run, start: int) -> EventExtraKeys:
+    """The same as events carry it: of each key the second word."""
+    keys: Sequence[tuple[str, ...]] = _hashed_extra_keys(run, start) or ()
+    return tuple(key[1] for key in keys) or None

@@ -1,0 +1,90 @@
+"""What a simulated engine is made of. Checked when made; nothing is read later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inferway.errors import ConfigError
+
+Mode = Literal["echo", "random"]
+EventFormat = Literal["map", "array"]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long an engine takes, in seconds. Formulas: llm-d-inference-sim's, see `scheduler`."""
+
+    time_to_first_token: float = 0.0  # if set, prefill takes this long, whatever the prompt
+    prefill_overhead: float = 0.0
+    prefill_time_per_token: float = 0.0  # each prompt token that the cache does not hold
+    inter_token_latency: float = 0.0
+    time_factor_under_load: float = 1.0  # all of it, this much longer when max_num_seqs run
+
+    def __post_init__(self) -> None:
+        for name in ("time_to_first_token", "prefill_overhead", "prefill_time_per_token"):
+            _at_least(name, getattr(self, name), 0)
+        _at_least("inter_token_latency", self.inter_token_latency, 0)
+        _at_least("time_factor_under_load", self.time_factor_under_load, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsConfig:
+    """Where KV events go. Endpoints follow vLLM's rules, see `publisher`."""
+
+    endpoint: str | None = "tcp://*:0"  # None: the engine publishes nothing
+    replay_endpoint: str | None = "tcp://*:0"  # None: what is missed is lost
+    topic: str = ""
+    buffer_steps: int = 10_000  # batches kept for replay
+    hwm: int = 100_000
+    format: EventFormat = "map"  # vLLM 0.32's; "array" is what older engines send
+
+    def __post_init__(self) -> None:
+        _at_least("buffer_steps", self.buffer_steps, 0)
+        _at_least("hwm", self.hwm, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorConfig:
+    """One simulated engine. Defaults answer at once, on a free port of this machine."""
+
+    model: str  # directory or hub id: what /v1/models calls the root
+    served_model_names: tuple[str, ...] = ()  # none: the model's own name
+    lora_modules: Mapping[str, str] = field(default_factory=dict)  # adapter -> its path
+    host: str = "127.0.0.1"
+    port: int = 0
+    block_size: int = 16
+    kv_cache_size: int = 1024  # blocks; one of them is vLLM's null block and never holds tokens
+    max_model_len: int = 8192
+    max_num_seqs: int = 256
+    max_waiting_queue_length: int = 1000
+    mode: Mode = "random"
+    seed: int = 0
+    hash_seed: str | None = None  # vLLM's PYTHONHASHSEED; None: vLLM's own default
+    latency: Latency = field(default_factory=Latency)
+    events: EventsConfig = field(default_factory=EventsConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        _at_least("kv_cache_size", self.kv_cache_size, 2)
+        _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_waiting_queue_length", self.max_waiting_queue_length, 0)
+        room = (self.kv_cache_size - 1) * self.block_size
+        if room < self.max_model_len:
+            raise ConfigError(
+                f"max-model-len: {self.max_model_len} tokens do not fit the KV cache, which holds "
+                f"{room} ({self.kv_cache_size} blocks of {self.block_size}, one kept as null "
+                f"block); raise --kv-cache-size or lower --max-model-len"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The base model's names, the first is the one that answers carry."""
+        return self.served_model_names or (self.model,)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{name.replace('_', '-')}: expected at least {least}, got {value!r}")

@@ -1,0 +1,105 @@
+"""The engine's loop: waits until the scheduler has something to do, and hands on what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from inferway.errors import RequestError
+from inferway.simulator.events import Event
+from inferway.simulator.scheduler import Emitted, Job, Scheduler
+
+Clock = Callable[[], float]  # seconds, never back
+
+
+class QueueFullError(RequestError):
+    """The engine's waiting queue is at its limit."""
+
+    status = 429
+    code = "queue_full"
+
+
+class EngineCore:
+    """Runs one scheduler in real time. `publish` gets each step's events, if there are any;
+    `first_token` the seconds from a job's arrival to its first token."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        publish: Callable[[Sequence[Event]], None],
+        first_token: Callable[[float], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._publish = publish
+        self._first_token = first_token
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._outlets: dict[Job, asyncio.Queue[Emitted]] = {}
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wait_until_due()
+            step = self._scheduler.step(self._clock())
+            self._publish(step.events)
+            for item in step.emitted:
+                self._deliver(item)
+
+    @contextmanager
+    def submit(self, jobs: Sequence[Job]) -> Iterator[AsyncIterator[Emitted]]:
+        """Run `jobs`; iterate over their tokens as they come. Whatever is unfinished when the
+        block is left is aborted, its blocks freed. Raises QueueFullError."""
+        if self._scheduler.is_full:
+            raise QueueFullError(
+                f"max-waiting-queue-length: {self._scheduler.max_waiting} requests wait already; "
+                "try again later"
+            )
+        outlet: asyncio.Queue[Emitted] = asyncio.Queue()
+        for job in jobs:
+            self._outlets[job] = outlet
+            self._scheduler.add(job)
+        self._changed.set()
+        try:
+            yield _drain(outlet, len(jobs))
+        finally:
+            for job in jobs:
+                self._outlets.pop(job, None)
+                self._publish(self._scheduler.abort(job))
+            self._changed.set()
+
+    async def _wait_until_due(self) -> None:
+        now = self._clock()
+        due = self._scheduler.next_due(now)
+        if due is not None and due <= now:
+            self._changed.set()
+        timer = None
+        if due is not None:
+            timer = asyncio.get_running_loop().call_later(due - now, self._changed.set)
+        try:
+            await asyncio.sleep(0)  # others run even if there is always something due
+            await self._changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._changed.clear()
+
+    def _deliver(self, item: Emitted) -> None:
+        if item.job.num_emitted == 1:
+            self._first_token(self._clock() - item.job.arrived)
+        outlet = self._outlets.get(item.job)
+        if outlet is not None:
+            outlet.put_nowait(item)
+
+
+async def _drain(outlet: asyncio.Queue[Emitted], num_jobs: int) -> AsyncIterator[Emitted]:
+    while num_jobs:
+        item = await outlet.get()
+        num_jobs -= item.is_last
+        yield item

@@ -1,0 +1,157 @@
+"""A simulated vLLM engine, put together: server, core, cache and events of one process, or of
+one corner of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiohttp import web
+
+from inferway.errors import ConfigError
+from inferway.simulator.cache import KvCache
+from inferway.simulator.config import SimulatorConfig
+from inferway.simulator.core import EngineCore
+from inferway.simulator.events import Event, encode_batch, wire_hash
+from inferway.simulator.hashing import vllm_hasher
+from inferway.simulator.metrics import EngineMetrics
+from inferway.simulator.models import ModelNames
+from inferway.simulator.planning import Planner
+from inferway.simulator.publisher import EventSource, Publisher
+from inferway.simulator.replies import Reply, echo, random_sentences
+from inferway.simulator.scheduler import Scheduler
+from inferway.simulator.server import Server
+from inferway.simulator.text import TextModel
+
+
+class SimulatedEngine:
+    """One engine. `start` it, talk to `url`, `stop` it; or use it with `async with`.
+
+    `reply` overrides what the config's mode says.
+    """
+
+    def __init__(
+        self, config: SimulatorConfig, model: TextModel, reply: Reply | None = None
+    ) -> None:
+        self.config = config
+        self._model = model
+        self._reply = reply or (echo if config.mode == "echo" else random_sentences(config.seed))
+        self._cache = KvCache(
+            config.kv_cache_size, config.block_size, vllm_hasher(config.hash_seed)
+        )
+        self._scheduler = Scheduler(
+            self._cache, config.latency, config.max_num_seqs, config.max_waiting_queue_length
+        )
+        self._metrics = EngineMetrics(config, self._scheduler)
+        self._publisher: Publisher | None = None
+        self._runner: web.AppRunner | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._port = config.port
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`, the port as bound."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self._port}"
+
+    @property
+    def events_endpoint(self) -> str | None:
+        """Where a subscriber on this machine connects; None if nothing is published."""
+        source = self._event_source
+        return None if source is None else self._local(source.endpoint)
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """The same for replay requests."""
+        source = self._event_source
+        return None if source is None else self._local(source.replay_endpoint)
+
+    def cached_blocks(self) -> set[int]:
+        """The hashes, as events carry them, of all blocks that a prompt could reuse now."""
+        return {wire_hash(block_hash) for block_hash in self._cache.cached()}
+
+    @property
+    def num_requests(self) -> int:
+        """Requests inside, running or waiting."""
+        return len(self._scheduler.running) + len(self._scheduler.waiting)
+
+    async def start(self) -> None:
+        """Open all sockets and run. Raises ConfigError naming a port that cannot be had."""
+        try:
+            self._start_publisher()
+            core = EngineCore(self._scheduler, self._publish, self._metrics.first_token)
+            await self._start_server(core)
+        except BaseException:
+            await self.stop()
+            raise
+        self._running = asyncio.create_task(core.run())
+
+    async def stop(self) -> None:
+        """Close everything, in reverse order. Requests that still run are cut off."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
+        if self._publisher is not None:
+            await self._publisher.stop()
+        self._runner = self._running = self._publisher = None
+
+    async def __aenter__(self) -> SimulatedEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    def _start_publisher(self) -> None:
+        events = self.config.events
+        if events.endpoint is not None:
+            self._publisher = Publisher(events, events.endpoint, self.config.host)
+            self._publisher.start()
+
+    async def _start_server(self, core: EngineCore) -> None:
+        names = ModelNames(self.config)
+        limit = self.config.max_model_len
+        server = Server(
+            core=core,
+            planner=Planner(self._model, names, self._cache, self._reply, limit),
+            names=names,
+            model=self._model,
+            metrics=self._metrics,
+            event_source=self._event_source,
+            reset_cache=self._cache.clear,
+            max_model_len=limit,
+        )
+        # A client that leaves cancels its handler, which aborts its jobs.
+        self._runner = web.AppRunner(
+            server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        try:
+            await site.start()
+        except OSError as e:
+            raise ConfigError(
+                f"port {self.config.port} on {self.config.host} cannot be had: {e.strerror}; "
+                "choose another with --port"
+            ) from e
+        self._port = self._runner.addresses[0][1]
+
+    def _publish(self, events: Sequence[Event]) -> None:
+        if not events or self._publisher is None:
+            return
+        payload = encode_batch(
+            events, timestamp=time.time(), rank=0, format=self.config.events.format
+        )
+        self._publisher.publish(payload)
+
+    @property
+    def _event_source(self) -> EventSource | None:
+        return None if self._publisher is None else self._publisher.source
+
+    def _local(self, endpoint: str | None) -> str | None:
+        return endpoint and endpoint.replace("*", self.config.host)

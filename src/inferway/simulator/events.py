@@ -1,0 +1,121 @@
+"""KV events as vLLM writes them. The simulated engine's own; nothing here is shared with the
+room that reads events, so that one mistake cannot hide in both.
+
+Field names, order and which defaults are omitted: vLLM 0.32, distributed/kv_events.py (maps,
+tagged by class name). The array form is the same struct laid flat, as vLLM wrote it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from inferway.simulator.config import EventFormat
+
+MEDIUM = "GPU"
+# What vLLM says of a model's only KV group when all its layers attend to everything.
+GROUP = 0
+SPEC_KIND = "full_attention"
+
+# Per block: the adapter's name, the cache salt; bare, unlike in the hash (vLLM 0.32,
+# kv_cache_utils.to_event_extra_keys). None: nothing but tokens went into the hash.
+EventExtraKeys = tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """These blocks, a chain hanging on `parent`, can be reused from now on."""
+
+    hashes: tuple[bytes, ...]
+    parent: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    extra_keys: tuple[EventExtraKeys, ...]
+    lora_id: int | None = None
+    lora_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """One physical copy of this block is gone. Another copy may still be there."""
+
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The engine holds nothing any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+    """vLLM's map form."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[EventExtraKeys] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+    """vLLM's map form."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True):
+    """vLLM's map form."""
+
+
+WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def encode_batch(
+    events: Iterable[Event], *, timestamp: float, rank: int, format: EventFormat
+) -> bytes:
+    """The payload of one message: `[timestamp, events, rank]` in msgpack."""
+    wire: list[object] = [_to_wire(event) for event in events]
+    if format == "array":
+        wire = [_flat(event) for event in wire]
+    return msgspec.msgpack.encode([timestamp, wire, rank])
+
+
+def wire_hash(block_hash: bytes) -> int:
+    """The hash as events carry it: its low 64 bits (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1)."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def _to_wire(event: Event) -> WireEvent:
+    if isinstance(event, Stored):
+        return BlockStored(
+            block_hashes=[wire_hash(block_hash) for block_hash in event.hashes],
+            parent_block_hash=None if event.parent is None else wire_hash(event.parent),
+            token_ids=list(event.token_ids),
+            block_size=event.block_size,
+            lora_id=event.lora_id,
+            medium=MEDIUM,
+            lora_name=event.lora_name,
+            extra_keys=list(event.extra_keys),
+            group_idx=GROUP,
+            kv_cache_spec_kind=SPEC_KIND,
+        )
+    if isinstance(event, Removed):
+        return BlockRemoved([wire_hash(event.hash)], MEDIUM, GROUP)
+    return AllBlocksCleared()
+
+
+def _flat(event: object) -> list[object]:
+    assert isinstance(event, msgspec.Struct)
+    return [type(event).__name__, *msgspec.structs.astuple(event)]

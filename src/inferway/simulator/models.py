@@ -1,0 +1,49 @@
+"""The models an engine serves: one base model under several names, and its adapters."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from inferway.errors import UnknownModelError
+from inferway.simulator.cache import Adapter
+from inferway.simulator.config import SimulatorConfig
+
+
+class ModelNames:
+    """Name -> adapter, None for the base model."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self._config = config
+        self._created = int(time.time())
+        self._adapters: dict[str, Adapter | None] = dict.fromkeys(config.names)
+        for i, (name, path) in enumerate(config.lora_modules.items(), start=1):
+            self._adapters[name] = Adapter(i, name, path)
+
+    def adapter(self, name: str) -> Adapter | None:
+        """Raises UnknownModelError."""
+        if name not in self._adapters:
+            raise UnknownModelError(f"The model `{name}` does not exist.", param="model")
+        return self._adapters[name]
+
+    def answered_name(self, name: str) -> str:
+        """What answers call the model: the adapter's name, or the base model's first one."""
+        adapter = self._adapters[name]
+        return adapter.name if adapter else self._config.names[0]
+
+    def listing(self) -> dict[str, Any]:
+        """`GET /v1/models`, as vLLM answers it (its `permission` list is left empty)."""
+        return {"object": "list", "data": [self._card(name) for name in self._adapters]}
+
+    def _card(self, name: str) -> dict[str, Any]:
+        adapter = self._adapters[name]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": adapter.path if adapter else self._config.model,
+            "parent": self._config.names[0] if adapter else None,
+            "max_model_len": None if adapter else self._config.max_model_len,
+            "permission": [],
+        }

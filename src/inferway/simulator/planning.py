@@ -1,0 +1,160 @@
+"""A parsed request -> the jobs that answer it: what each will say, and how it will end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from inferway.errors import InvalidRequestError, PromptTooLongError
+from inferway.model import TokenIds
+from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.simulator.cache import KvCache, Run
+from inferway.simulator.models import ModelNames
+from inferway.simulator.replies import Reply, SimRequest, spoken_text
+from inferway.simulator.scheduler import Job
+from inferway.simulator.text import Detokenizer, TextModel
+
+_COMPLETION_MAX_TOKENS = 16  # vLLM's default for /v1/completions; chats may fill the context
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Fields that only an engine acts on, and those that a simulated one refuses."""
+
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
+    logprobs: bool | int | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One prompt and its reply while it comes out."""
+
+    index: int
+    prompt_ids: TokenIds
+    job: Job
+    finish_reason: str
+    detokenizer: Detokenizer
+
+
+def read_options(fields: dict[str, Any]) -> Options:
+    """Raises InvalidRequestError naming a field that is malformed or not simulated."""
+    try:
+        options = msgspec.convert(fields, Options)
+    except msgspec.ValidationError as e:
+        raise InvalidRequestError(f"body: {e}") from e
+    for name, plain in (("n", 1), ("best_of", 1), ("use_beam_search", 0)):
+        _refuse_unless(name, getattr(options, name), plain)
+    _refuse_unless("echo", options.echo, 0)
+    if options.logprobs is not None and options.logprobs is not False:
+        _refuse("logprobs")
+    return options
+
+
+class Planner:
+    """Turns requests into jobs. `max_model_len` is in tokens, prompt and reply together."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        names: ModelNames,
+        cache: KvCache,
+        reply: Reply,
+        max_model_len: int,
+    ) -> None:
+        self._model = model
+        self._names = names
+        self._cache = cache
+        self._reply = reply
+        self._max_model_len = max_model_len
+
+    async def plan(self, body: Body, options: Options, now: float) -> list[Turn]:
+        """One turn per prompt, in order. Raises RequestError."""
+        self._names.adapter(body.model)  # an unknown model is not worth tokenizing for
+        prompts = await self._model.tokenize(body)
+        for prompt in prompts:
+            self._check_length(len(prompt))
+        return [await self._turn(body, options, i, p, now) for i, p in enumerate(prompts)]
+
+    async def _turn(
+        self, body: Body, options: Options, index: int, prompt_ids: TokenIds, now: float
+    ) -> Turn:
+        adapter = self._names.adapter(body.model)
+        run = Run(prompt_ids.tolist(), adapter, body.cache_salt)
+        text = spoken_text(body, index)
+        request = SimRequest(
+            model=body.model,
+            body=body,
+            text=self._model.decode(run.tokens) if text is None else text,
+            prompt_ids=prompt_ids,
+            num_cached_tokens=self._cache.num_reusable_tokens(run),
+        )
+        words = await self._tokens_of(self._reply(request), body.model)
+        room = self._max_model_len - len(prompt_ids)
+        limit = min(_max_tokens(body) or room, room)
+        planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
+        job = Job(run, planned, arrived=now)
+        return Turn(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
+
+    async def _tokens_of(self, text: str, model: str) -> list[int]:
+        """The reply's own tokens: no special ones, as in the middle of a conversation."""
+        body = CompletionRequest(model=model, prompt=text, add_special_tokens=False)
+        ids: list[int] = (await self._model.tokenize(body))[0].tolist()
+        return ids
+
+    def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
+        """At most `limit` tokens, and why they end."""
+        if ignore_eos:
+            words = words or [self._model.eos_token_id]
+            times = -(-limit // len(words))
+            return (words * times)[:limit], "length"
+        if len(words) >= limit:
+            return words[:limit], "length"
+        return [*words, self._model.eos_token_id], "stop"
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            raise InvalidRequestError("prompt: must not be empty", param="prompt")
+        if num_tokens >= self._max_model_len:
+            raise PromptTooLongError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, "
+                f"your prompt contains {num_tokens} input tokens, which leaves no room for "
+                "output. Please reduce the length of the input prompt.",
+                param="input_tokens",
+            )
+
+
+def _max_tokens(body: Body) -> int | None:
+    """What the client allows; None: as much as fits."""
+    name, limit = "max_tokens", body.max_tokens
+    if isinstance(body, ChatRequest):
+        if body.max_completion_tokens is not None:
+            name, limit = "max_completion_tokens", body.max_completion_tokens
+    elif limit is None:
+        limit = _COMPLETION_MAX_TOKENS
+    if limit is not None and limit < 1:
+        raise InvalidRequestError(f"{name}: must be at least 1, got {limit}", param=name)
+    return limit
+
+
+def _refuse_unless(name: str, value: int | None, plain: int) -> None:
+    if value is not None and value != plain:
+        _refuse(name)
+
+
+def _refuse(name: str) -> None:
+    raise InvalidRequestError(f"{name}: not simulated, leave it out", param=name)

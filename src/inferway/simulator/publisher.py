@@ -1,0 +1,117 @@
+"""A ZMQ socket that publishes KV events, and one that repeats them on request.
+
+As vLLM 0.32 (distributed/kv_events.py) does it:
+* a message is `topic | sequence number, 8 bytes big endian, from 0 | payload`;
+* the publishing socket binds if its endpoint has a `*` or `::` or is ipc or inproc, and else
+  connects; the replay socket always binds;
+* a replay request is `"" | first sequence number`; each kept batch is answered by
+  `"" | topic | sequence number | payload`, then comes `"" | "" | -1 | ""`.
+
+Unlike vLLM's, `*` stands for the engine's own host, so that a simulated engine on a laptop does
+not show prompts to the network; and a port 0 binds a free one and is announced as `*` too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from inferway.errors import ConfigError
+from inferway.simulator.config import EventsConfig
+
+_LINGER_MS = 200
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+
+
+class EventSource(msgspec.Struct):
+    """One entry of `GET /kv_event_sources`: vLLM's publisher config, endpoints as bound."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    buffer_steps: int
+    hwm: int
+    topic: str
+    enable_kv_cache_events: bool = True
+    publisher: str = "zmq"
+    max_queue_size: int = 100_000
+
+
+class Publisher:
+    """Owns the sockets and the batches kept for replay. `start` before `publish`."""
+
+    def __init__(self, config: EventsConfig, endpoint: str, host: str) -> None:
+        self._config = config
+        self._host = host
+        self._topic = config.topic.encode()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._next_seq = 0
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._replay: zmq.asyncio.Socket | None = None
+        self._replaying: asyncio.Task[None] | None = None
+        self.source = EventSource(
+            endpoint, config.replay_endpoint, config.buffer_steps, config.hwm, config.topic
+        )
+
+    def start(self) -> None:
+        """Open the sockets. Raises ConfigError naming an endpoint that cannot be had."""
+        self._pub.set_hwm(self._config.hwm)
+        endpoint = self.source.endpoint
+        if _binds(endpoint):
+            self.source.endpoint = self._bind(self._pub, endpoint)
+        else:
+            self._pub.connect(endpoint)
+        if self.source.replay_endpoint is not None:
+            self._replay = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
+            self.source.replay_endpoint = self._bind(self._replay, self.source.replay_endpoint)
+            self._replaying = asyncio.create_task(self._answer_replays(self._replay))
+
+    def publish(self, payload: bytes) -> None:
+        """Send one batch; never waits. Subscribers that are too slow miss it, as in vLLM."""
+        seq = self._next_seq
+        self._next_seq += 1
+        self._pub.send_multipart((self._topic, seq.to_bytes(8, "big"), payload))
+        self._kept.append((seq, payload))
+
+    async def stop(self) -> None:
+        """Close the sockets; what is still on its way out gets a moment."""
+        if self._replaying is not None:
+            self._replaying.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._replaying
+        if self._replay is not None:
+            self._replay.close(linger=_LINGER_MS)
+        self._pub.close(linger=_LINGER_MS)
+        self._context.term()
+
+    def _bind(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
+        """Bind, and return what to announce: `*` kept, a port 0 replaced by the real one."""
+        local = endpoint.replace("*", self._host) if endpoint.startswith("tcp://") else endpoint
+        try:
+            socket.bind(local)
+        except zmq.ZMQError as e:
+            raise ConfigError(f"cannot bind the KV event socket {endpoint!r}: {e}") from e
+        if not endpoint.endswith(":0"):
+            return endpoint
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return endpoint.removesuffix("0") + bound.rpartition(":")[2]
+
+    async def _answer_replays(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            request = await socket.recv_multipart()
+            if len(request) != 3:
+                continue  # vLLM ignores these too
+            client, first = request[0], int.from_bytes(request[2], "big")
+            for seq, payload in [kept for kept in self._kept if kept[0] >= first]:
+                frames = (client, b"", self._topic, seq.to_bytes(8, "big"), payload)
+                await socket.send_multipart(frames)
+            await socket.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
+
+
+def _binds(endpoint: str) -> bool:
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))

@@ -1,0 +1,74 @@
+"""What a simulated engine answers: what it was told, or sentences from a small bank."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inferway.model import TokenIds
+from inferway.openai_api.requests import Body, ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One prompt of a request, as a reply hook sees it."""
+
+    model: str  # as the client named it
+    body: Body
+    text: str  # the last user message, or the prompt
+    prompt_ids: TokenIds
+    num_cached_tokens: int  # what its engine's cache would save it now
+
+
+Reply = Callable[[SimRequest], str]
+
+_SENTENCES = (
+    "The prefix was already here, so only the end of the prompt had to be computed.",
+    "A block holds a fixed number of tokens and is shared once it is full.",
+    "When memory runs short, the block that nobody used for longest goes first.",
+    "This reply comes from a simulated engine and carries no meaning.",
+    "Two requests that begin alike may begin with the same blocks.",
+    "The last token of a prompt is always computed again.",
+    "Queues are short today, and the answer did not have to wait.",
+    "A router that knows the cache sends a conversation back to where it started.",
+    "Time to first token is mostly the time it takes to read the prompt.",
+    "Nothing was harmed in the making of these tokens.",
+    "The tail of a chain is evicted before its head.",
+    "Ask again, and the same words will come sooner.",
+)
+
+
+def echo(request: SimRequest) -> str:
+    """Says back the last user message, or the prompt."""
+    return request.text
+
+
+def random_sentences(seed: int) -> Reply:
+    """One to four sentences. The same seed and prompt give the same reply, in any order."""
+
+    def reply(request: SimRequest) -> str:
+        digest = hashlib.sha256(request.prompt_ids.tobytes()).hexdigest()
+        rng = random.Random(f"{seed}:{digest}")
+        return " ".join(rng.choices(_SENTENCES, k=rng.randint(1, 4)))
+
+    return reply
+
+
+def spoken_text(body: Body, index: int) -> str | None:
+    """The last user message of a chat, the `index`-th prompt of a completion; None for a
+    prompt of token ids."""
+    if isinstance(body, ChatRequest):
+        messages = [m for m in body.messages if m["role"] == "user"] or body.messages
+        return _content_text(messages[-1].get("content"))
+    prompt = body.prompts[index]
+    return prompt if isinstance(prompt, str) else None
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content or ()
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in parts)

@@ -1,0 +1,217 @@
+"""vLLM's HTTP routes in front of a simulated engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from inferway import __version__
+from inferway.errors import RequestError
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ParsedRequest,
+    parse_chat,
+    parse_completion,
+)
+from inferway.simulator.answers import Answer, ChatAnswer, CompletionAnswer
+from inferway.simulator.core import EngineCore
+from inferway.simulator.metrics import EngineMetrics
+from inferway.simulator.models import ModelNames
+from inferway.simulator.planning import Options, Planner, Turn, read_options
+from inferway.simulator.publisher import EventSource
+from inferway.simulator.scheduler import Emitted
+from inferway.simulator.text import TextModel
+
+_MAX_BODY_BYTES = 64 << 20
+_ERROR_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
+}
+
+
+class Server:
+    """The routes. Holds nothing of its own; the engine's parts are given."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        planner: Planner,
+        names: ModelNames,
+        model: TextModel,
+        metrics: EngineMetrics,
+        event_source: EventSource | None,
+        reset_cache: Callable[[], bool],
+        max_model_len: int,
+    ) -> None:
+        self._core = core
+        self._planner = planner
+        self._names = names
+        self._model = model
+        self._metrics = metrics
+        self._event_source = event_source
+        self._reset_cache = reset_cache
+        self._max_model_len = max_model_len
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[_answer_errors], client_max_size=_MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self.chat),
+                web.post("/v1/completions", self.completion),
+                web.post("/tokenize", self.tokenize),
+                web.post("/reset_prefix_cache", self.reset_prefix_cache),
+                web.get("/v1/models", self.models),
+                web.get("/kv_event_sources", self.kv_event_sources),
+                web.get("/metrics", self.show_metrics),
+                web.get("/health", self.health),
+                web.get("/version", self.version),
+            ]
+        )
+        return app
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        parsed = parse_chat(await request.read())
+        options = read_options(parsed.fields)
+        turns = await self._planner.plan(parsed.body, options, self._core.now)
+        answer = ChatAnswer(self._names.answered_name(parsed.body.model), options)
+        return await self._answer(request, parsed.body, options, turns, answer)
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        parsed = parse_completion(await request.read())
+        options = read_options(parsed.fields)
+        turns = await self._planner.plan(parsed.body, options, self._core.now)
+        answer = CompletionAnswer(self._names.answered_name(parsed.body.model), options)
+        return await self._answer(request, parsed.body, options, turns, answer)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        parsed = _parse_either(await request.read())
+        self._names.adapter(parsed.body.model)
+        ids = (await self._model.tokenize(parsed.body))[0]
+        return _json(
+            {
+                "count": len(ids),
+                "max_model_len": self._max_model_len,
+                "tokens": ids.tolist(),
+                "token_strs": None,
+            }
+        )
+
+    async def reset_prefix_cache(self, _: web.Request) -> web.Response:
+        return _json({"success": self._reset_cache()})
+
+    async def models(self, _: web.Request) -> web.Response:
+        return _json(self._names.listing())
+
+    async def kv_event_sources(self, _: web.Request) -> web.Response:
+        """Publisher settings per data-parallel rank; a simulated engine has rank 0 only."""
+        source = self._event_source
+        return _json({} if source is None else {"0": source})
+
+    async def show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), content_type="text/plain")
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json({"version": f"inferway-simulator-{__version__}"})
+
+    async def _answer(
+        self,
+        request: web.Request,
+        body: Body,
+        options: Options,
+        turns: Sequence[Turn],
+        answer: Answer,
+    ) -> web.StreamResponse:
+        """Leaving early, because the client left, aborts the jobs."""
+        with self._core.submit([turn.job for turn in turns]) as tokens:
+            if body.stream:
+                return await _stream(request, answer, options, turns, tokens)
+            return await _collect(answer, turns, tokens)
+
+
+async def _collect(
+    answer: Answer, turns: Sequence[Turn], tokens: AsyncIterator[Emitted]
+) -> web.Response:
+    texts = ["" for _ in turns]
+    by_job = {turn.job: turn for turn in turns}
+    async for item in tokens:
+        turn = by_job[item.job]
+        texts[turn.index] += _text_of(turn, item)
+    return _json(answer.whole(turns, texts))
+
+
+async def _stream(
+    request: web.Request,
+    answer: Answer,
+    options: Options,
+    turns: Sequence[Turn],
+    tokens: AsyncIterator[Emitted],
+) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.headers["Content-Type"] = "text/event-stream; charset=utf-8"
+    await response.prepare(request)
+    async for event in _events(answer, options, turns, tokens):
+        await response.write(b"data: " + event + b"\n\n")
+    await response.write_eof()
+    return response
+
+
+async def _events(
+    answer: Answer, options: Options, turns: Sequence[Turn], tokens: AsyncIterator[Emitted]
+) -> AsyncIterator[bytes]:
+    by_job = {turn.job: turn for turn in turns}
+    is_open = False
+    async for item in tokens:
+        if not is_open:
+            is_open = True
+            for chunk in answer.opening(turns):
+                yield msgspec.json.encode(chunk)
+        turn = by_job[item.job]
+        finish_reason = turn.finish_reason if item.is_last else None
+        text = _text_of(turn, item)
+        yield msgspec.json.encode(answer.chunk(turn, text, item.token, finish_reason))
+    if options.stream_options is not None and options.stream_options.include_usage:
+        yield msgspec.json.encode(answer.usage_chunk(turns))
+    yield b"[DONE]"
+
+
+def _text_of(turn: Turn, item: Emitted) -> str:
+    """The end-of-reply token is counted and shown among the ids, but has no text."""
+    if item.is_last and turn.finish_reason == "stop":
+        return ""
+    return turn.detokenizer.add(item.token, is_last=item.is_last)
+
+
+def _parse_either(raw: bytes) -> ParsedRequest[ChatRequest] | ParsedRequest[CompletionRequest]:
+    """`/tokenize` takes a chat's body or a completion's."""
+    return parse_chat(raw) if b'"messages"' in raw else parse_completion(raw)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json"
+    )
+
+
+@web.middleware
+async def _answer_errors(
+    request: web.Request, handler: Callable[[web.Request], Any]
+) -> web.StreamResponse:
+    """RequestError -> vLLM's error object; its `code` is the status."""
+    try:
+        response: web.StreamResponse = await handler(request)
+    except RequestError as e:
+        kind = _ERROR_TYPES.get(HTTPStatus(e.status), "BadRequestError")
+        error = {"message": str(e), "type": kind, "param": e.param, "code": e.status}
+        return _json({"error": error}, e.status)
+    return response
