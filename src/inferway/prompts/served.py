@@ -35,5 +35,6 @@ class ServedModel:
 
     name: str
     prompts: PromptSource
-    block_sizes: Sequence[int]  # the distinct block sizes of the engines that serve it
+    block_sizes: Sequence[int] = ()  # the distinct block sizes of the engines that serve it
     lora: str | None = None  # the adapter's name, if it is one
+    answers_as: str | None = None  # an alias: the name that the engine puts into its answers
