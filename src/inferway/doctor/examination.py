@@ -17,7 +17,7 @@ async def examine(
     engines: Sequence[EngineSettings], cache: Path, environment: Mapping[str, str]
 ) -> list[Finding]:
     """What is found here, from the interpreter outwards to the engines."""
-    hub, asked = await asyncio.gather(ask_hub(environment), ask_engines(engines))
+    hub, asked = await asyncio.gather(asyncio.to_thread(ask_hub, environment), ask_engines(engines))
     return [
         rules.judge_interpreter(machine.look_at_interpreter()),
         *rules.judge_packages(machine.look_at_packages(machine.core_dependencies())),

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
-
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from inferway.doctor.facts import Hub
 
 HUB_SECONDS = 3.0
 DEFAULT_HUB = "https://huggingface.co"
 
-GetAddrInfo = Callable[..., list[Any]]
+# (url, headers, seconds) -> status of the answer. Raises OSError or ValueError.
+GetStatus = Callable[[str, Mapping[str, str], float], int]
 
 
-async def ask_hub(
-    environment: Mapping[str, str],
-    seconds: float = HUB_SECONDS,
-    getaddrinfo: GetAddrInfo = socket.getaddrinfo,
+def get_status(url: str, headers: Mapping[str, str], seconds: float) -> int:
+    """Through the proxies of the environment, as the hub's own client goes."""
+    request = urllib.request.Request(url, headers=dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as e:
+        e.close()
+        return e.code
+
+
+def ask_hub(
+    environment: Mapping[str, str], seconds: float = HUB_SECONDS, get: GetStatus = get_status
 ) -> Hub:
     """One request: who am I, if there is a token; any answer at all, if not."""
     url = (environment.get("HF_ENDPOINT") or DEFAULT_HUB).rstrip("/")
@@ -32,63 +38,23 @@ async def ask_hub(
         return Hub(url, offline=True)
     path = "/api/whoami-v2" if token else "/"
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    error: str | None = None
-    status: int | None = None
-    try:
-        async with (
-            aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=seconds),
-                connector=aiohttp.TCPConnector(resolver=_Resolver(getaddrinfo)),
-                trust_env=True,
-            ) as session,
-            session.get(url + path, headers=headers, allow_redirects=False) as response,
-        ):
-            status = response.status
-    except TimeoutError:
-        error = f"no answer in {seconds:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as e:
-        error = str(e) or type(e).__name__
-    return Hub(url, has_token=bool(token), status=status, error=error)
+    statuses: list[int] = []
+    errors: list[str] = []
 
+    def ask() -> None:
+        try:
+            statuses.append(get(url + path, headers, seconds))
+        except urllib.error.URLError as e:
+            errors.append(str(e.reason))
+        except (OSError, ValueError) as e:
+            errors.append(str(e))
 
-class _Resolver(AbstractResolver):
-    """Looks names up in daemon threads: a name server that is silent for half a minute, as on
-    a machine that is offline, must not keep us from giving up, nor from ending."""
-
-    def __init__(self, getaddrinfo: GetAddrInfo) -> None:
-        self._getaddrinfo = getaddrinfo
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[list[Any]] = loop.create_future()
-
-        def look_up() -> None:
-            outcome: list[Any] | OSError
-            try:
-                outcome = self._getaddrinfo(host, port, family, socket.SOCK_STREAM)
-            except OSError as e:
-                outcome = e
-            with suppress(RuntimeError):  # nobody waits any more, and the loop is closed
-                loop.call_soon_threadsafe(_settle, found, outcome)
-
-        threading.Thread(target=look_up, daemon=True).start()
-        return [
-            ResolveResult(
-                hostname=host, host=address[0], port=port, family=kind, proto=protocol, flags=0
-            )
-            for kind, _, protocol, _, address in await found
-        ]
-
-    async def close(self) -> None:
-        pass
-
-
-def _settle(future: asyncio.Future[list[Any]], outcome: list[Any] | OSError) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, OSError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+    # In a thread that nobody waits for at the end: looking a name up may hang for half a
+    # minute where a name server is silent, as on a machine that is offline.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if statuses:
+        return Hub(url, has_token=bool(token), status=statuses[0])
+    error = errors[0] if errors else f"no answer in {seconds:g} s"
+    return Hub(url, has_token=bool(token), error=error)
