@@ -290,9 +290,9 @@ async def test_scores_do_not_count_prompts_on_their_way() -> None:
     first = open_chat(to, chat("abcdefgh"))
     first.attempt((await first.decide()).targets[0])
 
-    _, candidates = await to.score(CHAT, chat("abcdefgh"))
+    scored = await to.score(CHAT, chat("abcdefgh"))
 
-    assert candidates.matched_blocks.tolist() == [0, 1]
+    assert scored.candidates.matched_blocks.tolist() == [0, 1]
 
 
 async def test_a_large_body_is_parsed_off_the_loop() -> None:

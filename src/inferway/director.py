@@ -115,6 +115,15 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A request that goes nowhere, and what each endpoint holds of it."""
+
+    request: ParsedRequest[Any]
+    model: ServedModel
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True)
 class Routed:
     """All that was found out about a request: what the alarm and the publisher get."""
 
@@ -166,13 +175,13 @@ class Director:
             ]
         return matched
 
-    async def score(self, path: str, body: bytes) -> tuple[ParsedRequest[Any], Candidates]:
+    async def score(self, path: str, body: bytes) -> Scored:
         """What each live endpoint holds of a request's prompts, without sending it anywhere;
         prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
         request = await self.parse(PARSERS[path], body)
         model = self.fleet.model(request.body.model)
         matched = await self.match(model, request.body)
-        return request, self.candidates(model, matched, speculate=False)
+        return Scored(request, model, self.candidates(model, matched, speculate=False))
 
     def candidates(
         self,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -19,6 +20,7 @@ from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, U
 from inferway.fleet.discovery import EventSource, ModelCard, discover, fetch
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.load import parse_load
+from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import Candidates, Column, Endpoint, HolderId
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
@@ -139,6 +141,27 @@ class Fleet:
     def in_flight(self, engine: Engine) -> int:
         return int(sum(self._table.in_flight[e.holder] for e in engine.endpoints))
 
+    def evidence(self, model: str) -> list[StreamEvidence]:
+        """What the event streams of a model's engines have brought: for the silent-zero alarm."""
+        return [
+            evidence
+            for engine in self.engines
+            if model in engine.model_names
+            for evidence in engine.evidence()
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """Engines and models as /ready shows them, with what is wrong in words."""
+        return {
+            "engines": [engine.report() for engine in self.engines],
+            "models": {
+                name: {"reason": served.prompts.reason, "why": served.prompts.why}
+                if isinstance(served.prompts, NoPrompts)
+                else {"reason": "kv-aware"}
+                for name, served in sorted(self.models.items())
+            },
+        }
+
     # how the engines are watched
 
     async def _watch(self, engine: Engine) -> None:
@@ -257,11 +280,14 @@ class Fleet:
         root = self._settings.tokenizers.get(card.name) or self._settings.tokenizers.get(base.name)
         root = root or base.root or base.name
         lora = card.name if card.parent else None
+        answers_as = card.name if lora else engine.model_names[0]  # as vLLM does
         if root not in self._prompts:
             why = f"model {card.name!r}: its tokenizer is being loaded"
             self._prompts[root] = NoPrompts("tokenizer_loading", why)
             self._spawn(self._load(card.name, root, base.max_model_len))
-        self.models[card.name] = ServedModel(card.name, self._prompts[root], (), lora)
+        self.models[card.name] = ServedModel(
+            card.name, self._prompts[root], lora=lora, answers_as=answers_as
+        )
 
     def _base_of(self, engine: Engine, card: ModelCard) -> ModelCard:
         assert engine.facts is not None
@@ -273,9 +299,7 @@ class Fleet:
         self._prompts[root] = await self._load_prompts(name, root, max_model_len)
         for served in list(self.models.values()):
             if served.prompts is loading:
-                self.models[served.name] = ServedModel(
-                    served.name, self._prompts[root], served.block_sizes, served.lora
-                )
+                self.models[served.name] = replace(served, prompts=self._prompts[root])
 
     def _refresh(self) -> None:
         """Who serves what, as of now."""
@@ -286,7 +310,7 @@ class Fleet:
             self._live[name] = live
             self._rows[name] = np.array([endpoint.holder for endpoint in live], dtype=np.intp)
             if list(served.block_sizes) != sizes:
-                self.models[name] = ServedModel(name, served.prompts, sizes, served.lora)
+                self.models[name] = replace(served, block_sizes=sizes)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

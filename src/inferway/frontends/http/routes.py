@@ -103,11 +103,11 @@ class Routes:
 
     async def _score(self, path: str, echo: str, request: Request, responder: Responder) -> None:
         """Seed 003's form: pod_scores in blocks, beside the model and what was asked."""
-        parsed, candidates = await self._director.score(path, request.body)
+        scored = await self._director.score(path, request.body)
         body = {
-            "pod_scores": pod_scores(candidates),
-            "model": parsed.body.model,
-            echo: parsed.fields[echo],
+            "pod_scores": pod_scores(scored.candidates),
+            "model": scored.model.answers_as,
+            echo: scored.request.fields[echo],
         }
         responder.send(200, JSON, msgspec.json.encode(body))
 
