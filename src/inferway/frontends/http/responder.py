@@ -1,0 +1,183 @@
+"""The answer to one request: framing, and who produces its body.
+
+body framing     when
+none             HEAD, 204, 304: what is written is dropped
+length           `start` was given a length; bytes pass as they are and must add up to it
+chunked          no length, HTTP/1.1
+until close      no length, HTTP/1.0: the connection's end is the body's end
+
+A *source* is whoever pushes the body piece by piece after the handler has returned. It is told
+to pause while the client does not read, and when the client has gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from inferway.errors import InferwayError, MethodNotAllowedError
+from inferway.frontends.http.message import Request, status_line
+from inferway.model import Headers
+from inferway.openai_api.responses import error_body, error_status
+
+if TYPE_CHECKING:
+    from inferway.frontends.http.connection import ClientConnection
+
+_NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
+_BODILESS = frozenset({204, 304})
+_COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead of around it
+JSON: Headers = ((b"content-type", b"application/json"),)
+
+
+class Source(Protocol):
+    """Produces an answer's body."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def client_gone(self) -> None: ...
+
+
+class Responder:
+    """Answers one request: `send`, or `start`, `write`..., `end`. `abort` breaks the answer off.
+
+    Writing to a client who has gone is not an error, it does nothing.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "_remaining",
+        "body_bytes",
+        "ended",
+        "engine",
+        "request",
+        "source",
+        "started",
+        "status",
+    )
+
+    def __init__(self, connection: ClientConnection, request: Request) -> None:
+        self._connection = connection
+        self._framing = _NONE
+        self._remaining = 0
+        self.request = request
+        self.source: Source | None = None
+        self.status = 0
+        self.body_bytes = 0
+        self.started = False
+        self.ended = False  # also when the client has gone, or after `abort`
+        self.engine = "-"  # for the access log
+
+    def attach(self, source: Source) -> None:
+        """From now on `source` answers, whenever it can; the handler may return."""
+        self.source = source
+        if not self._connection.writable:
+            source.pause()
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Sends the head. `headers` without Content-Length, which is `length`, and without
+        hop-by-hop fields; x-request-id is added here."""
+        if self.started:
+            raise RuntimeError(f"the answer has started already, with status {self.status}")
+        self.started = True
+        self.status = status
+        request, connection = self.request, self._connection
+        if connection.closing:
+            request.keep_alive = False
+        framing = self._choose_framing(status, length)
+        lines = [status_line(status)]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"x-request-id: %b\r\n" % request.id)
+        lines.append(framing)
+        if not request.keep_alive:
+            lines.append(b"connection: close\r\n\r\n")
+        elif request.http11:
+            lines.append(b"\r\n")
+        else:
+            lines.append(b"connection: keep-alive\r\n\r\n")
+        if not self.ended:
+            connection.write(b"".join(lines))
+
+    def _choose_framing(self, status: int, length: int | None) -> bytes:
+        if status in _BODILESS or self.request.method == "HEAD":
+            self._framing = _NONE
+            return b"" if length is None or status == 204 else b"content-length: %d\r\n" % length
+        if length is not None:
+            self._framing = _LENGTH
+            self._remaining = length
+            return b"content-length: %d\r\n" % length
+        if self.request.http11:
+            self._framing = _CHUNKED
+            return b"transfer-encoding: chunked\r\n"
+        self._framing = _UNTIL_CLOSE
+        self.request.keep_alive = False
+        return b""
+
+    def write(self, chunk: bytes) -> None:
+        """A piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
+        if self.ended or not chunk or self._framing == _NONE:
+            return
+        size = len(chunk)
+        self.body_bytes += size
+        if self._framing == _CHUNKED:
+            if size <= _COPY_LIMIT:
+                self._connection.write(b"%x\r\n%b\r\n" % (size, chunk))
+            else:
+                self._connection.write_all((b"%x\r\n" % size, chunk, b"\r\n"))
+            return
+        if self._framing == _LENGTH:
+            self._remaining -= size
+            if self._remaining < 0:
+                self.abort()
+                raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
+        self._connection.write(chunk)
+
+    def end(self) -> None:
+        """The body is complete. One that is short of its length is aborted instead."""
+        if self.ended:
+            return
+        if self._framing == _LENGTH and self._remaining:
+            self.abort()
+            return
+        if self._framing == _CHUNKED:
+            self._connection.write(b"0\r\n\r\n")
+        self._over()
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer at once."""
+        self.start(status, ((b"date", self._connection.server.date), *headers), len(body))
+        self.write(body)
+        self.end()
+
+    def send_error(self, error: InferwayError) -> None:
+        """`error` as OpenAI's clients expect it."""
+        headers = JSON
+        if isinstance(error, MethodNotAllowedError):
+            headers = (*JSON, (b"allow", error.allowed.encode()))
+        self.send(error_status(error), headers, error_body(error))
+
+    @property
+    def can_say_more(self) -> bool:
+        """Whether bytes that were not announced may still follow."""
+        return self.started and not self.ended and self._framing in (_CHUNKED, _UNTIL_CLOSE)
+
+    def abort(self) -> None:
+        """Breaks the connection, so that the client sees that the answer is not whole."""
+        if self.ended:
+            return
+        self.request.keep_alive = False
+        self._over()
+        self._connection.abort()
+
+    def client_gone(self) -> None:
+        """For the connection: it has been lost."""
+        if self.ended:
+            return
+        if not self.started:
+            self.status = 499  # nginx's word for it
+        self._over()
+        if self.source is not None:
+            self.source.client_gone()
+
+    def _over(self) -> None:
+        self.ended = True
+        self._connection.answered(self)

@@ -1,0 +1,228 @@
+"""Listens, hands requests to the handler, looks after deadlines, and ends gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import types
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any
+
+from inferway.config import LimitSettings, TimeoutSettings
+from inferway.errors import ConfigError, InferwayError
+from inferway.frontends.http.access_log import AccessLog
+from inferway.frontends.http.connection import ClientConnection
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import Responder
+
+# Answers, or attaches a source to the Responder and returns. What it raises is answered: an
+# InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
+# there up to its first real wait, without a task of its own: what needs one before that
+# (asyncio.timeout, wait_for, current_task) awaits asyncio.sleep(0) first.
+Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+
+_SWEEP_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HttpStats:
+    """Counters since start, and `open` and `answering`, read by the metrics."""
+
+    accepted: int = 0
+    over_limit: int = 0  # connections closed because there were too many
+    open: int = 0
+    requests: int = 0
+    answering: int = 0
+    refused: int = 0  # were not HTTP, or over a limit
+    timed_out: int = 0
+    crashed: int = 0  # the handler raised what it should not
+    body_bytes: int = 0  # of answers
+
+
+class HttpServer:
+    """`start`, then `port`; `stop` ends it. Everything runs in one loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: LimitSettings | None = None,
+        timeouts: TimeoutSettings | None = None,
+        access_log: bool = False,
+    ) -> None:
+        self.handler = handler
+        self.host = host
+        self.port = port
+        self.limits = limits or LimitSettings()
+        self.timeouts = timeouts or TimeoutSettings()
+        self.stats = HttpStats()
+        self.statuses: dict[int, int] = {}  # status -> answers
+        self.date = b""
+        self._access_log = AccessLog() if access_log else None
+        self._connections: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()
+        self._id_prefix = os.urandom(8).hex().encode()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError when the address cannot be had."""
+        self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
+        try:
+            self._listener = await self.loop.create_server(
+                lambda: ClientConnection(self), self.host, self.port, backlog=2048
+            )
+        except OSError as e:
+            raise _cannot_listen(self.host, self.port, e) from e
+        self.port = self._listener.sockets[0].getsockname()[1]
+        timeouts = self.timeouts
+        self._sweep_seconds = min(
+            _SWEEP_SECONDS,
+            timeouts.keep_alive / 4,
+            timeouts.request_body / 4,
+            timeouts.idle_stream / 4,
+        )
+        self._sweep()
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Accepts no more, lets answers under way finish for so long, then closes them."""
+        self._stopping = True
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        if drain_seconds is None:
+            drain_seconds = self.timeouts.drain
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await self._wait_until_empty()
+        except TimeoutError:
+            _log.warning("%d answers were cut off at shutdown", self.stats.answering)
+            for connection in list(self._connections):
+                connection.abort()
+            await self._wait_until_empty()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.wait_closed()
+        self._timer.cancel()
+        if self._access_log is not None:
+            self._access_log.flush()
+
+    async def _wait_until_empty(self) -> None:
+        self._empty.clear()
+        if self._connections:
+            await self._empty.wait()
+
+    # ------------------------------------------------------------------- for the connections
+
+    def opened(self, connection: ClientConnection) -> None:
+        """A client has connected."""
+        self.stats.accepted += 1
+        self.stats.open += 1
+        self._connections.add(connection)
+        if self._stopping or len(self._connections) > self.limits.connections:
+            self.stats.over_limit += 1
+            connection.abort()
+
+    def lost(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self.stats.open -= 1
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def new_request_id(self) -> bytes:
+        """Unique; sorts in order of arrival within one process."""
+        return b"%b-%x" % (self._id_prefix, self.stats.requests)
+
+    def serve(self, request: Request, responder: Responder) -> None:
+        """Runs the handler to its first wait, and the rest, if there is any, as a task."""
+        self.stats.requests += 1
+        self.stats.answering += 1
+        coroutine = self.handler(request, responder)
+        try:
+            waited = coroutine.send(None)
+        except StopIteration:
+            self._returned(responder)
+        except Exception as error:
+            self._raised(error, responder)
+        else:
+            task = self.loop.create_task(self._finish(coroutine, waited, responder))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def answered(self, responder: Responder) -> None:
+        """An answer has ended, one way or another."""
+        stats = self.stats
+        stats.answering -= 1
+        stats.body_bytes += responder.body_bytes
+        status = responder.status
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if self._access_log is not None:
+            self._access_log.add(responder)
+
+    # ------------------------------------------------------------------------------- handlers
+
+    async def _finish(
+        self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder
+    ) -> None:
+        try:
+            await _resumed(coroutine, waited)
+        except Exception as error:
+            self._raised(error, responder)
+        else:
+            self._returned(responder)
+
+    def _returned(self, responder: Responder) -> None:
+        if not responder.ended and responder.source is None:
+            self._raised(RuntimeError("the handler returned without an answer"), responder)
+
+    def _raised(self, error: Exception, responder: Responder) -> None:
+        if not isinstance(error, InferwayError):
+            self.stats.crashed += 1
+            request = responder.request
+            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            error = InferwayError("internal error; the gateway's log has the reason")
+        if responder.started:
+            responder.abort()
+        elif not responder.ended:
+            responder.send_error(error)
+
+    def _sweep(self) -> None:
+        now = self.time()
+        self.date = formatdate(usegmt=True).encode()
+        for connection in [c for c in self._connections if c.deadline <= now]:
+            connection.timed_out()
+        if self._access_log is not None:
+            self._access_log.flush()
+        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+
+
+@types.coroutine
+def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[object, Any, None]:
+    """Goes on with a coroutine that already waits for `waited`."""
+    try:
+        yield waited
+    except BaseException as error:  # a cancellation; the coroutine decides what comes of it
+        try:
+            waited = coroutine.throw(error)
+        except StopIteration:
+            return
+        yield waited
+    yield from coroutine
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} on {host} is in use; stop what listens there or give another"
+        )
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")

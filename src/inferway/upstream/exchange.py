@@ -1,0 +1,78 @@
+"""One request to an engine and its answer, as its two sides see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from inferway.errors import UpstreamError
+from inferway.model import Headers
+
+if TYPE_CHECKING:
+    from inferway.upstream.connection import EngineConnection
+    from inferway.upstream.pool import Origin
+
+
+class Sink(Protocol):
+    """Takes an answer as it arrives: on_head, on_chunk..., then on_end or on_error, once.
+
+    After `Exchange.abort` nothing more is called. `on_error` may come first, or instead of
+    the end; it is never called by `send` itself, always later. `headers` are end to end, and
+    without Content-Length: that is `length` (None: unknown until the end).
+    """
+
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
+    def on_chunk(self, chunk: bytes) -> None: ...
+    def on_end(self) -> None: ...
+    def on_error(self, error: UpstreamError) -> None: ...
+
+
+class Exchange:
+    """The sender's handle on a request under way. Its methods do nothing once it is over."""
+
+    __slots__ = ("connection", "is_head", "origin", "over", "paused", "payload", "retried", "sink")
+
+    def __init__(self, origin: Origin, payload: bytes, sink: Sink, *, is_head: bool) -> None:
+        self.origin = origin
+        self.payload = payload
+        self.sink = sink
+        self.is_head = is_head
+        self.connection: EngineConnection | None = None
+        self.over = False
+        self.paused = False
+        self.retried = False
+
+    def pause(self) -> None:
+        """Stops reading the answer; the engine's socket fills up and holds it back."""
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        self.paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    def abort(self) -> None:
+        """Closes the engine's connection, which is how vLLM learns to stop generating."""
+        if self.over:
+            return
+        self.over = True
+        self.origin.pool.stats.aborted += 1
+        if self.connection is not None:
+            self.connection.drop()
+
+    def finish(self) -> None:
+        """The answer is complete."""
+        self.over = True
+        self.connection = None
+        self.sink.on_end()
+
+    def fail(self, error: UpstreamError) -> None:
+        """The answer will not come, or not to its end."""
+        if self.over:
+            return
+        self.over = True
+        self.connection = None
+        self.origin.pool.stats.failed += 1
+        self.sink.on_error(error)

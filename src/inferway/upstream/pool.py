@@ -1,0 +1,187 @@
+"""Connections to engines: one stack of idle ones per engine, the last used on top.
+
+No limit and no queue: how much an engine gets is decided before (scheduling, flow control).
+One coarse timer looks after every deadline of every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from inferway.config import TimeoutSettings
+from inferway.errors import ConfigError, UpstreamError
+from inferway.upstream.connection import EngineConnection
+from inferway.upstream.exchange import Exchange, Sink
+
+# uvicorn, which serves vLLM, closes connections that were idle for 5 s.
+IDLE_KEEP_ALIVE_SECONDS = 4.0
+_SWEEP_SECONDS = 1.0
+_BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Counters since start, and `open`, read by the metrics."""
+
+    sent: int = 0
+    connected: int = 0
+    retried: int = 0  # sent once more because a kept-alive connection had died
+    failed: int = 0
+    aborted: int = 0
+    open: int = 0
+
+
+class Pool:
+    """Sends requests to engines. Use from one running loop; `close` when done."""
+
+    def __init__(
+        self,
+        timeouts: TimeoutSettings | None = None,
+        *,
+        idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS,
+    ) -> None:
+        self.timeouts = timeouts or TimeoutSettings()
+        self.idle_keep_alive = idle_keep_alive
+        self.stats = PoolStats()
+        self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
+        self._origins: dict[str, Origin] = {}
+        self._sweep_seconds = min(
+            _SWEEP_SECONDS,
+            idle_keep_alive / 4,
+            self.timeouts.first_byte / 4,
+            self.timeouts.idle_stream / 4,
+        )
+        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+
+    def send(
+        self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
+    ) -> Exchange:
+        """Starts one exchange with the engine at `url` (http://host:port).
+
+        `headers` is a block of lines (headers.header_block) without Host, framing and
+        hop-by-hop fields. Never raises for what the engine does: `sink` hears of it, later.
+        """
+        origin = self._origins.get(url)
+        if origin is None:
+            origin = self._origins[url] = Origin(self, url)
+        if body or method not in _BODILESS_METHODS:
+            payload = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
+                method.encode(), target, origin.authority, headers, len(body), body,
+            )  # fmt: skip
+        else:
+            payload = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+                method.encode(), target, origin.authority, headers,
+            )  # fmt: skip
+        self.stats.sent += 1
+        exchange = Exchange(origin, payload, sink, is_head=method == "HEAD")
+        origin.send(exchange)
+        return exchange
+
+    def idle(self, url: str) -> int:
+        """How many idle connections to `url` are kept."""
+        origin = self._origins.get(url)
+        return len(origin.idle) if origin else 0
+
+    async def close(self) -> None:
+        """Drops every connection; exchanges under way fail."""
+        self._timer.cancel()
+        for origin in self._origins.values():
+            await origin.close()
+        self._origins.clear()
+
+    def _sweep(self) -> None:
+        now = self.time()
+        for origin in self._origins.values():
+            for connection in [c for c in origin.connections if c.deadline <= now]:
+                connection.timed_out()
+        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+
+
+class Origin:
+    """One engine's connections, idle and busy. Written by the pool and the connections."""
+
+    __slots__ = ("_connecting", "authority", "connections", "host", "idle", "label", "pool",
+                 "port", "tls")  # fmt: skip
+
+    def __init__(self, pool: Pool, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"engine {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+        self.pool = pool
+        self.label = parts.netloc
+        self.authority = parts.netloc.encode()
+        self.host = parts.hostname
+        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.port = parts.port or (443 if self.tls else 80)
+        self.idle: list[EngineConnection] = []
+        self.connections: set[EngineConnection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def send(self, exchange: Exchange) -> None:
+        """On the most recently used idle connection, else on a new one."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.usable:
+                connection.send(exchange)
+                return
+        self.connect(exchange)
+
+    def connect(self, exchange: Exchange) -> None:
+        """On a new connection."""
+        task = self.pool.loop.create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        try:
+            connection = await self._open()
+        except TimeoutError:
+            seconds = self.pool.timeouts.connect
+            exchange.fail(UpstreamError(f"engine {self.label}: no connection within {seconds:g} s"))
+        except OSError as e:
+            exchange.fail(UpstreamError(f"engine {self.label}: cannot connect: {e}"))
+        else:
+            if exchange.over:  # aborted meanwhile; the connection is as good as new
+                self.idled(connection)
+            elif connection.usable:
+                connection.send(exchange)
+            else:
+                exchange.fail(UpstreamError(f"engine {self.label} closed the connection at once"))
+
+    async def _open(self) -> EngineConnection:
+        loop, pool = self.pool.loop, self.pool
+        async with asyncio.timeout(pool.timeouts.connect):
+            _, connection = await loop.create_connection(
+                lambda: EngineConnection(self), self.host, self.port, ssl=self.tls
+            )
+        pool.stats.connected += 1
+        return connection
+
+    def opened(self, connection: EngineConnection) -> None:
+        """A socket is connected."""
+        self.connections.add(connection)
+        self.pool.stats.open += 1
+
+    def idled(self, connection: EngineConnection) -> None:
+        """Its answer is complete, it can serve the next exchange."""
+        connection.deadline = self.pool.time() + self.pool.idle_keep_alive
+        self.idle.append(connection)
+
+    def lost(self, connection: EngineConnection) -> None:
+        """Its socket is closed."""
+        self.connections.discard(connection)
+        self.pool.stats.open -= 1
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    async def close(self) -> None:
+        """Drops connections, and attempts to connect."""
+        for task in list(self._connecting):
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.fail(UpstreamError(f"engine {self.label}: the gateway is shutting down"))
