@@ -12,11 +12,10 @@ with one full-attention group:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inferway.simulator.events import Event, EventExtraKeys, Stored
-from inferway.simulator.hashing import BlockHasher
+from inferway.blocks.dialects import Dialect, HashExtra, Lora, hash_extras
+from inferway.simulator.events import Event, Stored
 from inferway.simulator.pool import Block, BlockPool
 
 
@@ -25,8 +24,7 @@ class Adapter:
     """A LoRA adapter; blocks computed with it serve no other."""
 
     id: int  # from 1 on
-    name: str
-    path: str
+    lora: Lora
 
 
 @dataclass(slots=True)
@@ -46,12 +44,12 @@ class Run:
 
 
 class KvCache:
-    """Blocks given to requests. `hash_block` and `block_size` are the engine's."""
+    """`num_blocks` of `block_size` tokens, hashed in the engine's dialect, given to requests."""
 
-    def __init__(self, num_blocks: int, block_size: int, hasher: BlockHasher) -> None:
+    def __init__(self, num_blocks: int, block_size: int, dialect: Dialect) -> None:
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
-        self._hasher = hasher
+        self._dialect = dialect
 
     @property
     def usage(self) -> float:
@@ -133,8 +131,8 @@ class KvCache:
         size = self._block_size
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
             parent = run.hashes[-1] if run.hashes else None
-            tokens = tuple(run.tokens[start : start + size])
-            run.hashes.append(self._hasher(parent, tokens, _hashed_extra_keys(run, start)))
+            tokens = run.tokens[start : start + size]
+            run.hashes.append(self._dialect.block_hash(parent, tokens, _extra_keys(run, start)))
 
     def _keep_full_blocks(self, run: Run) -> None:
         first, end = run.num_kept, len(run.tokens) // self._block_size
@@ -153,23 +151,13 @@ class KvCache:
             parent=run.hashes[first - 1] if first else None,
             token_ids=tuple(run.tokens[first * size : end * size]),
             block_size=size,
-            extra_keys=tuple(_event_extra_keys(run, i * size) for i in range(first, end)),
+            extra_keys=tuple(_extra_keys(run, i * size) for i in range(first, end)),
             lora_id=adapter.id if adapter else None,
-            lora_name=adapter.name if adapter else None,
+            lora_name=adapter.lora.name if adapter else None,
         )
 
 
-def _hashed_extra_keys(run: Run, start: int) -> tuple[tuple[str, ...], ...] | None:
-    """What goes into the hash beside tokens (vLLM 0.32, generate_block_hash_extra_keys)."""
-    keys: list[tuple[str, ...]] = []
-    if run.adapter:
-        keys.append(("lora", run.adapter.name, run.adapter.path))
-    if start == 0 and run.cache_salt:
-        keys.append(("cache_salt", run.cache_salt))
-    return tuple(keys) or None
-
-
-def _event_extra_keys(run: Run, start: int) -> EventExtraKeys:
-    """The same as events carry it: of each key the second word."""
-    keys: Sequence[tuple[str, ...]] = _hashed_extra_keys(run, start) or ()
-    return tuple(key[1] for key in keys) or None
+def _extra_keys(run: Run, start: int) -> tuple[HashExtra, ...] | None:
+    """What goes into the hash of the block at token `start` beside its tokens."""
+    lora = run.adapter.lora if run.adapter else None
+    return hash_extras(lora, run.cache_salt if start == 0 else None)

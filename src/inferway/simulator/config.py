@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inferway.blocks.dialects import DEFAULT_SEED
 from inferway.errors import ConfigError
 
 Mode = Literal["echo", "random"]
@@ -61,7 +62,7 @@ class SimulatorConfig:
     max_waiting_queue_length: int = 1000
     mode: Mode = "random"
     seed: int = 0
-    hash_seed: str | None = None  # vLLM's PYTHONHASHSEED; None: vLLM's own default
+    hash_seed: str = DEFAULT_SEED  # what PYTHONHASHSEED is to vLLM
     latency: Latency = field(default_factory=Latency)
     events: EventsConfig = field(default_factory=EventsConfig)
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from inferway.blocks.dialects import Dialect, wire_hash
 from inferway.errors import ConfigError
 from inferway.simulator.cache import KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
-from inferway.simulator.events import Event, encode_batch, wire_hash
-from inferway.simulator.hashing import vllm_hasher
+from inferway.simulator.events import Event, encode_batch
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import ModelNames
 from inferway.simulator.planning import Planner
@@ -38,9 +38,8 @@ class SimulatedEngine:
         self.config = config
         self._model = model
         self._reply = reply or (echo if config.mode == "echo" else random_sentences(config.seed))
-        self._cache = KvCache(
-            config.kv_cache_size, config.block_size, vllm_hasher(config.hash_seed)
-        )
+        dialect = Dialect(seed=config.hash_seed)
+        self._cache = KvCache(config.kv_cache_size, config.block_size, dialect)
         self._scheduler = Scheduler(
             self._cache, config.latency, config.max_num_seqs, config.max_waiting_queue_length
         )

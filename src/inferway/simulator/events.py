@@ -1,5 +1,5 @@
-"""KV events as vLLM writes them. The simulated engine's own; nothing here is shared with the
-room that reads events, so that one mistake cannot hide in both.
+"""KV events as vLLM writes them. Nothing here is shared with the room that reads events, so that
+one mistake cannot hide in both.
 
 Field names, order and which defaults are omitted: vLLM 0.32, distributed/kv_events.py (maps,
 tagged by class name). The array form is the same struct laid flat, as vLLM wrote it before.
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from inferway.blocks.dialects import HashExtra, published_extras, wire_hash
 from inferway.simulator.config import EventFormat
 
 MEDIUM = "GPU"
 # What vLLM says of a model's only KV group when all its layers attend to everything.
 GROUP = 0
 SPEC_KIND = "full_attention"
-
-# Per block: the adapter's name, the cache salt; bare, unlike in the hash (vLLM 0.32,
-# kv_cache_utils.to_event_extra_keys). None: nothing but tokens went into the hash.
-EventExtraKeys = tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Stored:
     parent: bytes | None
     token_ids: tuple[int, ...]
     block_size: int
-    extra_keys: tuple[EventExtraKeys, ...]
+    extra_keys: tuple[tuple[HashExtra, ...] | None, ...]  # per block, as hashed
     lora_id: int | None = None
     lora_name: str | None = None
 
@@ -62,7 +59,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[EventExtraKeys] | None = None
+    extra_keys: list[list[object] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
 
@@ -92,11 +89,6 @@ def encode_batch(
     return msgspec.msgpack.encode([timestamp, wire, rank])
 
 
-def wire_hash(block_hash: bytes) -> int:
-    """The hash as events carry it: its low 64 bits (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1)."""
-    return int.from_bytes(block_hash[-8:], "big")
-
-
 def _to_wire(event: Event) -> WireEvent:
     if isinstance(event, Stored):
         return BlockStored(
@@ -107,7 +99,7 @@ def _to_wire(event: Event) -> WireEvent:
             lora_id=event.lora_id,
             medium=MEDIUM,
             lora_name=event.lora_name,
-            extra_keys=list(event.extra_keys),
+            extra_keys=[published_extras(extra) for extra in event.extra_keys],
             group_idx=GROUP,
             kv_cache_spec_kind=SPEC_KIND,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from inferway.blocks.dialects import Lora
 from inferway.errors import UnknownModelError
 from inferway.simulator.cache import Adapter
 from inferway.simulator.config import SimulatorConfig
@@ -18,7 +19,7 @@ class ModelNames:
         self._created = int(time.time())
         self._adapters: dict[str, Adapter | None] = dict.fromkeys(config.names)
         for i, (name, path) in enumerate(config.lora_modules.items(), start=1):
-            self._adapters[name] = Adapter(i, name, path)
+            self._adapters[name] = Adapter(i, Lora(name, path))
 
     def adapter(self, name: str) -> Adapter | None:
         """Raises UnknownModelError."""
@@ -29,7 +30,7 @@ class ModelNames:
     def answered_name(self, name: str) -> str:
         """What answers call the model: the adapter's name, or the base model's first one."""
         adapter = self._adapters[name]
-        return adapter.name if adapter else self._config.names[0]
+        return adapter.lora.name if adapter else self._config.names[0]
 
     def listing(self) -> dict[str, Any]:
         """`GET /v1/models`, as vLLM answers it (its `permission` list is left empty)."""
@@ -42,7 +43,7 @@ class ModelNames:
             "object": "model",
             "created": self._created,
             "owned_by": "vllm",
-            "root": adapter.path if adapter else self._config.model,
+            "root": adapter.lora.path if adapter else self._config.model,
             "parent": self._config.names[0] if adapter else None,
             "max_model_len": None if adapter else self._config.max_model_len,
             "permission": [],

@@ -42,7 +42,8 @@ class EventSource(msgspec.Struct):
 
 
 class Publisher:
-    """Owns the sockets and the batches kept for replay. `start` before `publish`."""
+    """Owns the sockets and the batches kept for replay. `start` before `publish`, and `stop` in
+    the end, also if `start` failed."""
 
     def __init__(self, config: EventsConfig, endpoint: str, host: str) -> None:
         self._config = config

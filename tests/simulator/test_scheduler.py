@@ -1,0 +1,203 @@
+"""When things happen, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from inferway.blocks.dialects import Dialect
+from inferway.simulator.cache import KvCache, Run
+from inferway.simulator.config import Latency
+from inferway.simulator.events import Event, Stored
+from inferway.simulator.scheduler import Job, Scheduler
+
+BLOCK = 4
+
+
+def scheduler(
+    latency: Latency | None = None,
+    *,
+    max_num_seqs: int = 8,
+    num_blocks: int = 100,
+    max_waiting: int = 100,
+) -> Scheduler:
+    cache = KvCache(num_blocks, BLOCK, Dialect())
+    return Scheduler(cache, latency or Latency(), max_num_seqs, max_waiting)
+
+
+def job(prompt: Sequence[int], num_tokens: int = 1, first_word: int = 500) -> Job:
+    return Job(Run(list(prompt)), range(first_word, first_word + num_tokens), arrived=0.0)
+
+
+def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[float, Job, int]]:
+    """Until nothing is left: (when, whose, token)."""
+    out = []
+    due: float | None = now
+    while due is not None:
+        for item in scheduler.step(due).emitted:
+            out.append((round(due, 6), item.job, item.token))
+        due = scheduler.next_due(due)
+    return out
+
+
+def times(out: list[tuple[float, Job, int]], of: Job) -> list[float]:
+    return [when for when, job, _ in out if job is of]
+
+
+def test_only_tokens_that_are_not_cached_cost_prefill_time() -> None:
+    engine = scheduler(Latency(prefill_overhead=1.0, prefill_time_per_token=0.1))
+    first, second = job(range(21)), job(range(21))
+    engine.add(first)
+    run(engine)
+    engine.add(second)
+
+    assert times(run(engine, now=10.0), second) == [pytest.approx(10 + 1.0 + 0.1)]
+
+
+def test_time_to_first_token_overrides_the_prompts_length() -> None:
+    engine = scheduler(Latency(time_to_first_token=0.5, prefill_time_per_token=9.0))
+    one = job(range(30))
+    engine.add(one)
+
+    assert times(run(engine), one) == [0.5]
+
+
+def test_further_tokens_come_at_the_inter_token_latency() -> None:
+    engine = scheduler(Latency(time_to_first_token=0.5, inter_token_latency=0.1))
+    one = job(range(3), num_tokens=3)
+    engine.add(one)
+
+    assert times(run(engine), one) == [0.5, 0.6, 0.7]
+
+
+def test_a_late_step_does_not_shift_the_tokens_after_it() -> None:
+    engine = scheduler(Latency(inter_token_latency=0.1))
+    engine.add(job(range(3), num_tokens=5))
+    engine.step(0.0)
+    engine.step(0.05)
+
+    assert engine.next_due(0.05) == pytest.approx(0.1)
+
+
+def test_requests_over_the_limit_wait_and_are_served_in_order() -> None:
+    engine = scheduler(Latency(time_to_first_token=1.0), max_num_seqs=1)
+    jobs = [job([n]) for n in range(3)]
+    for one in jobs:
+        engine.add(one)
+
+    assert [(when, who) for when, who, _ in run(engine)] == list(zip([1, 2, 3], jobs, strict=True))
+
+
+def test_the_engine_is_full_when_all_places_to_run_and_to_wait_are_taken() -> None:
+    engine = scheduler(max_num_seqs=1, max_waiting=1)
+    engine.add(job([1]))
+    assert not engine.is_full
+
+    engine.add(job([2]))
+
+    assert engine.is_full
+
+
+def test_load_stretches_time_up_to_the_factor() -> None:
+    engine = scheduler(Latency(time_to_first_token=1.0, time_factor_under_load=3.0), max_num_seqs=2)
+    first, second = job([1]), job([2])
+    engine.add(first)
+    engine.add(second)
+    out = run(engine)
+
+    assert times(out, first) == [1.0]
+    assert times(out, second) == [3.0]
+
+
+def test_who_reuses_blocks_that_are_still_being_computed_waits_for_them() -> None:
+    engine = scheduler(Latency(prefill_time_per_token=0.1))
+    first, second = job(range(21)), job(range(21))
+    engine.add(first)
+    engine.add(second)
+    out = run(engine)
+
+    assert second.num_cached_tokens == 20
+    assert times(out, first) == times(out, second) == [pytest.approx(2.1)]
+
+
+def test_events_leave_with_the_first_token_after_them() -> None:
+    engine = scheduler(Latency(time_to_first_token=1.0))
+    engine.add(job(range(9)))
+
+    assert engine.step(0.0).events == []
+    assert [type(event) for event in engine.step(1.0).events] == [Stored]
+
+
+def test_a_reset_is_told_when_the_engine_works_again() -> None:
+    engine = scheduler()
+    engine.add(job(range(9)))
+    run(engine)
+    engine.cache.clear()
+
+    assert engine.next_due(0.0) is None
+
+    engine.add(job([1, 2]))
+    engine.step(0.0)
+    [cleared] = engine.step(0.0).events
+    assert type(cleared).__name__ == "Cleared"
+
+
+def test_the_last_token_is_not_computed_and_not_cached() -> None:
+    engine = scheduler()
+    engine.add(job(range(4), num_tokens=4))
+    run(engine)
+    assert len(engine.cache.cached()) == 1
+
+    engine.add(job(range(4), num_tokens=5))
+    run(engine)
+
+    assert len(engine.cache.cached()) == 2
+
+
+def test_when_blocks_run_out_the_youngest_gives_way_and_finishes_later() -> None:
+    engine = scheduler(num_blocks=5)
+    old, young = job(range(7), num_tokens=6), job(range(50, 57), num_tokens=6)
+    engine.add(old)
+    engine.add(young)
+
+    out = run(engine)
+
+    assert engine.totals.preemptions > 0
+    assert [token for _, who, token in out if who is young] == list(range(500, 506))
+    assert [token for _, who, token in out if who is old] == list(range(500, 506))
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+
+
+def test_a_preempted_prompt_is_counted_once() -> None:
+    engine = scheduler(num_blocks=5)
+    for start in (0, 50):
+        engine.add(job(range(start, start + 7), num_tokens=6))
+    run(engine)
+
+    assert engine.totals.prompt_tokens == 14
+    assert engine.totals.generation_tokens == 12
+
+
+def test_an_aborted_job_frees_its_blocks_and_its_events_are_told() -> None:
+    engine = scheduler(Latency(time_to_first_token=9.0))
+    one = job(range(9))
+    engine.add(one)
+    engine.step(0.0)
+
+    events: list[Event] = engine.abort(one)
+
+    assert [type(event) for event in events] == [Stored]
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+    assert engine.next_due(0.0) is None
+
+
+def test_aborting_one_that_ended_or_only_waited_does_no_harm() -> None:
+    engine = scheduler(max_num_seqs=1)
+    ended, waiting = job([1]), job([2])
+    engine.add(ended)
+    run(engine)
+    engine.add(waiting)
+
+    assert engine.abort(ended) == engine.abort(waiting) == []
+    assert engine.next_due(0.0) is None
