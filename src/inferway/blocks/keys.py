@@ -23,12 +23,12 @@ and blocks are chained by a polynomial with odd K, which numpy evaluates for all
 Collisions. A lane's mix is a bijection with two multiplications (murmur's finalizer spreads
 every input bit over the upper half, the shifts bring it down), its weight is a random odd
 number: two blocks that differ meet with probability ~2**-64 over the choice of constants. The
-chain is linear in the digests: two prompts that differ in one block never meet after it (K is
-odd, hence invertible), two that swap blocks d apart meet with probability ~2**-60 * d at most
-(2 divides K**d - 1 no more often). At 10 million keys the chance of any pair is ~3e-6. It is not
-a cryptographic hash: who knows the seed can construct two prompts with one key. What that buys
-is a wrong forecast for the attacker's own prompt: keys choose an engine, the engine compares its
-own hashes.
+chain is linear in the digests: prompts whose digests differ in one block never meet after it (K
+is odd, hence invertible), prompts that swap two blocks d apart meet with probability ~2**-62 * d
+at most (K is 5 modulo 8, so 4 * d bounds the power of 2 in K**d - 1). At 10 million keys the
+chance of any pair is ~3e-6. It is not a cryptographic hash: who knows the seed can construct two
+prompts with one key. What that buys is a wrong forecast for the attacker's own prompt: keys
+choose an engine, the engine compares its own hashes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Lanes = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _SHIFT_1 = np.uint64(32)
 _SHIFT_2 = np.uint64(29)
-_MULTIPLY = np.uint64(0x9FB21C651E98DF25)  # odd, from a search by rrmxmx's author: good spread
+_MULTIPLY = np.uint64(0x9FB21C651E98DF25)  # of rrmxmx (P. Evensen): good spread
 
 
 class BlockHasher:

@@ -53,6 +53,11 @@ class MemoryIndex:
     def num_blocks(self, holder: HolderId) -> int:
         return len(self._keys.get(holder, ()))
 
+    @property
+    def num_keys(self) -> int:
+        """How many different blocks somebody holds."""
+        return len(self._holders)
+
     def _store(self, holder: HolderId, keys: Iterable[BlockKey]) -> None:
         bit = 1 << holder
         holders = self._holders
