@@ -42,6 +42,9 @@ class Letters:
         )
         return [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
 
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
+
 
 class Broken:
     """A prompt source that fails the way it is told to."""
@@ -51,6 +54,9 @@ class Broken:
 
     async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
         raise self.error
+
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
 
 
 @dataclass
@@ -63,6 +69,7 @@ class TwoEngines:
         default_factory=lambda: [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(2)]
     )
     booked: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    suspected: list[str] = field(default_factory=list)
 
     def model(self, name: str) -> ServedModel:
         if name not in ("m", "a"):
@@ -85,6 +92,9 @@ class TwoEngines:
 
     def release(self, endpoint: Endpoint) -> None:
         self.booked[endpoint.holder] -= 1
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        self.suspected.append(endpoint.engine)
 
 
 def director(fleet: TwoEngines | None = None) -> Director:
@@ -222,10 +232,13 @@ async def test_a_second_attempt_takes_back_the_first_and_close_frees_once() -> N
     assert fleet.booked[two.endpoint.holder] == 1
     assert fleet.booked[one.endpoint.holder] == 0
 
+    assert fleet.suspected == [one.endpoint.engine]
+
     journey.close("ok")
-    journey.close("error")
+    journey.close("upstream_error")
 
     assert fleet.booked.tolist() == [0, 0]
+    assert fleet.suspected == [one.endpoint.engine]
 
 
 async def test_tokens_are_counted_as_sent_as_believed_and_as_delivered() -> None:

@@ -78,6 +78,9 @@ class FleetView(Protocol):
     def release(self, endpoint: Endpoint) -> None:
         """It has ended."""
 
+    def suspect(self, endpoint: Endpoint) -> None:
+        """A request has just failed there."""
+
 
 @dataclass(slots=True)
 class EngineTokens:
@@ -284,6 +287,8 @@ class Journey:
     def attempt(self, target: Target) -> Headers:
         """Books a slot on `target`, and counts the prompt as held there until its first token.
         A second attempt takes back the first. Returns headers the engine needs."""
+        if self._target is not None:
+            self._director.fleet.suspect(self._target.endpoint)
         self._release()
         director, endpoint = self._director, target.endpoint
         director.fleet.book(endpoint)
@@ -322,9 +327,12 @@ class Journey:
         if self.closed:
             return
         self.closed = True
-        if self._target is not None and self._usage.cached_tokens is not None:
-            tokens = self._director.stats.tokens_of(self._target.endpoint.engine)
-            tokens.delivered += self._usage.cached_tokens
+        if self._target is not None:
+            endpoint = self._target.endpoint
+            tokens = self._director.stats.tokens_of(endpoint.engine)
+            tokens.delivered += self._usage.cached_tokens or 0
+            if outcome == "upstream_error":
+                self._director.fleet.suspect(endpoint)
         self._release()
         self._director.stats.ended(outcome)
 

@@ -19,7 +19,7 @@ HEALTHY = StreamEvidence(
     skipped=0,
     block_size=16,
     block_size_seen=16,
-    topics=("",),
+    topic="",
     first_tokens=THEIRS,
 )
 
@@ -50,7 +50,7 @@ def warnings(
     [
         (replace(HEALTHY, connected=False), "no events"),
         (replace(HEALTHY, batches=0, stored_blocks=0), "no events"),
-        (replace(HEALTHY, stored_blocks=0, topics=("other",)), "topic"),
+        (replace(HEALTHY, stored_blocks=0, topic="other"), "topic"),
         (replace(HEALTHY, stored_blocks=0, skipped=9), "event form"),
         (replace(HEALTHY, block_size_seen=32), "block size"),
         (HEALTHY, "template"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from inferway.config import EngineSettings
 from inferway.fleet.discovery import EngineFacts, EventSource
 from inferway.fleet.load import Load
+from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import Endpoint, Headers
 
@@ -44,7 +46,15 @@ class Engine:
 
     @property
     def block_size(self) -> int | None:
-        """In tokens: by hand, else as the engine told."""
+        """In tokens: as its events show, else by hand, else as its metrics told."""
+        for subscriber in self.subscribers:
+            if subscriber.block_size_seen is not None:
+                return subscriber.block_size_seen
+        return self.block_size_told
+
+    @property
+    def block_size_told(self) -> int | None:
+        """By hand, else as its metrics told."""
         if self.settings.block_size is not None:
             return self.settings.block_size
         return self.facts.block_size if self.facts else None
@@ -61,3 +71,51 @@ class Engine:
     @property
     def model_names(self) -> list[str]:
         return [card.name for card in self.facts.models] if self.facts else []
+
+    def evidence(self) -> list[StreamEvidence]:
+        """What each of its event streams has brought; one without a socket if there is none."""
+        if not self.subscribers:
+            none = StreamEvidence(engine=self.name, block_size=self.block_size)
+            return [none]
+        return [
+            StreamEvidence(
+                engine=self.name,
+                connected=True,
+                batches=subscriber.stats.batches,
+                stored_blocks=subscriber.blocks.stats.stored,
+                skipped=sum(subscriber.stats.skipped.values()),
+                block_size=self.block_size_told,
+                block_size_seen=subscriber.block_size_seen,
+                topic=subscriber.last_topic,
+                first_tokens=subscriber.blocks.first_tokens,
+            )
+            for subscriber in self.subscribers
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """For /ready."""
+        return {
+            "engine": self.name,
+            "healthy": self.healthy,
+            "models": self.model_names,
+            "block_size": self.block_size,
+            "streams": [
+                {
+                    "endpoint": subscriber.source.endpoint,
+                    "replay": subscriber.source.replay,
+                    "state": subscriber.state,
+                    "batches": subscriber.stats.batches,
+                }
+                for subscriber in self.subscribers
+            ],
+            "problems": self.problems(),
+        }
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        found = [] if self.healthy else ["it does not answer"]
+        if self.facts is not None and self.settings.events is None:
+            found += self.facts.findings
+        if self.facts is not None and self.block_size is None:
+            found.append("its block size is unknown; give block_size=N by hand")
+        return found

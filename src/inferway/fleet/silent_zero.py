@@ -24,14 +24,14 @@ class StreamEvidence:
     """What one engine's event stream has brought so far."""
 
     engine: str
-    connected: bool  # an event socket is known and open
-    batches: int
-    stored_blocks: int
-    skipped: int  # events that could not be used
-    block_size: int | None  # that we compute keys with
-    block_size_seen: int | None  # in the engine's own events
-    topics: Sequence[str]
-    first_tokens: TokenIds | None  # of a block without a parent, as an event carried it
+    connected: bool = False  # an event socket is known and open
+    batches: int = 0
+    stored_blocks: int = 0
+    skipped: int = 0  # events that could not be used
+    block_size: int | None = None  # by hand or from its metrics
+    block_size_seen: int | None = None  # in the engine's own events
+    topic: str | None = None  # of its last message
+    first_tokens: TokenIds | None = None  # of a block without a parent, as an event carried it
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class SilentZeroAlarm:
                 f"{sum(s.skipped for s in streams)} events came and none could be used; see "
                 "inferway_events_skipped_total for the reasons"
             )
-        topics = sorted({topic for s in streams for topic in s.topics})
+        topics = sorted({s.topic for s in streams if s.topic is not None})
         return "topic", (
             f"messages come on {topics!r} but none stores a block: is another program, or "
             "another model's engine, publishing there?"

@@ -12,7 +12,7 @@ import xxhash
 from inferway.director import Routed
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.frontends.publisher import Publisher, topic_name
-from inferway.model import Candidates, Prompt, RequestHead
+from inferway.model import Candidates, Prompt
 from inferway.openai_api.requests import ChatRequest
 
 log = logging.getLogger("inferway.alarm")
@@ -34,13 +34,11 @@ class DecisionPublisher:
         publisher: Publisher,
         *,
         with_text: bool,
-        render: Callable[[str, ChatRequest], str | None],
     ) -> None:
         self._publisher = publisher
         self._with_text = with_text
-        self._render = render
 
-    def __call__(self, request_id: str, _: RequestHead, routed: Routed, seconds: float) -> None:
+    def __call__(self, request_id: str, routed: Routed, seconds: float) -> None:
         model, body = routed.model.name, routed.request.body
         message = self._common(request_id, routed)
         if not isinstance(body, ChatRequest):
@@ -55,7 +53,7 @@ class DecisionPublisher:
         )
         if self._with_text:
             message["messages"] = body.messages
-            message["rendered_template"] = self._render(model, body)
+            message["rendered_template"] = routed.model.prompts.rendered_text(body)
         self._publisher.publish(f"kv.chat.{topic_name(model)}", message)
 
     def _common(self, request_id: str, routed: Routed) -> dict[str, Any]:
@@ -84,7 +82,7 @@ class AlarmObserver:
         self._evidence = evidence
         self.alarms: dict[str, SilentZeroAlarm] = {}
 
-    def __call__(self, _: str, __: RequestHead, routed: Routed, ___: float) -> None:
+    def __call__(self, _: str, routed: Routed, __: float) -> None:
         if not routed.prompts:
             return  # by load only: the decision's own reason says why
         model = routed.model.name

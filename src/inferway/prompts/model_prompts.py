@@ -69,6 +69,11 @@ class ModelPrompts:
         self._check_length(len(result.input_ids), "messages")
         return result
 
+    def rendered_text(self, body: ChatRequest) -> str:
+        """The chat as its template writes it, for people to read. Raises as `tokenize` does."""
+        template = self._model.template(with_tools=body.tools is not None)
+        return self._renderer.render_chat(chat_render_request(body, self._key, template)).text
+
     async def _tokenize_one(
         self, body: CompletionRequest, prompt: str | list[int], keep_last: int | None
     ) -> TokenIds:

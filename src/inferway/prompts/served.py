@@ -8,7 +8,7 @@ from typing import Protocol
 
 from inferway.errors import RenderError
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import Body, ChatRequest
 
 
 class PromptSource(Protocol):
@@ -16,6 +16,9 @@ class PromptSource(Protocol):
 
     async def tokenize(self, body: Body) -> list[TokenIds]:
         """One array per prompt. Raises RequestError, or RenderError for reasons of ours."""
+
+    def rendered_text(self, body: ChatRequest) -> str | None:
+        """The chat as its template writes it, for people to read; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class NoPrompts:
 
     async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
+
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
 
 
 @dataclass(frozen=True, slots=True)

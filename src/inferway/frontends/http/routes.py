@@ -8,31 +8,28 @@ GET  /v1/models   /health   /ready   /metrics
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
 from inferway.director import Director, Routed
-from inferway.errors import InferwayError, MethodNotAllowedError, UnknownPathError
+from inferway.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.forward import forward
-from inferway.frontends.http.message import Request, Responder
+from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
+from inferway.frontends.http.responder import JSON, Responder
 from inferway.frontends.observers import pod_scores
-from inferway.model import RequestHead
-from inferway.openai_api.responses import error_body, error_status
 from inferway.upstream.pool import Pool
 
-Handler = Callable[[Request, Responder], Awaitable[None]]
+Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 # (request id, what was decided, seconds it took): the alarm and the publisher listen here
-Observer = Callable[[str, RequestHead, Routed, float], None]
-
-JSON = ((b"content-type", b"application/json"),)
+Observer = Callable[[str, Routed, float], None]
 
 
 class Routes:
-    """The handler of every request; `__call__` never raises an InferwayError."""
+    """The handler of every request."""
 
     def __init__(
         self,
@@ -59,25 +56,21 @@ class Routes:
         }
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        try:
-            await self._handler(request.head)(request, responder)
-        except InferwayError as e:
-            headers = JSON
-            if isinstance(e, MethodNotAllowedError):
-                headers = (*JSON, (b"allow", e.allowed.encode()))
-            responder.send(error_status(e), headers, error_body(e))
+        """Raises what goes wrong before an answer has begun; the server answers with it."""
+        await self._handler(request)(request, responder)
 
-    def _handler(self, head: RequestHead) -> Handler:
-        methods = self._table.get(head.path)
+    def _handler(self, request: Request) -> Handler:
+        methods = self._table.get(request.path)
         if methods is None:
             known = ", ".join(self._table)
-            raise UnknownPathError(f"no path {head.path[:200]!r} here; known: {known}")
-        method = "GET" if head.method == "HEAD" else head.method
+            raise UnknownPathError(f"no path {request.path[:200]!r} here; known: {known}")
+        method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
         if handler is None:
             allowed = ", ".join(methods)
             raise MethodNotAllowedError(
-                f"{head.path}: method {head.method} not allowed; use {allowed}", allowed=allowed
+                f"{request.path}: method {request.method} not allowed; use {allowed}",
+                allowed=allowed,
             )
         return handler
 
@@ -90,10 +83,11 @@ class Routes:
             self._metrics.decided_in(seconds)
             if journey.routed is not None:
                 for observer in self._observers:
-                    observer(request.request_id, request.head, journey.routed, seconds)
-            await forward(request, responder, journey, decision, self._pool)
-        finally:
-            journey.close("error")
+                    observer(request.id.decode(), journey.routed, seconds)
+        except BaseException as e:
+            journey.close("refused" if isinstance(e, RequestError) else "error")
+            raise
+        forward(request, responder, journey, decision, self._pool)
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
         await self._score("/v1/chat/completions", "messages", request, responder)
