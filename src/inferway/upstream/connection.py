@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
         if exchange is None or exchange.over:
             return
         if self._until_close and exc is None:
-            exchange.finish()
+            exchange.finish(b"")
         elif self._answers and not self._received and not exchange.retried:
             exchange.retried = True
             self.origin.pool.stats.retried += 1
@@ -229,17 +229,20 @@ class EngineConnection(asyncio.Protocol):
                 self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
             return
         pieces = self._pieces
+        chunk = b""
         if pieces:
+            chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._pieces = []
-            sink.on_chunk(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            if self._exchange is not exchange:
-                return
         if self._complete:
-            self._release(exchange)
-        elif not exchange.paused and (pieces or head is None):
-            self.deadline = self.origin.pool.time() + self.origin.pool.timeouts.idle_stream
+            self._release(exchange, chunk)
+            return
+        if chunk:
+            sink.on_chunk(chunk)
+            if self._exchange is exchange and not exchange.paused:
+                pool = self.origin.pool
+                self.deadline = pool.time() + pool.timeouts.idle_stream
 
-    def _release(self, exchange: Exchange) -> None:
+    def _release(self, exchange: Exchange, chunk: bytes) -> None:
         """The answer is complete: idle again, or closed, and only then the sink is told."""
         self._exchange = None
         reusable = (
@@ -258,7 +261,7 @@ class EngineConnection(asyncio.Protocol):
             self.origin.idled(self)
         else:
             self._transport.abort()
-        exchange.finish()
+        exchange.finish(chunk)
 
     def _garbage(self, error: Exception) -> None:
         self.fail(UpstreamError(f"engine {self.origin.label} sent what is not HTTP/1.1: {error}"))

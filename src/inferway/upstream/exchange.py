@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Takes an answer as it arrives: on_head, on_chunk..., then on_end or on_error, once.
 
-    After `Exchange.abort` nothing more is called. `on_error` may come first, or instead of
-    the end; it is never called by `send` itself, always later. `headers` are end to end, and
-    without Content-Length: that is `length` (None: unknown until the end).
+    `on_end` has the last piece, which may be empty. `on_error` may come first, or instead of
+    the end; it is never called by `send` itself, always later. After `Exchange.abort` nothing
+    more is called. `headers` are end to end, and without Content-Length: that is `length`
+    (None: unknown until the end).
     """
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
     def on_chunk(self, chunk: bytes) -> None: ...
-    def on_end(self) -> None: ...
+    def on_end(self, chunk: bytes) -> None: ...
     def on_error(self, error: UpstreamError) -> None: ...
 
 
@@ -62,11 +63,11 @@ class Exchange:
         if self.connection is not None:
             self.connection.drop()
 
-    def finish(self) -> None:
-        """The answer is complete."""
+    def finish(self, chunk: bytes) -> None:
+        """The answer is complete with `chunk`."""
         self.over = True
         self.connection = None
-        self.sink.on_end()
+        self.sink.on_end(chunk)
 
     def fail(self, error: UpstreamError) -> None:
         """The answer will not come, or not to its end."""

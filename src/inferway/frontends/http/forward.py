@@ -165,7 +165,7 @@ class _Forwarding:
         self._head = (status, headers, length)
         self._events = _is_event_stream(headers)
         if self._events:
-            self._timer = self._pool.loop.call_later(self._hold_seconds, self._release)
+            self._timer = self._pool.loop.call_later(self._hold_seconds, self._hold_no_more)
 
     def on_chunk(self, chunk: bytes) -> None:
         if self._events:
@@ -176,12 +176,14 @@ class _Forwarding:
             self._release()
         self._responder.write(self._journey.on_chunk(chunk))
 
-    def on_end(self) -> None:
+    def on_end(self, chunk: bytes) -> None:
+        if self._held:
+            chunk, self._held = self._held + chunk, b""
         if self._head is not None:
             self._release()
-        if self._held:
-            self._responder.write(self._journey.on_chunk(self._held))
-        self._responder.end()
+        if chunk:
+            chunk = self._journey.on_chunk(chunk)
+        self._responder.end(chunk)
         self._journey.close("ok")
 
     def on_error(self, error: UpstreamError) -> None:
@@ -193,8 +195,7 @@ class _Forwarding:
                 return
             responder.send_error(error)
         elif self._events and responder.can_say_more:
-            responder.write(error_event(error))
-            responder.end()
+            responder.end(error_event(error))
         else:
             responder.abort()
         self._journey.close("upstream_error")
@@ -221,6 +222,11 @@ class _Forwarding:
 
     def _may_try_another(self) -> bool:
         return self._attempts < min(MAX_ATTEMPTS, len(self._targets))
+
+    def _hold_no_more(self) -> None:
+        if self._head is not None:
+            self._release()
+            self._responder.flush()
 
     def _release(self) -> None:
         """Sends the head; from here on the answer is this engine's."""

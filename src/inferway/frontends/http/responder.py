@@ -45,6 +45,7 @@ class Responder:
     __slots__ = (
         "_connection",
         "_framing",
+        "_head",
         "_remaining",
         "body_bytes",
         "ended",
@@ -58,6 +59,7 @@ class Responder:
     def __init__(self, connection: ClientConnection, request: Request) -> None:
         self._connection = connection
         self._framing = _NONE
+        self._head = b""  # goes out with the first piece: one system call less
         self._remaining = 0
         self.request = request
         self.source: Source | None = None
@@ -74,8 +76,9 @@ class Responder:
             source.pause()
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        """Sends the head. `headers` without Content-Length, which is `length`, and without
-        hop-by-hop fields; x-request-id is added here."""
+        """The head; it goes out with the first piece, or with `flush`. `headers` without
+        Content-Length, which is `length`, and without hop-by-hop fields; x-request-id is
+        added here."""
         if self.started:
             raise RuntimeError(f"the answer has started already, with status {self.status}")
         self.started = True
@@ -94,8 +97,13 @@ class Responder:
             lines.append(b"\r\n")
         else:
             lines.append(b"connection: keep-alive\r\n\r\n")
-        if not self.ended:
-            connection.write(b"".join(lines))
+        self._head = b"".join(lines)
+
+    def flush(self) -> None:
+        """Sends the head without waiting for the body."""
+        if self._head and not self.ended:
+            head, self._head = self._head, b""
+            self._connection.write(head)
 
     def _choose_framing(self, status: int, length: int | None) -> bytes:
         if status in _BODILESS or self.request.method == "HEAD":
@@ -114,39 +122,42 @@ class Responder:
 
     def write(self, chunk: bytes) -> None:
         """A piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
-        if self.ended or not chunk or self._framing == _NONE:
+        if not self.ended and chunk:
+            self._put(chunk, b"")
+
+    def end(self, chunk: bytes = b"") -> None:
+        """The body is complete, with `chunk` as its last piece. One that is short of its
+        length is aborted instead."""
+        if self.ended:
             return
+        self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
+        if self._framing == _LENGTH and self._remaining:
+            self.abort()
+        else:
+            self._over()
+
+    def _put(self, chunk: bytes, tail: bytes) -> None:
+        head, self._head = self._head, b""
         size = len(chunk)
-        self.body_bytes += size
-        if self._framing == _CHUNKED:
-            if size <= _COPY_LIMIT:
-                self._connection.write(b"%x\r\n%b\r\n" % (size, chunk))
-            else:
-                self._connection.write_all((b"%x\r\n" % size, chunk, b"\r\n"))
-            return
-        if self._framing == _LENGTH:
+        if self._framing == _NONE:
+            size, chunk = 0, b""
+        elif self._framing == _CHUNKED and size:
+            head, tail = b"%b%x\r\n" % (head, size), b"\r\n" + tail
+        elif self._framing == _LENGTH:
             self._remaining -= size
             if self._remaining < 0:
                 self.abort()
                 raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
-        self._connection.write(chunk)
-
-    def end(self) -> None:
-        """The body is complete. One that is short of its length is aborted instead."""
-        if self.ended:
-            return
-        if self._framing == _LENGTH and self._remaining:
-            self.abort()
-            return
-        if self._framing == _CHUNKED:
-            self._connection.write(b"0\r\n\r\n")
-        self._over()
+        self.body_bytes += size
+        if size <= _COPY_LIMIT:
+            self._connection.write(head + chunk + tail)
+        else:
+            self._connection.write_all((head, chunk, tail))
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer at once."""
         self.start(status, ((b"date", self._connection.server.date), *headers), len(body))
-        self.write(body)
-        self.end()
+        self.end(body)
 
     def send_error(self, error: InferwayError) -> None:
         """`error` as OpenAI's clients expect it."""
