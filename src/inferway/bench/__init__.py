@@ -1,1 +1,1 @@
-"""Load in -> measurements -> report."""
+"""How we know: trace or load in, measurements out, a report that says where they came from."""

@@ -1,0 +1,42 @@
+"""Chat bodies -> the token ids an engine would see, for events, for /render and for the parts."""
+
+from __future__ import annotations
+
+from inferway.openai_api.requests import parse_chat
+from inferway.prompts.renderer import (
+    GetOrCreateTokenizerKeyRequest,
+    LoadedModel,
+    RenderChatRequest,
+    Renderer,
+)
+
+
+class EnginePrompts:
+    """One model's prompts. Close it."""
+
+    def __init__(self, root: str) -> None:
+        self._renderer = Renderer(num_threads=1)
+        wanted = GetOrCreateTokenizerKeyRequest(root, is_local=True)
+        self._key = self._renderer.get_or_create_tokenizer_key(wanted)
+
+    @property
+    def model(self) -> LoadedModel:
+        return self._renderer.loaded(self._key)
+
+    def token_ids(self, body: bytes) -> list[int]:
+        """Raises InvalidRequestError or TemplateError."""
+        messages = parse_chat(body).body.messages
+        ids: list[int] = self._renderer.render_chat(
+            RenderChatRequest(self._key, messages)
+        ).input_ids.tolist()
+        return ids
+
+    def cached_token_ids(self, body: bytes) -> list[int]:
+        """As `token_ids`, for a chat that will go on: without the generation prompt."""
+        messages = parse_chat(body).body.messages
+        request = RenderChatRequest(self._key, messages, add_generation_prompt=False)
+        ids: list[int] = self._renderer.render_chat(request).input_ids.tolist()
+        return ids
+
+    def close(self) -> None:
+        self._renderer.close()

@@ -1,0 +1,63 @@
+"""What a result was measured on: without it a number cannot be compared with another."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+_PACKAGES = ("uvloop", "httptools", "msgspec", "fastokens", "numpy", "jinja2", "pyzmq")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Hardware, system, versions, and how busy it was before anything was started."""
+
+    date: str  # UTC
+    cpu: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+    packages: dict[str, str]
+    commit: str  # "+changes" when the checkout had uncommitted ones
+    load_before: float  # 1-minute load average
+
+
+def this_machine() -> Machine:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(pages / 2**30, 1),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        packages={name: version(name) for name in _PACKAGES},
+        commit=_commit(),
+        load_before=round(os.getloadavg()[0], 2),
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return "not a git checkout"
+    return f"{commit}+changes" if _git("status", "--porcelain", "--", "src") else commit
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
