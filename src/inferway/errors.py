@@ -14,8 +14,9 @@
     - NoEndpointError         503  no engine can take the request now
     - UpstreamError           502  the engine's connection failed before an answer
     - UpstreamTimeoutError    504  the engine did not answer in time
-  x RenderError             we cannot derive the prompt, for reasons of our own; the request is
-                            still forwarded, by load only, and counted
+    - RenderError             503  we cannot derive the prompt, for reasons of our own; a request
+                              is still forwarded, by load only, and counted: only who asks for
+                              scores sees this error
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
 
@@ -130,12 +131,14 @@ class UpstreamTimeoutError(UpstreamError):
     code = "engine_timeout"
 
 
-class RenderError(InferwayError):
+class RenderError(FleetError):
     """We cannot derive the prompt's tokens; `reason` is a short label for a metric."""
+
+    status = 503
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = self.code = reason
 
 
 class ConfigError(InferwayError):

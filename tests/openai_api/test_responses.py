@@ -28,8 +28,11 @@ def test_a_fleet_error_is_a_server_error() -> None:
     assert msgspec.json.decode(error_body(error))["error"]["type"] == "server_error"
 
 
-def test_an_error_that_answers_nobody_would_be_a_500() -> None:
-    assert error_status(RenderError("x", reason="media")) == 500
+def test_what_we_cannot_render_has_its_reason_as_code() -> None:
+    error = RenderError("x", reason="media")
+
+    assert error_status(error) == 503
+    assert msgspec.json.decode(error_body(error))["error"]["code"] == "media"
 
 
 def test_a_broken_stream_ends_with_the_error_as_an_event() -> None:

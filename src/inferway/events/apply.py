@@ -30,7 +30,7 @@ from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.wire import BlockRemoved, BlockStored, Event
 from inferway.index.protocol import Clear, Op, Remove, Store
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, HolderId, TokenIds
 
 MAX_ORPHANS = 100_000  # remembered, so that their number is known
 
@@ -60,6 +60,7 @@ class EngineBlocks:
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.block_size_seen: int | None = None  # what its last event said
+        self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
         self.stats = ApplyStats()
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
@@ -135,7 +136,10 @@ class EngineBlocks:
         if hasher is None:
             hasher = self._hashers[event.block_size] = BlockHasher(event.block_size, self._seed)
         extras = event_extras(event.lora_name, event.extra_keys, event.lora_id)
-        return hasher.keys(np.array(event.token_ids, dtype=np.uint32), extras, parent)
+        token_ids = np.array(event.token_ids, dtype=np.uint32)
+        if parent is None:
+            self.first_tokens = token_ids[: event.block_size]
+        return hasher.keys(token_ids, extras, parent)
 
     def _key_of(self, block_hash: int) -> BlockKey | None:
         for tier in self._tiers.values():

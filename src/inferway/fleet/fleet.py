@@ -29,6 +29,8 @@ log = logging.getLogger("inferway.fleet")
 
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
+TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
+TOKENIZER_RETRY_SECONDS = 30.0  # a hub that was away may be back
 
 # (model's name, its directory or hub id, max_model_len) -> how its requests become tokens
 LoadPrompts = Callable[[str, str, int | None], Awaitable[PromptSource]]
@@ -76,6 +78,8 @@ class Fleet:
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         self._session = aiohttp.ClientSession(timeout=timeout)
         await asyncio.gather(*(self._look(engine) for engine in self.engines))
+        if self._tasks:  # tokenizers: what comes before them would go by load only
+            await asyncio.wait(self._tasks, timeout=TOKENIZER_SECONDS)
         for engine in self.engines:
             self._wake[engine.name] = asyncio.Event()
             self._spawn(self._watch(engine))
@@ -295,11 +299,19 @@ class Fleet:
         return parents[0] if parents else card
 
     async def _load(self, name: str, root: str, max_model_len: int | None) -> None:
-        loading = self._prompts[root]
-        self._prompts[root] = await self._load_prompts(name, root, max_model_len)
+        prompts = await self._load_prompts(name, root, max_model_len)
+        before, self._prompts[root] = self._prompts[root], prompts
         for served in list(self.models.values()):
-            if served.prompts is loading:
-                self.models[served.name] = replace(served, prompts=self._prompts[root])
+            if served.prompts is before:
+                self.models[served.name] = replace(served, prompts=prompts)
+        if isinstance(prompts, NoPrompts):
+            if not isinstance(before, NoPrompts) or before.why != prompts.why:
+                log.warning("%s; its requests go by load only", prompts.why)
+            self._spawn(self._load_again(name, root, max_model_len))
+
+    async def _load_again(self, name: str, root: str, max_model_len: int | None) -> None:
+        await asyncio.sleep(TOKENIZER_RETRY_SECONDS)
+        await self._load(name, root, max_model_len)
 
     def _refresh(self) -> None:
         """Who serves what, as of now."""

@@ -80,6 +80,7 @@ class EventSubscriber:
         self.stream = EventStream(can_replay=source.replay is not None)
         self.stats = SubscriberStats()
         self.last_batch_at: float | None = None  # by `clock`
+        self.last_topic: str | None = None  # of the last message, whatever it was
         self._name = name or source.endpoint
         self._index = index
         self._on_batch = on_batch
@@ -160,6 +161,7 @@ class EventSubscriber:
     async def _read_live(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
+            self.last_topic = frames[0][:200].decode(errors="replace")
             if len(frames) != 3 or len(frames[1]) != 8:
                 sizes = [len(frame) for frame in frames[:8]]
                 self._skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")

@@ -206,7 +206,7 @@ class MetricsPage(Collector):
         yield _counter(
             "render_off_loop",
             "Prompts rendered in a thread because of their size or encoder.",
-            value=self._renderer.off_loop,
+            value=self._renderer.num_off_loop,
         )
 
 
