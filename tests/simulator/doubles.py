@@ -21,6 +21,9 @@ class ByteModel:
             return [_ids(text.encode() + b"<assistant>")]
         return [_ids(p.encode() if isinstance(p, str) else p) for p in body.prompts]
 
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 

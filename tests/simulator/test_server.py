@@ -39,7 +39,7 @@ def serving(scenario: Scenario, reply: Reply | None = None, **settings: Any) -> 
 def posting(*bodies: tuple[str, Json], **settings: Any) -> list[tuple[int, Json]]:
     """Send bodies one after the other to one engine: (status, answer) of each."""
 
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> Any:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> Any:
         return [await post(client, path, body) for path, body in bodies]
 
     answers: list[tuple[int, Json]] = serving(scenario, **settings)
@@ -123,7 +123,7 @@ def test_a_repeated_prompt_reports_its_cached_tokens() -> None:
 
 
 def test_the_next_turn_reuses_what_was_generated() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> tuple[int, int]:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> tuple[int, int]:
         body = chat("y" * 64)
         _, first = await post(client, CHAT, body)
         reply = first["choices"][0]["message"]
@@ -139,7 +139,7 @@ def test_the_next_turn_reuses_what_was_generated() -> None:
 
 
 def test_a_chat_streams_a_role_chunk_then_one_chunk_per_token() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
         return await stream(client, CHAT, chat("hé"))
 
     first, *rest = serving(scenario)
@@ -151,7 +151,7 @@ def test_a_chat_streams_a_role_chunk_then_one_chunk_per_token() -> None:
 
 
 def test_a_stream_ends_with_usage_if_asked_for() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
         return await stream(client, CHAT, chat("ab", stream_options={"include_usage": True}))
 
     *_, last = serving(scenario)
@@ -164,7 +164,7 @@ def test_a_stream_ends_with_usage_if_asked_for() -> None:
 def test_continuous_usage_counts_up() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
 
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
         return await stream(client, CHAT, chat("ab", stream_options=options))
 
     chunks = serving(scenario)
@@ -197,7 +197,7 @@ def test_a_completion_has_sixteen_tokens_unless_told_otherwise() -> None:
 
 
 def test_several_prompts_stream_interleaved_under_their_index() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> list[Json]:
         return await stream(client, COMPLETIONS, {"model": "m", "prompt": ["abc", "de"]})
 
     texts = ["", ""]
@@ -234,7 +234,7 @@ def test_the_random_reply_depends_on_seed_and_prompt_only() -> None:
 
 
 def test_a_reply_hook_sees_the_prompt_and_says_what_it_likes() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> str:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> str:
         _, answer = await post(client, CHAT, chat("hi"))
         return str(answer["choices"][0]["message"]["content"])
 
@@ -244,7 +244,7 @@ def test_a_reply_hook_sees_the_prompt_and_says_what_it_likes() -> None:
 
 
 def test_models_lists_names_and_adapters_as_vllm_does() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> Json:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> Json:
         async with client.get("/v1/models") as response:
             answer: Json = await response.json()
             return answer
@@ -312,7 +312,7 @@ def test_a_reset_empties_the_cache() -> None:
 
 
 def test_metrics_have_vllms_names_and_tell_the_truth() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> str:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> str:
         for _again in range(2):
             await post(client, CHAT, chat("x" * 70))
         async with client.get("/metrics") as response:
@@ -350,7 +350,7 @@ def test_event_sources_are_announced_with_a_wildcard_host() -> None:
 
 
 def test_an_engine_without_events_announces_none() -> None:
-    async def scenario(_: SimulatedEngine, client: aiohttp.ClientSession) -> Any:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> Any:
         async with client.get("/kv_event_sources") as response:
             return await response.json()
 

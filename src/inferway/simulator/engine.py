@@ -4,6 +4,7 @@ one corner of a process."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -134,8 +135,9 @@ class SimulatedEngine:
         try:
             await site.start()
         except OSError as e:
+            why = os.strerror(e.errno or 0).lower()
             raise ConfigError(
-                f"port {self.config.port} on {self.config.host} cannot be had: {e.strerror}; "
+                f"port {self.config.port} on {self.config.host} cannot be had: {why}; "
                 "choose another with --port"
             ) from e
         self._port = self._runner.addresses[0][1]

@@ -10,7 +10,7 @@ import msgspec
 
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.openai_api.requests import Body, ChatRequest
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.models import ModelNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
@@ -88,9 +88,9 @@ class Planner:
         prompts = await self._model.tokenize(body)
         for prompt in prompts:
             self._check_length(len(prompt))
-        return [await self._turn(body, options, i, p, now) for i, p in enumerate(prompts)]
+        return [self._turn(body, options, i, p, now) for i, p in enumerate(prompts)]
 
-    async def _turn(
+    def _turn(
         self, body: Body, options: Options, index: int, prompt_ids: TokenIds, now: float
     ) -> Turn:
         adapter = self._names.adapter(body.model)
@@ -103,18 +103,13 @@ class Planner:
             prompt_ids=prompt_ids,
             num_cached_tokens=self._cache.num_reusable_tokens(run),
         )
-        words = await self._tokens_of(self._reply(request), body.model)
+        # The reply's own tokens, as they will stand in the next turn's prompt.
+        words = self._model.encode(self._reply(request))
         room = self._max_model_len - len(prompt_ids)
         limit = min(_max_tokens(body) or room, room)
         planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
         job = Job(run, planned, arrived=now)
         return Turn(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
-
-    async def _tokens_of(self, text: str, model: str) -> list[int]:
-        """The reply's own tokens: no special ones, as in the middle of a conversation."""
-        body = CompletionRequest(model=model, prompt=text, add_special_tokens=False)
-        ids: list[int] = (await self._model.tokenize(body))[0].tolist()
-        return ids
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
         """At most `limit` tokens, and why they end."""

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from inferway import __version__
-from inferway.errors import RequestError
+from inferway.errors import InferwayError, RenderError, RequestError
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -29,10 +29,11 @@ from inferway.simulator.scheduler import Emitted
 from inferway.simulator.text import TextModel
 
 _MAX_BODY_BYTES = 64 << 20
-_ERROR_TYPES = {
+_ERROR_TYPES: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
 
@@ -207,11 +208,17 @@ def _json(value: Any, status: int = 200) -> web.Response:
 async def _answer_errors(
     request: web.Request, handler: Callable[[web.Request], Any]
 ) -> web.StreamResponse:
-    """RequestError -> vLLM's error object; its `code` is the status."""
+    """What is raised on purpose -> vLLM's error object; its `code` is the status."""
     try:
         response: web.StreamResponse = await handler(request)
     except RequestError as e:
-        kind = _ERROR_TYPES.get(HTTPStatus(e.status), "BadRequestError")
-        error = {"message": str(e), "type": kind, "param": e.param, "code": e.status}
-        return _json({"error": error}, e.status)
+        return _error(e, e.status, e.param)
+    except RenderError as e:
+        return _error(e, HTTPStatus.INTERNAL_SERVER_ERROR)
     return response
+
+
+def _error(error: InferwayError, status: int, param: str | None = None) -> web.Response:
+    kind = _ERROR_TYPES.get(status, "BadRequestError")
+    body = {"message": str(error), "type": kind, "param": param, "code": status}
+    return _json({"error": body}, status)

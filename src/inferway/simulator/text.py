@@ -17,6 +17,9 @@ class TextModel(Protocol):
     async def tokenize(self, body: Body) -> list[TokenIds]:
         """One array per prompt of the request, as the engine sees it. Raises RequestError."""
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` as it stands, nothing put around it."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""
 

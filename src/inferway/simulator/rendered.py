@@ -1,0 +1,41 @@
+"""A real model's template and tokenizer, for an engine that simulates the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferway.errors import RenderError
+from inferway.model import TokenIds
+from inferway.openai_api.requests import Body
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.renderer import Renderer
+
+
+class RenderedModel:
+    """The model loaded under `key`; `max_model_len` is the engine's, in tokens. Raises
+    RenderError if the model does not say which token ends a reply."""
+
+    def __init__(self, renderer: Renderer, key: str, max_model_len: int) -> None:
+        self._prompts = ModelPrompts(renderer, key, max_model_len)
+        self._tokenizer = renderer.loaded(key).tokenizer
+        self.eos_token_id = self._eos()
+
+    async def tokenize(self, body: Body) -> list[TokenIds]:
+        return await self._prompts.tokenize(body)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _eos(self) -> int:
+        text = self._tokenizer.special_tokens.get("eos_token")
+        ids = [] if text is None else self.encode(text)
+        if len(ids) != 1:
+            raise RenderError(
+                "tokenizer_config.json: eos_token is missing or not one token",
+                reason="no_eos_token",
+            )
+        return ids[0]
