@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket
+from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket, Tokenizer
 from inferway.doctor.rules import (
     Finding,
     Level,
@@ -12,6 +12,7 @@ from inferway.doctor.rules import (
     judge_interpreter,
     judge_packages,
     judge_port,
+    judge_tokenizer,
 )
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 
@@ -218,3 +219,23 @@ def test_two_engines_on_one_socket_fail() -> None:
 
 def test_a_rank_may_share_its_engines_sockets() -> None:
     assert list(judge_fleet([engine(sockets=(EVENTS, EVENTS))])) == []
+
+
+def test_a_tokenizer_that_is_here_is_ok() -> None:
+    finding = judge_tokenizer(Tokenizer("m", "/models/m"))
+
+    assert finding == Finding(Level.OK, "model m", "tokenizer from /models/m")
+
+
+def test_a_tokenizer_that_cannot_be_had_warns_of_routing_by_load() -> None:
+    finding = judge_tokenizer(Tokenizer("m", "/models/m", error="no tokenizer.json"))
+
+    assert finding.level is Level.WARN
+    assert finding.evidence == "no tokenizer.json; its requests would go by load only"
+
+
+def test_a_model_that_vllm_renders_in_code_warns() -> None:
+    finding = judge_tokenizer(Tokenizer("m", "/models/m", own_renderer="mistral"))
+
+    assert finding.level is Level.WARN
+    assert "(mistral)" in finding.evidence

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferway.config import EngineSettings
-from inferway.doctor import machine, rules
+from inferway.doctor import machine, rules, tokenizers
 from inferway.doctor.engines import ask_engines
 from inferway.doctor.hub import ask_hub
 from inferway.doctor.rules import Finding
@@ -18,6 +18,8 @@ async def examine(
 ) -> list[Finding]:
     """What is found here, from the interpreter outwards to the engines."""
     hub, asked = await asyncio.gather(asyncio.to_thread(ask_hub, environment), ask_engines(engines))
+    wanted, token = tokenizers.sources(asked), environment.get("HF_TOKEN") or None
+    tried = await asyncio.to_thread(tokenizers.try_tokenizers, wanted, token)
     return [
         rules.judge_interpreter(machine.look_at_interpreter()),
         *rules.judge_packages(machine.look_at_packages(machine.core_dependencies())),
@@ -26,4 +28,5 @@ async def examine(
         rules.judge_port(machine.look_at_port(environment)),
         *(finding for engine in asked for finding in rules.judge_engine(engine)),
         *rules.judge_fleet(asked),
+        *(rules.judge_tokenizer(tokenizer) for tokenizer in tried),
     ]

@@ -1,4 +1,4 @@
-"""What was looked at, as it was found: `machine`, `hub`, `engines` fill it in, `rules` judges."""
+"""What was looked at, as it was found: `rules` judges it."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ class Engine:
     told: EngineFacts | None = None
     prefix_caching: bool | None = None  # None: it does not say
     sockets: Sequence[Socket] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What turns a model's requests into tokens here."""
+
+    model: str
+    source: str  # directory or hub id, as the engine named it
+    error: str | None = None
+    own_renderer: str | None = None  # vLLM renders the model's chats in code of its own

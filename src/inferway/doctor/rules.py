@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket
+from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket, Tokenizer
 
 OLDEST_PYTHON = (3, 11)
 
@@ -186,3 +186,14 @@ def judge_fleet(engines: Sequence[Engine]) -> Iterator[Finding]:
                     "whose blocks these are cannot be told",
                     "give each engine ports of its own",
                 )
+
+
+def judge_tokenizer(found: Tokenizer) -> Finding:
+    subject = f"model {found.model}"
+    if found.error is not None:
+        evidence = f"{found.error}; its requests would go by load only"
+        return Finding(Level.WARN, subject, evidence)  # the renderer's sentences hold their cure
+    if found.own_renderer is not None:
+        evidence = f"vLLM renders its chats in code of its own ({found.own_renderer})"
+        return Finding(Level.WARN, subject, evidence, "none yet: its chats go by load only")
+    return Finding(Level.OK, subject, f"tokenizer from {found.source}")
