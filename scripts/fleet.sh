@@ -1,0 +1,9 @@
+#!/bin/sh
+# Inferway against two real vLLM engines on the CPU. Arguments go to pytest.
+# INFERWAY_VLLM_VENV: where the engines' environment is, or will be made (default .venv-vllm).
+set -eu
+
+cd "$(dirname "$0")/.."
+./scripts/install_vllm.sh
+.venv/bin/inferway model prepare smollm2 --weights
+exec .venv/bin/pytest -m fleet tests/fleet "$@"
