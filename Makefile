@@ -35,6 +35,6 @@ bench-route:  ## CPU time per routed request, beside its peers
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench route $(ARGS)
 
-clean:  ## removes .venv and every cache; keeps the models in ~/.cache/inferway
+clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
