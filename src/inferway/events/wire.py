@@ -71,7 +71,8 @@ class RawBatch(Struct, frozen=True):
 
     ts: float
     events: list[Raw]
-    rank: int | None = None  # the data-parallel rank that published it
+    # the data-parallel rank that published it
+    rank: int | None = msgspec.field(default=None, name="data_parallel_rank")
 
 
 class Batch(Struct, frozen=True):
