@@ -127,19 +127,24 @@ class EngineBlocks:
         """Keys of the event's blocks; none when they are orphans."""
         self.block_size_seen = event.block_size
         self.stats.other_block_size += event.block_size != self.block_size
-        parent = None
+        first, parent = 0, None
         if event.parent_hash is not None:
             parent = self._key_of(event.parent_hash)
+            if parent is None and event.block_hashes:  # the first may be known from another copy
+                first, parent = 1, self._key_of(event.block_hashes[0])
             if parent is None:
                 return []
-        hasher = self._hashers.get(event.block_size)
+        extra_keys = event.extra_keys[first:] if event.extra_keys else None
+        extras = event_extras(event.lora_name, extra_keys, event.lora_id)
+        tokens = np.array(event.token_ids[first * event.block_size :], dtype=np.uint32)
+        keys = self._hasher(event.block_size).keys(tokens, extras, parent)
+        return [parent, *keys] if first and parent is not None else keys
+
+    def _hasher(self, block_size: int) -> BlockHasher:
+        hasher = self._hashers.get(block_size)
         if hasher is None:
-            hasher = self._hashers[event.block_size] = BlockHasher(event.block_size, self._seed)
-        extras = event_extras(event.lora_name, event.extra_keys, event.lora_id)
-        token_ids = np.array(event.token_ids, dtype=np.uint32)
-        if parent is None:
-            self.first_tokens = token_ids[: event.block_size]
-        return hasher.keys(token_ids, extras, parent)
+            hasher = self._hashers[block_size] = BlockHasher(block_size, self._seed)
+        return hasher
 
     def _key_of(self, block_hash: int) -> BlockKey | None:
         for tier in self._tiers.values():

@@ -1,0 +1,320 @@
+"""Events of one engine become index operations that keep the index true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferway.blocks.extra_keys import request_extras
+from inferway.blocks.keys import BlockHasher
+from inferway.events.apply import MAX_ORPHANS, EngineBlocks
+from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Clear, Remove, Store
+
+HOLDER = 3
+SIZE = 2
+TOKENS = [1, 2, 3, 4, 5, 6]
+HASHES = [101, 102, 103]
+KEYS = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32))
+
+
+def blocks() -> EngineBlocks:
+    return EngineBlocks(HOLDER, SIZE)
+
+
+def stored(first: int = 0, last: int = 3, **fields: object) -> BlockStored:
+    """Blocks first..last-1 of the prompt of six tokens."""
+    values = {
+        "block_hashes": HASHES[first:last],
+        "parent_hash": HASHES[first - 1] if first else None,
+        "token_ids": TOKENS[first * SIZE : last * SIZE],
+        "block_size": SIZE,
+        **fields,
+    }
+    return BlockStored(**values)  # type: ignore[arg-type]
+
+
+def removed(*hashes: int, **fields: object) -> BlockRemoved:
+    return BlockRemoved(block_hashes=list(hashes), **fields)  # type: ignore[arg-type]
+
+
+def matched(events: Sequence[Event], tokens: Sequence[int] = TOKENS) -> int:
+    """Blocks of a prompt that an index finds after these events."""
+    engine, index = blocks(), MemoryIndex()
+    for event in events:
+        index.apply(engine.apply(event))
+    keys = BlockHasher(SIZE).keys(np.array(tokens, dtype=np.uint32))
+    return asyncio.run(index.match(keys)).get(HOLDER, 0)
+
+
+# keys
+
+
+def test_stored_blocks_have_the_keys_of_a_prompt() -> None:
+    assert blocks().apply(stored()) == [Store(HOLDER, KEYS)]
+
+
+def test_blocks_continue_from_their_parents_key() -> None:
+    engine = blocks()
+    engine.apply(stored(0, 1))
+
+    assert engine.apply(stored(1, 3)) == [Store(HOLDER, KEYS[1:])]
+
+
+def test_an_adapters_blocks_have_the_keys_of_its_requests() -> None:
+    extras = request_extras(lora="alice")
+    keys = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32), extras)
+    event = stored(lora_name="alice", extra_keys=[["alice"]] * 3)
+
+    assert blocks().apply(event) == [Store(HOLDER, keys)]
+
+
+def test_a_salted_prompts_blocks_have_the_keys_of_its_request() -> None:
+    extras = request_extras(cache_salt="s")
+    keys = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32), extras)
+    event = stored(extra_keys=[["s"], None, None])
+
+    assert blocks().apply(event) == [Store(HOLDER, keys)]
+
+
+def test_another_block_size_is_seen_and_never_matches_wrongly() -> None:
+    engine = blocks()
+    event = stored(block_size=3, block_hashes=[201, 202])
+    keys = BlockHasher(3).keys(np.array(TOKENS, dtype=np.uint32))
+
+    assert engine.apply(event) == [Store(HOLDER, keys)]
+    assert engine.block_size_seen == 3
+    assert engine.stats.other_block_size == 1
+    assert not set(keys) & set(KEYS)
+
+
+def test_the_seed_is_part_of_the_keys() -> None:
+    assert EngineBlocks(HOLDER, SIZE, seed=1).apply(stored()) != blocks().apply(stored())
+
+
+# copies
+
+
+def test_a_removed_block_is_gone() -> None:
+    engine = blocks()
+    engine.apply(stored())
+
+    assert engine.apply(removed(103, 102)) == [Remove(HOLDER, [KEYS[2], KEYS[1]])]
+
+
+def test_a_second_copy_is_nothing_new() -> None:
+    engine = blocks()
+    engine.apply(stored())
+
+    assert engine.apply(stored(2, 3)) == []
+
+
+def test_a_block_is_gone_with_its_last_copy() -> None:
+    assert matched([stored(), stored(2, 3), stored(2, 3), removed(103), removed(103)]) == 3
+    assert matched([stored(), stored(2, 3), removed(103), removed(103)]) == 2
+
+
+def test_each_tier_has_copies_of_its_own() -> None:
+    """Both are written, the GPU's is evicted, the CPU's serves."""
+    on_cpu = stored(medium="CPU")
+
+    assert matched([stored(medium="GPU"), on_cpu, removed(103, medium="GPU")]) == 3
+    assert (
+        matched(
+            [
+                stored(medium="GPU"),
+                on_cpu,
+                removed(103, medium="GPU"),
+                removed(103, medium="CPU"),
+            ]
+        )
+        == 2
+    )
+
+
+def test_a_tier_cannot_lose_what_it_was_not_said_to_hold() -> None:
+    assert matched([stored(medium="CPU"), removed(101, 102, 103, medium="GPU")]) == 3
+
+
+def test_no_medium_means_the_gpu() -> None:
+    assert matched([stored(), removed(103, medium="GPU")]) == 2
+
+
+def test_blocks_offloaded_without_tokens_keep_their_keys() -> None:
+    offloaded = stored(token_ids=[], parent_hash=None, block_size=0, medium="CPU")
+
+    assert matched([stored(), offloaded, removed(*HASHES, medium="GPU")]) == 3
+
+
+def test_offloaded_blocks_that_nobody_described_are_skipped() -> None:
+    engine = blocks()
+
+    assert engine.apply(stored(token_ids=[], block_size=0)) == []
+    assert engine.stats.skipped == {"unknown_hash": 1}
+
+
+def test_one_key_under_two_hashes_goes_with_the_second() -> None:
+    """An adapter loaded again from another path: the engine hashes the path, requests cannot."""
+    again = stored(block_hashes=[201, 202, 203])
+
+    assert matched([stored(), again, removed(*HASHES)]) == 3
+    assert matched([stored(), again, removed(*HASHES), removed(203)]) == 2
+
+
+def test_a_block_stored_on_another_machine_is_not_this_engines() -> None:
+    assert matched([stored(locality="REMOTE")]) == 0
+    assert matched([stored(), removed(103, locality="REMOTE")]) == 3
+
+
+# groups
+
+
+def test_without_a_kind_group_0_decides() -> None:
+    assert matched([stored(group_idx=1)]) == 0
+    assert matched([stored(group_idx=0), removed(103, group_idx=1)]) == 3
+    assert matched([stored(), removed(103, group_idx=0)]) == 2
+
+
+def test_the_full_attention_group_decides() -> None:
+    window = stored(group_idx=0, spec_kind="sliding_window")
+    full = stored(group_idx=1, spec_kind="full_attention")
+
+    assert matched([window]) == 0
+    assert matched([window, full]) == 3
+    assert matched([window, full, removed(103, group_idx=0)]) == 3
+    assert matched([window, full, removed(103, group_idx=1)]) == 2
+
+
+def test_events_of_other_groups_are_counted() -> None:
+    engine = blocks()
+    engine.apply(stored(group_idx=4))
+
+    assert engine.stats.skipped == {"other_group": 1}
+
+
+# orphans
+
+
+def test_a_block_of_an_unknown_parent_is_not_guessed() -> None:
+    engine = blocks()
+
+    assert engine.apply(stored(1, 3)) == []
+    assert engine.stats.orphans == 2
+    assert engine.num_orphans == 2
+
+
+def test_children_of_orphans_are_orphans() -> None:
+    assert matched([stored(1, 2), stored(2, 3)]) == 0
+
+
+def test_an_orphan_that_is_stored_again_in_full_is_one_no_longer() -> None:
+    engine = blocks()
+    engine.apply(stored(1, 3))
+
+    assert engine.apply(stored(0, 3)) == [Store(HOLDER, KEYS)]
+    assert engine.num_orphans == 0
+
+
+def test_a_copy_of_a_known_block_needs_no_parent() -> None:
+    """The parent was evicted, or belongs to a copy that we have not heard of."""
+    engine = blocks()
+    engine.apply(stored())
+    engine.apply(removed(101))
+
+    assert engine.apply(stored(1, 3)) == []
+    assert engine.stats.orphans == 0
+
+
+def test_removing_an_orphan_is_harmless() -> None:
+    engine = blocks()
+    engine.apply(stored(1, 3))
+
+    assert engine.apply(removed(102, 999)) == []
+    assert engine.num_orphans == 1
+
+
+def test_no_more_orphans_are_remembered_than_there_is_room_for() -> None:
+    engine = blocks()
+    count = MAX_ORPHANS + 5
+    engine.apply(
+        BlockStored(
+            block_hashes=list(range(1_000, 1_000 + count)),
+            parent_hash=1,
+            token_ids=[0] * count,
+            block_size=1,
+        )
+    )
+
+    assert engine.num_orphans == MAX_ORPHANS
+    assert engine.stats.orphans == count
+
+
+# everything gone
+
+
+def test_a_cleared_engine_holds_nothing() -> None:
+    engine = blocks()
+    engine.apply(stored())
+
+    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER)]
+    assert engine.apply(stored()) == [Store(HOLDER, KEYS)]
+    assert engine.stats.cleared == 1
+
+
+def test_counts_of_copies_do_not_outlive_a_clear() -> None:
+    assert matched([stored(), stored(), AllBlocksCleared(), stored(), removed(103)]) == 2
+
+
+def test_copies_are_counted() -> None:
+    engine = blocks()
+    for event in (stored(), stored(2, 3), removed(103), removed(103), removed(103)):
+        engine.apply(event)
+
+    assert (engine.stats.stored, engine.stats.removed) == (4, 2)
+
+
+# everything at once
+
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+tiers = st.sampled_from(["GPU", "CPU"])
+
+
+def hash_of(path: Sequence[int]) -> int:
+    return int("9" + "".join(str(token) for token in path))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["store", "remove"]), paths, tiers), max_size=30), paths)
+def test_a_prompt_matches_what_some_tier_has_a_copy_of(
+    steps: list[tuple[str, list[int], str]], prompt: list[int]
+) -> None:
+    """An engine of block size 1 that stores whole prompts and evicts any of their last blocks."""
+    engine, index = EngineBlocks(HOLDER, 1), MemoryIndex()
+    copies: Counter[tuple[str, int]] = Counter()
+    for step, path, tier in steps:
+        hashes = [hash_of(path[: i + 1]) for i in range(len(path))]
+        if step == "store":
+            copies.update((tier, h) for h in hashes)
+            event: Event = BlockStored(
+                block_hashes=hashes, parent_hash=None, token_ids=path, block_size=1, medium=tier
+            )
+        elif copies[tier, hashes[-1]]:
+            copies[tier, hashes[-1]] -= 1
+            event = removed(hashes[-1], medium=tier)
+        else:
+            continue
+        index.apply(engine.apply(event))
+    held = [
+        any(copies[tier, hash_of(prompt[: i + 1])] for tier in ("GPU", "CPU"))
+        for i in range(len(prompt))
+    ]
+    expected = held.index(False) if False in held else len(held)
+    keys = BlockHasher(1).keys(np.array(prompt, dtype=np.uint32))
+
+    assert asyncio.run(index.match(keys)).get(HOLDER, 0) == expected
