@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},
     "doctor": {"fleet", *_MIDDLE},
     "app": {"frontends", "director", "upstream", "fleet", *_MIDDLE},
+    "demo": {"app", "simulator", *_MIDDLE},
     "bench": {"app", "simulator", "frontends", "director", "upstream", "fleet", *_MIDDLE},
     "cli": {
         *{"app", "simulator", "bench", "doctor", "frontends", "director", "upstream", "fleet"},
