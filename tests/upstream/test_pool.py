@@ -1,0 +1,463 @@
+"""Connections to engines, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.upstream.engines import (
+    CHUNKED_HEAD,
+    LAST_CHUNK,
+    Script,
+    Seen,
+    Talk,
+    answer,
+    chunk,
+    in_loop,
+    raw,
+    refusing,
+    running,
+    wait_until,
+)
+
+from inferway.config import TimeoutSettings
+from inferway.errors import ConfigError, UpstreamError, UpstreamTimeoutError
+from inferway.model import Headers
+from inferway.upstream.exchange import Exchange
+from inferway.upstream.pool import Pool
+
+
+class Collected:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.length: int | None = None
+        self.body = b""
+        self.error: UpstreamError | None = None
+        self.over = asyncio.Event()
+        self.calls: list[str] = []
+
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:
+        self.calls.append("head")
+        self.status, self.headers, self.length = status, headers, length
+
+    def on_chunk(self, chunk: bytes) -> None:
+        self.calls.append("chunk")
+        self.body += chunk
+
+    def on_end(self, chunk: bytes) -> None:
+        self.calls.append("end")
+        self.body += chunk
+        self.over.set()
+
+    def on_error(self, error: UpstreamError) -> None:
+        self.calls.append("error")
+        self.error = error
+        self.over.set()
+
+
+@asynccontextmanager
+async def pool_of(
+    timeouts: TimeoutSettings | None = None, idle_keep_alive: float = 4.0
+) -> AsyncIterator[Pool]:
+    pool = Pool(timeouts, idle_keep_alive=idle_keep_alive)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def start(
+    pool: Pool, url: str, method: str = "POST", headers: bytes = b"", body: bytes = b"{}"
+) -> tuple[Exchange, Collected]:
+    sink = Collected()
+    return pool.send(url, method, b"/v1/x?a=b", headers, body, sink), sink
+
+
+async def ask(
+    pool: Pool, url: str, method: str = "POST", headers: bytes = b"", body: bytes = b"{}"
+) -> Collected:
+    _, sink = start(pool, url, method, headers, body)
+    await sink.over.wait()
+    return sink
+
+
+async def answered_by(script: Script, method: str = "POST") -> Collected:
+    async with running(script) as engine, pool_of() as pool:
+        return await ask(pool, engine.url, method)
+
+
+@in_loop
+async def test_the_engine_gets_the_body_its_length_and_its_own_name_as_host() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        await ask(pool, engine.url, headers=b"x-a: 1\r\n", body=b"\x00\r\n\xff")
+
+    assert engine.seen == [
+        Seen(
+            b"POST /v1/x?a=b HTTP/1.1",
+            [(b"host", engine.url[7:].encode()), (b"x-a", b"1"), (b"content-length", b"4")],
+            b"\x00\r\n\xff",
+        )
+    ]
+
+
+@in_loop
+async def test_a_get_without_a_body_has_no_content_length() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        await ask(pool, engine.url, "GET", body=b"")
+
+    assert engine.seen[0].values(b"content-length") == []
+
+
+@in_loop
+async def test_one_connection_serves_exchanges_that_follow_each_other() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        for _ in range(5):
+            await ask(pool, engine.url)
+
+        assert (engine.connections, len(engine.seen)) == (1, 5)
+        assert pool.idle(engine.url) == 1
+        assert (pool.stats.sent, pool.stats.connected, pool.stats.open) == (5, 1, 1)
+
+
+@in_loop
+async def test_exchanges_at_the_same_time_have_connections_of_their_own() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        await asyncio.gather(*(ask(pool, engine.url) for _ in range(4)))
+
+        assert engine.connections == 4
+
+
+@in_loop
+async def test_the_head_names_status_headers_and_length() -> None:
+    sink = await answered_by(answer(b"abc", b"X-Thing: 1\r\n", b"404 Not Found"))
+
+    assert (sink.status, sink.headers, sink.length) == (404, [(b"x-thing", b"1")], 3)
+    assert sink.body == b"abc"
+
+
+@in_loop
+async def test_headers_of_the_connection_end_here() -> None:
+    head = b"Connection: keep-alive, X-Mine\r\nX-Mine: 1\r\nKeep-Alive: timeout=5\r\nX-On: 2\r\n"
+
+    sink = await answered_by(answer(b"", head))
+
+    assert sink.headers == [(b"x-on", b"2")]
+
+
+@in_loop
+async def test_chunks_are_decoded_and_trailers_dropped() -> None:
+    sink = await answered_by(
+        raw(CHUNKED_HEAD, b"3;ext=1\r\nabc\r\n", chunk(b"de"), b"0\r\nX-Trailer: 1\r\n\r\n")
+    )
+
+    assert (sink.length, sink.body) == (None, b"abcde")
+    assert (b"x-trailer", b"1") not in sink.headers
+
+
+@in_loop
+async def test_what_came_in_one_read_is_handed_on_as_one_piece() -> None:
+    sink = await answered_by(raw(CHUNKED_HEAD + chunk(b"a") + chunk(b"b") + LAST_CHUNK))
+
+    assert sink.calls == ["head", "end"]
+    assert sink.body == b"ab"
+
+
+@in_loop
+async def test_without_length_and_chunks_the_connection_s_end_is_the_body_s_end() -> None:
+    sink = await answered_by(raw(b"HTTP/1.1 200 OK\r\n\r\n", b"abc", close=True))
+
+    assert (sink.body, sink.error) == (b"abc", None)
+
+
+@in_loop
+async def test_informational_answers_are_skipped() -> None:
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+
+    sink = await answered_by(raw(early, b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na"))
+
+    assert (sink.status, sink.headers, sink.body) == (200, [], b"a")
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ("POST", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("POST", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
+    ],
+)
+@in_loop
+async def test_an_answer_without_a_body_ends_with_its_head(method: str, head: bytes) -> None:
+    async with running(raw(head)) as engine, pool_of() as pool:
+        first = await ask(pool, engine.url, method)
+        second = await ask(pool, engine.url, method)
+
+        assert (first.calls, second.calls) == (["head", "end"], ["head", "end"])
+        assert engine.connections == 1
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc",
+        CHUNKED_HEAD + chunk(b"abc"),
+        CHUNKED_HEAD + b"5\r\nabc",
+        CHUNKED_HEAD + chunk(b"abc") + b"0\r\n",
+    ],
+)
+@in_loop
+async def test_an_answer_that_is_cut_off_is_an_error(cut: bytes) -> None:
+    sink = await answered_by(raw(cut, close=True))
+
+    assert sink.body == b"abc"
+    assert "in the middle of its answer" in str(sink.error)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        CHUNKED_HEAD + b"zz\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 300_000,
+    ],
+)
+@in_loop
+async def test_what_is_not_an_answer_is_an_error(garbage: bytes) -> None:
+    sink = await answered_by(raw(garbage))
+
+    assert "what is not HTTP/1.1" in str(sink.error)
+    assert sink.calls[-1] == "error"
+
+
+@in_loop
+async def test_a_kept_alive_connection_that_died_is_replaced_unseen() -> None:
+    async def close_at_second(seen: Seen, talk: Talk) -> None:
+        if talk.number == 1 and len(engine.seen) == 2:
+            talk.writer.close()
+            return
+        await answer(b"%d" % talk.number)(seen, talk)
+
+    async with running(close_at_second) as engine, pool_of() as pool:
+        first, second = await ask(pool, engine.url), await ask(pool, engine.url)
+
+        assert (first.body, second.body, second.error) == (b"1", b"2", None)
+        assert pool.stats.retried == 1
+
+
+@in_loop
+async def test_an_exchange_is_sent_a_second_time_only_once() -> None:
+    async def answer_once(seen: Seen, talk: Talk) -> None:
+        if len(engine.seen) == 1:
+            await answer()(seen, talk)
+        else:
+            talk.writer.close()
+
+    async with running(answer_once) as engine, pool_of() as pool:
+        await ask(pool, engine.url)
+        second = await ask(pool, engine.url)
+
+    assert "closed the connection before its answer" in str(second.error)
+    assert len(engine.seen) == 3
+
+
+@in_loop
+async def test_a_fresh_connection_that_dies_is_an_error() -> None:
+    async with running(raw(close=True)) as engine, pool_of() as pool:
+        sink = await ask(pool, engine.url)
+
+    assert "closed the connection before its answer" in str(sink.error)
+    assert len(engine.seen) == 1
+
+
+@in_loop
+async def test_nothing_is_sent_twice_once_a_byte_of_the_answer_has_come() -> None:
+    async def half_a_head(seen: Seen, talk: Talk) -> None:
+        if len(engine.seen) == 1:
+            await answer()(seen, talk)
+        else:
+            await raw(b"HTTP/1.1 2", close=True)(seen, talk)
+
+    async with running(half_a_head) as engine, pool_of() as pool:
+        await ask(pool, engine.url)
+        second = await ask(pool, engine.url)
+
+    assert isinstance(second.error, UpstreamError)
+    assert len(engine.seen) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 1\r\n\r\na",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 1\r\n\r\na",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\naHTTP/1.1 200 OK\r\n",
+    ],
+    ids=["asked to close", "HTTP/1.0", "surplus bytes"],
+)
+@in_loop
+async def test_a_connection_that_cannot_be_kept_is_not(reply: bytes) -> None:
+    async with running(raw(reply)) as engine, pool_of() as pool:
+        sink = await ask(pool, engine.url)
+
+        assert sink.body == b"a"
+        assert pool.idle(engine.url) == 0
+        await wait_until(lambda: engine.open == 0)
+
+
+@in_loop
+async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+    talks: list[Talk] = []
+
+    async def script(seen: Seen, talk: Talk) -> None:
+        talks.append(talk)
+        await answer()(seen, talk)
+
+    async with running(script) as engine, pool_of() as pool:
+        await ask(pool, engine.url)
+        await talks[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+
+        await wait_until(lambda: pool.idle(engine.url) == 0)
+
+
+@in_loop
+async def test_an_idle_connection_is_dropped_before_the_engine_would() -> None:
+    async with running(answer()) as engine, pool_of(idle_keep_alive=0.02) as pool:
+        await ask(pool, engine.url)
+
+        await wait_until(lambda: engine.open == 0)
+        assert pool.stats.open == 0
+
+
+@in_loop
+async def test_an_engine_that_is_not_there_is_an_error() -> None:
+    async with refusing() as url, pool_of() as pool:
+        sink = await ask(pool, url)
+
+    assert "cannot connect" in str(sink.error)
+    assert not isinstance(sink.error, UpstreamTimeoutError)
+
+
+@in_loop
+async def test_an_engine_that_says_nothing_times_out() -> None:
+    async with running(raw()) as engine, pool_of(TimeoutSettings(first_byte=0.02)) as pool:
+        sink = await ask(pool, engine.url)
+
+        assert isinstance(sink.error, UpstreamTimeoutError)
+        await wait_until(lambda: engine.open == 0)
+
+
+@in_loop
+async def test_the_wait_for_the_first_byte_of_a_body_is_not_the_idle_time_of_a_stream() -> None:
+    timeouts = TimeoutSettings(first_byte=0.02, idle_stream=600)
+    async with running(raw(CHUNKED_HEAD)) as engine, pool_of(timeouts) as pool:
+        sink = await ask(pool, engine.url)
+
+    assert isinstance(sink.error, UpstreamTimeoutError)
+    assert sink.calls == ["head", "error"]
+
+
+@in_loop
+async def test_a_stream_that_stops_times_out() -> None:
+    timeouts = TimeoutSettings(idle_stream=0.02)
+    async with running(raw(CHUNKED_HEAD, chunk(b"a"))) as engine, pool_of(timeouts) as pool:
+        sink = await ask(pool, engine.url)
+
+    assert (sink.body, type(sink.error)) == (b"a", UpstreamTimeoutError)
+
+
+@in_loop
+async def test_a_paused_exchange_does_not_time_out() -> None:
+    timeouts = TimeoutSettings(idle_stream=0.02)
+    async with running(raw(CHUNKED_HEAD, chunk(b"a"))) as engine, pool_of(timeouts) as pool:
+        exchange, sink = start(pool, engine.url)
+        await wait_until(lambda: sink.body == b"a")
+        exchange.pause()
+        await asyncio.sleep(0.1)  # the time that must pass is what is tested
+
+        assert not sink.over.is_set()
+
+
+@in_loop
+async def test_abort_closes_the_engine_s_connection() -> None:
+    closed = asyncio.Event()
+
+    async def script(_: Seen, talk: Talk) -> None:
+        await talk.write(CHUNKED_HEAD + chunk(b"a"))
+        await talk.until_closed()
+        closed.set()
+
+    async with running(script) as engine, pool_of() as pool:
+        exchange, sink = start(pool, engine.url)
+        await wait_until(lambda: sink.body == b"a")
+        exchange.abort()
+        await closed.wait()
+
+        assert sink.calls == ["head", "chunk"]
+
+
+@in_loop
+async def test_abort_while_connecting_sends_nothing() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        exchange, sink = start(pool, engine.url)
+        exchange.abort()
+        await wait_until(lambda: pool.idle(engine.url) == 1)
+
+        assert (engine.seen, sink.calls) == ([], [])
+
+
+@in_loop
+async def test_a_paused_exchange_holds_the_engine_back() -> None:
+    written = 0
+
+    async def flood(_: Seen, talk: Talk) -> None:
+        nonlocal written
+        await talk.write(CHUNKED_HEAD)
+        for _block in range(256):
+            await talk.write(chunk(b"x" * 65536))
+            written += 65536
+        await talk.write(LAST_CHUNK)
+
+    async with running(flood) as engine, pool_of() as pool:
+        exchange, sink = start(pool, engine.url)
+        await wait_until(lambda: sink.body != b"")
+        exchange.pause()
+        taken = len(sink.body)
+        while True:  # until the sockets' buffers are full
+            before = written
+            await asyncio.sleep(0.05)
+            if written == before:
+                break
+
+        assert len(sink.body) == taken
+        assert written < 256 * 65536
+        exchange.resume()
+        await sink.over.wait()
+        assert len(sink.body) == 256 * 65536
+
+
+@in_loop
+async def test_closing_the_pool_fails_what_is_under_way() -> None:
+    async with running(raw(CHUNKED_HEAD, chunk(b"a"))) as engine, pool_of() as pool:
+        _, sink = start(pool, engine.url)
+        await wait_until(lambda: sink.body == b"a")
+        await pool.close()
+
+        assert "shutting down" in str(sink.error)
+        await wait_until(lambda: engine.open == 0)
+
+
+@in_loop
+async def test_a_url_that_is_none_is_named() -> None:
+    async with pool_of() as pool:
+        with pytest.raises(ConfigError, match="'ftp://x'"):
+            start(pool, "ftp://x")
