@@ -45,13 +45,21 @@ def test_long_lists_are_shortened() -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    line = as_text(Message("kv.\x1b[2J", 7, {"prompt": "a\x1b[2J\nb"}))
+    line = as_text(Message("kv.\x1b[2J", 7, {"a\nb": "\x9b2J", "messages": [{"\t": "日本\r"}]}))
 
-    assert line.isprintable()
+    assert line == '#7 kv.\\x1b[2J a\\nb="\\x9b2J" messages=[{\\t: "日本\\r"}]'
 
 
 def test_an_engines_own_array_is_printed_too() -> None:
-    assert as_text(Message("kv@e", 0, [1.5, []])) == "#0 kv@e content=[1.5,[]]"
+    assert as_text(Message("kv@e", 0, [1.5, []])) == "#0 kv@e content=[1.5, []]"
+
+
+def test_long_lists_within_lists_are_shortened() -> None:
+    events = [{"type": "BlockStored", "token_ids": list(range(48))}]
+
+    assert as_text(Message("kv@e", 0, [1.5, events])) == (
+        '#0 kv@e content=[1.5, [{type: "BlockStored", token_ids: [48 items]}]]'
+    )
 
 
 def test_starting_late_is_no_gap() -> None:
