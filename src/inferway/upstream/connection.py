@@ -177,7 +177,7 @@ class EngineConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self._complete:

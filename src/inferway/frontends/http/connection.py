@@ -176,7 +176,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_complete:  # else a trailer: dropped
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         headers = self._headers
@@ -248,8 +248,10 @@ class ClientConnection(asyncio.Protocol):
             raise BadHttpError("content-length and transfer-encoding: only one may be given")
         if not self._http11:
             raise BadHttpError("transfer-encoding: not known in HTTP/1.0")
-        if fields[b"transfer-encoding"].lower() != b"chunked":
-            raise BadHttpError("transfer-encoding: only 'chunked' is known", status=501)
+        codings = [coding.strip() for coding in fields[b"transfer-encoding"].lower().split(b",")]
+        if codings != [b"chunked"]:  # RFC 9112 6.1 and 6.3: without a last chunk it has no end
+            status = 501 if codings[-1] == b"chunked" else 400
+            raise BadHttpError("transfer-encoding: only 'chunked' is known", status=status)
 
     def _check_length(self, value: bytes) -> None:
         if not value.isdigit():
@@ -315,8 +317,9 @@ class ClientConnection(asyncio.Protocol):
         request = Request("-", b"/-", time.perf_counter())
         request.id = self.server.new_request_id()
         self._responder = Responder(self, request)
-        self._responder.send_error(item)
+        self.server.stats.answering += 1
         self.server.stats.refused += 1
+        self._responder.send_error(item)
 
     def write(self, data: bytes) -> None:
         """For the Responder in charge."""
