@@ -14,35 +14,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.doubles import write_tiny_model
 
 from inferway.cli import main
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """The smallest model there is: one token per character of a few, and a template."""
-    vocab = {c: i for i, c in enumerate("<|end|> abcdefghijklmnopqrstuvwxyz")}
-    vocab["<|end|>"] = len(vocab) + 10
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": vocab["<|end|>"],
-                "content": "<|end|>",
-                "special": True,
-                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    config = {"eos_token": "<|end|>", "chat_template": template}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tiny_model(tmp_path)
     return str(tmp_path)
 
 
@@ -92,7 +71,7 @@ def test_a_taken_port_is_one_line_that_names_it(model: str) -> None:
     ("args", "message"),
     [
         (["--lora-modules", "x"], "--lora-modules 'x': expected NAME=PATH"),
-        (["--model", "/nowhere"], "/nowhere"),
+        (["--model", str(Path(__file__).parent)], "no tokenizer.json"),
         (["--max-model-len", "99999"], "raise --kv-cache-size or lower --max-model-len"),
         (["--time-to-first-token", "soon"], "expected a duration like 250ms"),
     ],

@@ -1,8 +1,10 @@
-"""A text model small enough to check by eye: one token per byte."""
+"""Text models small enough to check by eye."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -30,3 +32,30 @@ class ByteModel:
 
 def _ids(values: bytes | list[int]) -> TokenIds:
     return np.array(list(values), dtype=np.uint32)
+
+
+TINY_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
+TINY_EOS = len(TINY_ALPHABET)
+
+
+def write_tiny_model(directory: Path) -> None:
+    """The files of a model with one token per letter; a chat is its contents, one by one."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    end = {"id": TINY_EOS, "content": "<|end|>", "special": True, **flags}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "BPE",
+            "vocab": {letter: i for i, letter in enumerate([*TINY_ALPHABET, "<|end|>"])},
+            "merges": [],
+        },
+    }
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    config = {"eos_token": "<|end|>", "chat_template": template}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))

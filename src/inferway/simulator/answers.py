@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from inferway.simulator.planning import Options, Turn
@@ -91,8 +91,7 @@ class ChatAnswer:
             "token_ids": list(turn.job.planned) if self._options.return_token_ids else None,
         }
         return {
-            **self._head,
-            "object": "chat.completion",
+            **self._head("chat.completion"),
             "choices": [choice],
             "service_tier": None,
             "system_fingerprint": None,
@@ -103,7 +102,7 @@ class ChatAnswer:
         }
 
     def _chunk(self, *choices: Json) -> Json:
-        return {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        return {**self._head("chat.completion.chunk"), "choices": choices}
 
     def _prompt_ids(self, turn: Turn) -> list[int] | None:
         return _prompt_ids(turn) if self._options.return_token_ids else None
@@ -132,16 +131,15 @@ class CompletionAnswer:
             "token_ids": [token] if shown else None,
         }
         usage = _running_usage(self._options, turn, turn.job.num_emitted)
-        return {**self._head, "object": "text_completion", "choices": [choice], **usage}
+        return {**self._head("text_completion"), "choices": [choice], **usage}
 
     def usage_chunk(self, turns: Sequence[Turn]) -> Json:
-        return {**self._head, "object": "text_completion", "choices": [], "usage": _usage(turns)}
+        return {**self._head("text_completion"), "choices": [], "usage": _usage(turns)}
 
     def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
         pairs = zip(turns, texts, strict=True)
         return {
-            **self._head,
-            "object": "text_completion",
+            **self._head("text_completion"),
             "choices": [self._whole_choice(turn, text) for turn, text in pairs],
             "service_tier": None,
             "system_fingerprint": None,
@@ -163,8 +161,10 @@ class CompletionAnswer:
         }
 
 
-def _head(prefix: str, model: str) -> Json:
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+def _head(prefix: str, model: str) -> Callable[[str], Json]:
+    """What every piece of one answer begins with; the argument is its `object`."""
+    request_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+    return lambda kind: {"id": request_id, "object": kind, "created": created, "model": model}
 
 
 def _prompt_ids(turn: Turn) -> list[int]:

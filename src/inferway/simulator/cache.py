@@ -93,7 +93,7 @@ class KvCache:
         run.blocks = hits
         run.num_kept = run.num_reused = len(hits)
         self.reserve(run)
-        return len(hits) * self._block_size
+        return run.num_reused * self._block_size
 
     def reserve(self, run: Run) -> bool:
         """Give `run` blocks for the tokens appended since; False if there is no room now."""
@@ -101,7 +101,7 @@ class KvCache:
         missing = self._num_blocks_for(run) - len(run.blocks)
         if missing > self._pool.num_free:
             return False
-        run.blocks = run.blocks + self._pool.take(missing)
+        run.blocks.extend(self._pool.take(missing))
         self._keep_full_blocks(run)
         return True
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from inferway import __version__
 from inferway.errors import InferwayError, RenderError, RequestError
@@ -117,7 +118,8 @@ class Server:
         return _json({} if source is None else {"0": source})
 
     async def show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain")
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return web.Response(body=self._metrics.text(), headers=headers)
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -161,9 +163,12 @@ async def _stream(
     response = web.StreamResponse()
     response.headers["Content-Type"] = "text/event-stream; charset=utf-8"
     await response.prepare(request)
-    async for event in _events(answer, options, turns, tokens):
-        await response.write(b"data: " + event + b"\n\n")
-    await response.write_eof()
+    try:
+        async for event in _events(answer, options, turns, tokens):
+            await response.write(b"data: " + event + b"\n\n")
+        await response.write_eof()
+    except ConnectionResetError:
+        pass  # the client left; the caller aborts what it asked for
     return response
 
 

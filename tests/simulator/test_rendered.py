@@ -1,0 +1,69 @@
+"""A model's files as the engine's text model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.simulator.doubles import TINY_EOS, write_tiny_model
+
+from inferway.errors import RenderError
+from inferway.openai_api.requests import ChatRequest
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.simulator.rendered import RenderedModel
+from inferway.simulator.text import Detokenizer
+
+
+@pytest.fixture
+def renderer() -> Iterator[Renderer]:
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
+def load(renderer: Renderer, directory: Path) -> RenderedModel:
+    wanted = GetOrCreateTokenizerKeyRequest(str(directory))
+    return RenderedModel(renderer, renderer.get_or_create_tokenizer_key(wanted), 100)
+
+
+def test_a_chat_is_rendered_by_the_models_template(tmp_path: Path, renderer: Renderer) -> None:
+    write_tiny_model(tmp_path)
+    model = load(renderer, tmp_path)
+    body = ChatRequest(model="m", messages=[{"role": "user", "content": "ab"}])
+
+    [ids] = asyncio.run(model.tokenize(body))
+
+    assert ids.tolist() == model.encode("ab") == [1, 2]
+
+
+def test_the_end_of_reply_token_is_known_and_has_no_text(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    write_tiny_model(tmp_path)
+    model = load(renderer, tmp_path)
+
+    assert model.eos_token_id == TINY_EOS
+    assert model.decode([1, 2, TINY_EOS]) == "ab"
+
+
+def test_a_model_without_an_end_of_reply_token_is_refused(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
+
+    with pytest.raises(RenderError, match="eos_token is missing"):
+        load(renderer, tmp_path)
+
+
+def test_pieces_of_a_reply_add_up_to_its_text(tmp_path: Path, renderer: Renderer) -> None:
+    write_tiny_model(tmp_path)
+    model = load(renderer, tmp_path)
+    detokenizer = Detokenizer(model)
+
+    pieces = [detokenizer.add(token) for token in model.encode("a bc")]
+
+    assert pieces == ["a", " ", "b", "c"]
