@@ -1,0 +1,121 @@
+""".ci/run with stand-ins for make, apt-get and id on a PATH of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What .ci/run needs of a bare system.
+SYSTEM = ("bash", "dirname", "env")
+
+
+class Machine:
+    """A checkout, and what is installed beside it. `calls` is what make and apt-get were asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bin = path / "bin"
+        self.bin.mkdir()
+        (path / ".ci").mkdir()
+        shutil.copy(ROOT / ".ci" / "run", path / ".ci")
+        shutil.copytree(ROOT / "scripts", path / "scripts")
+        for name in SYSTEM:
+            found = shutil.which(name)
+            assert found is not None
+            (self.bin / name).symlink_to(found)
+        self.install("python3", "echo 3.11.2")
+        self.install("id", "echo 0")
+        for name in ("git", "wrk"):
+            self.install(name, "exit 0")
+        for name in ("make", "apt-get"):
+            self.install(name, f'echo "{name} $*" >>calls')
+
+    def install(self, name: str, script: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.bin / name).chmod(0o755)
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PATH": str(self.bin)}
+        env.pop("PYTHON", None)
+        return subprocess.run(
+            [str(self.path / ".ci" / "run")],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.path / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_everything_is_run_in_order(machine: Machine) -> None:
+    done = machine.run()
+
+    assert done.returncode == 0, done.stdout
+    assert machine.calls == ["make check", "make test", "make demo ARGS=--exit", "make fleet"]
+
+
+def test_each_step_is_timed(machine: Machine) -> None:
+    timings = machine.run().stdout.split("=== timings\n")[1].splitlines()
+
+    assert [line.split()[0] for line in timings[:-1]] == [
+        "system",
+        "check",
+        "test",
+        "demo",
+        "fleet",
+    ]
+
+
+def test_the_first_failure_ends_it(machine: Machine) -> None:
+    machine.install("make", 'echo "make $*" >>calls; [ "$1" != test ]')
+
+    done = machine.run()
+
+    assert done.returncode == 1
+    assert machine.calls == ["make check", "make test"]
+    assert "failed after" in done.stdout
+
+
+def test_root_installs_what_is_missing(machine: Machine) -> None:
+    (machine.bin / "wrk").unlink()
+
+    machine.run()
+
+    assert machine.calls[:2] == [
+        "apt-get update -qq",
+        "apt-get install -y -qq --no-install-recommends wrk",
+    ]
+
+
+def test_a_python_without_venv_is_missing_too(machine: Machine) -> None:
+    machine.install("python3", "echo 3.11.2 ensurepip")
+
+    machine.run()
+
+    assert machine.calls[1].endswith("python3 python3-venv")
+
+
+def test_without_root_what_is_missing_is_a_failure_with_the_line_to_run(machine: Machine) -> None:
+    (machine.bin / "wrk").unlink()
+    machine.install("id", "echo 1000")
+
+    done = machine.run()
+
+    assert done.returncode == 1
+    assert "missing: wrk; as root on Debian: apt-get install wrk" in done.stdout
+    assert not (machine.path / "calls").exists()
