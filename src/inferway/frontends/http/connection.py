@@ -370,6 +370,11 @@ class ClientConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------- for the server
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Written, and not yet taken by the socket."""
+        return self._transport.get_write_buffer_size()
+
     def timed_out(self) -> None:
         """The deadline has passed."""
         self.deadline = NEVER

@@ -116,6 +116,10 @@ class HttpServer:
         if self._access_log is not None:
             self._access_log.flush()
 
+    def buffered_bytes(self) -> int:
+        """Bytes of answers that wait in us for clients to read."""
+        return sum([connection.buffered_bytes for connection in self._connections])
+
     async def _wait_until_empty(self) -> None:
         self._empty.clear()
         if self._connections:

@@ -1,0 +1,82 @@
+"""A gateway between a client and scripted engines: our server, pool and forwarding, no director."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tests.frontends.http.clients import serving
+
+from inferway.config import TimeoutSettings
+from inferway.frontends.http.forward import HOLD_HEAD_SECONDS, forward
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import Responder
+from inferway.frontends.http.server import HttpServer
+from inferway.model import Decision, Endpoint, Headers, Target
+from inferway.upstream.pool import Pool
+
+
+@dataclass
+class Trip:
+    """A journey that notes what it is told."""
+
+    attempts: list[str] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+
+    def attempt(self, target: Target) -> Headers:
+        self.attempts.append(target.endpoint.engine)
+        return target.endpoint.headers
+
+    def on_head(self, status: int) -> Headers:
+        self.statuses.append(status)
+        return ((b"x-inferway-engine", self.attempts[-1].encode()),)
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        self.chunks.append(chunk)
+        return chunk
+
+    def close(self, outcome: str) -> None:
+        self.outcomes.append(outcome)
+
+
+@dataclass
+class Gateway:
+    """`trips` has one entry for each request, in order."""
+
+    server: HttpServer
+    pool: Pool
+    trips: list[Trip]
+
+
+@asynccontextmanager
+async def gateway(
+    *urls: str,
+    timeouts: TimeoutSettings | None = None,
+    hold_head: float = HOLD_HEAD_SECONDS,
+    engine_headers: Headers = (),
+) -> AsyncIterator[Gateway]:
+    """Tries the engines in the given order; they are called e0, e1, ..."""
+    pool = Pool(timeouts)
+    trips: list[Trip] = []
+    decision = Decision(
+        tuple(
+            Target(Endpoint(f"e{i}", url, i, headers=engine_headers), 1.0, 0, 0)
+            for i, url in enumerate(urls)
+        ),
+        "test",
+    )
+
+    async def handler(request: Request, responder: Responder) -> None:
+        trips.append(Trip())
+        forward(request, responder, trips[-1], decision, pool, hold_head=hold_head)
+
+    async with serving(handler, timeouts=timeouts) as server:
+        try:
+            yield Gateway(server, pool, trips)
+        finally:
+            await pool.close()
+            await asyncio.sleep(0)
