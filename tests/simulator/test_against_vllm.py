@@ -1,21 +1,30 @@
-"""Our cache beside vLLM's own, operation by operation, byte by byte.
+"""Our engine beside vLLM's own, byte by byte.
 
-The recording is vLLM 0.32's KVCacheManager under random requests, written by
-scripts/golden_kv_cache.py: admissions, generated tokens, evictions, preemptions, resets, salts
-and an adapter, and the batch that vLLM would publish after each.
+Two recordings: golden/simulator is vLLM 0.32's KVCacheManager under random operations
+(admissions, generated tokens, evictions, preemptions, resets, salts, an adapter), with the batch
+that it would publish after each; written by scripts/golden_kv_cache.py. golden/vllm is a real
+engine under real requests, with what it published.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
 from inferway.blocks.dialects import Dialect, Lora
 from inferway.simulator.cache import Adapter, KvCache, Run
+from inferway.simulator.config import Latency
 from inferway.simulator.events import encode_batch
+from inferway.simulator.scheduler import Job, Scheduler
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "simulator" / "kv_cache.jsonl"
+GOLDEN = Path(__file__).parents[1] / "golden"
+OPERATIONS = GOLDEN / "simulator" / "kv_cache.jsonl"
 
 
 class Replayed:
@@ -59,7 +68,7 @@ class Replayed:
 
 
 def test_the_cache_does_and_publishes_what_vllms_does() -> None:
-    settings, *steps = map(json.loads, GOLDEN.read_text().splitlines())
+    settings, *steps = map(json.loads, OPERATIONS.read_text().splitlines())
     ours = Replayed(settings)
 
     for number, step in enumerate(steps):
@@ -69,10 +78,66 @@ def test_the_cache_does_and_publishes_what_vllms_does() -> None:
 
 
 def test_the_recording_holds_every_kind_of_event_and_refusals() -> None:
-    text = GOLDEN.read_text()
+    text = OPERATIONS.read_text()
     steps = [json.loads(line) for line in text.splitlines()[1:]]
     refused = {step["do"][0] for step in steps if step["result"] in (None, False)}
 
     for kind in ("BlockStored", "BlockRemoved", "AllBlocksCleared", "tiny-lora", "salt"):
         assert kind.encode().hex() in text
     assert {"admit", "readmit", "token", "reset"} <= refused
+
+
+class RealEngineAgain:
+    """A simulated engine that is asked what a real one was asked, and says what that one said."""
+
+    def __init__(self, recording: dict[str, Any]) -> None:
+        info = recording["cache_config_info"]
+        num_blocks = int(info.partition('num_gpu_blocks="')[2].partition('"')[0])
+        seed = {} if recording["hash_seed"] is None else {"seed": recording["hash_seed"]}
+        dialect = Dialect(recording["hash_algorithm"], **seed)
+        cache = KvCache(num_blocks, recording["block_size"], dialect)
+        self._scheduler = Scheduler(cache, Latency(), max_num_seqs=8, max_waiting=8)
+        self.batches: list[bytes] = []
+
+    def answer(self, request: dict[str, Any]) -> int:
+        """The cached tokens of the last prompt, which is what vLLM reports."""
+        jobs = list(_jobs(request))
+        for job in jobs:
+            self._scheduler.add(job)
+        while self._scheduler.next_due(0.0) is not None:
+            events = self._scheduler.step(0.0).events
+            if events:
+                self.batches.append(encode_batch(events, timestamp=0.0, rank=0, format="map"))
+        return jobs[-1].num_cached_tokens
+
+    def reset(self) -> None:
+        assert self._scheduler.cache.clear()
+
+
+def _jobs(request: dict[str, Any]) -> Iterator[Job]:
+    prompts, replies = request["prompt_token_ids"], request["token_ids"]
+    prompts = prompts * (len(replies) // len(prompts))  # n answers to one prompt
+    for prompt, reply in zip(prompts, replies, strict=True):
+        run = Run(list(prompt), cache_salt=request["body"].get("cache_salt"))
+        yield Job(run, reply, arrived=0.0)
+
+
+def _published(recording: dict[str, Any]) -> list[list[Any]]:
+    """The events of each batch that the real engine published, in order."""
+    payloads = [base64.b64decode(frames[-1]) for frames in recording["replay_from_0"][:-1]]
+    return [msgspec.msgpack.decode(payload)[1:] for payload in payloads]
+
+
+@pytest.mark.parametrize("name", ["conversation", "eviction", "xxhash"])
+def test_a_simulated_engine_publishes_what_the_real_one_published(name: str) -> None:
+    recording = json.loads((GOLDEN / "vllm" / f"{name}.json").read_text())
+    engine = RealEngineAgain(recording)
+
+    for request in recording["requests"]:
+        if request["name"] == "reset":
+            engine.reset()
+            continue
+
+        assert engine.answer(request) == request["cached_tokens"], request["name"]
+
+    assert [msgspec.msgpack.decode(batch)[1:] for batch in engine.batches] == _published(recording)
