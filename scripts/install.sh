@@ -9,14 +9,15 @@ set -eu
 
 what=$1
 cd "$(dirname "$0")/.."
+here=$(pwd -P) # as venv writes it, however we were reached
 stamp=.venv/.installed # what was installed, and from which pyproject.toml
 log=.venv/install.log
 pyproject=$(cksum <pyproject.toml)
 
 # Does .venv run, is it new enough, and was it made in this very directory?
 venv_is_sound() {
-    PYTHON="$PWD/.venv/bin/python" ./scripts/detect_python.sh --path >/dev/null 2>&1 &&
-        grep -qF "$PWD/.venv/" .venv/bin/pip 2>/dev/null
+    PYTHON="$here/.venv/bin/python" ./scripts/detect_python.sh --path >/dev/null 2>&1 &&
+        grep -qF "$here/.venv/" .venv/bin/pip 2>/dev/null
 }
 
 is_installed() {
@@ -32,7 +33,7 @@ step() { # sentence, command...
     else
         printf ' failed\n\n'
         tail -n 60 "$log" >&2
-        echo "failed: $* (log: $PWD/$log)" >&2
+        echo "failed: $* (log: $here/$log)" >&2
         exit 1
     fi
 }

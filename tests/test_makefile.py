@@ -27,7 +27,7 @@ case "$*" in
     "-m venv .venv")
         mkdir -p .venv/bin
         cp "$0" .venv/bin/python
-        echo "#!$PWD/.venv/bin/python" >.venv/bin/pip ;;
+        echo "#!$(pwd -P)/.venv/bin/python" >.venv/bin/pip ;;
     "-m pip install"*)
         echo "pip: $*" >>pip-calls
         [ ! -e pip-fails ] || { echo "no matching distribution"; exit 1; } ;;
@@ -172,9 +172,12 @@ class Checkout:
             shutil.copy(ROOT / name, path)
         self.python = put_interpreter(path / "bin" / "python3", INSTALLS)
 
-    def install(self, what: str = "run") -> subprocess.CompletedProcess[str]:
+    def install(
+        self, what: str = "run", *, through: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`through`: another path to the same checkout."""
         env = {**outside_make(), "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
-        command = ["/bin/sh", "scripts/install.sh", what]
+        command = ["/bin/sh", str((through or self.path) / "scripts" / "install.sh"), what]
         return subprocess.run(
             command, cwd=self.path, env=env, capture_output=True, text=True, check=False
         )
@@ -246,6 +249,16 @@ def test_a_venv_of_another_directory_is_replaced(checkout: Checkout) -> None:
     (checkout.path / ".venv" / "bin" / "pip").write_text("#!/elsewhere/.venv/bin/python\n")
 
     assert checkout.install().stdout.startswith("replacing .venv")
+
+
+def test_a_checkout_reached_through_a_link_is_the_same(
+    checkout: Checkout, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    link = tmp_path_factory.mktemp("elsewhere") / "link"
+    link.symlink_to(checkout.path)
+    checkout.install()
+
+    assert checkout.install(through=link).stdout == ""
 
 
 def test_a_failed_install_shows_the_log_and_is_tried_again(checkout: Checkout) -> None:
