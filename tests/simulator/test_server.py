@@ -98,8 +98,21 @@ def test_usage_counts_the_end_of_reply_token_as_vllm_does() -> None:
         "prompt_tokens": prompt,
         "completion_tokens": 4,
         "total_tokens": prompt + 4,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "created_cache_tokens": None,
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": None,
     }
+
+
+def test_of_several_prompts_the_last_ones_cached_tokens_are_told_as_vllm_does() -> None:
+    body = {"model": "m", "prompt": ["x" * 40, "y" * 80], "max_tokens": 1}
+
+    answers = posting((COMPLETIONS, body), (COMPLETIONS, body))
+
+    assert [cached_tokens(answer) for _, answer in answers] == [0, 64]
 
 
 def test_a_reply_is_cut_at_max_tokens() -> None:

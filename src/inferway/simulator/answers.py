@@ -70,7 +70,7 @@ class ChatAnswer:
         return {**self._chunk(choice), **usage}
 
     def usage_chunk(self, turns: Sequence[Turn]) -> Json:
-        return {**self._chunk(), "usage": _usage(turns)}
+        return {**self._chunk(), "usage": _usage(turns, turns[0])}
 
     def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
         turn = turns[0]
@@ -89,16 +89,20 @@ class ChatAnswer:
             "finish_reason": turn.finish_reason,
             "stop_reason": None,
             "token_ids": list(turn.job.planned) if self._options.return_token_ids else None,
+            "routed_experts": None,
         }
         return {
             **self._head("chat.completion"),
             "choices": [choice],
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": _usage(turns),
+            "usage": _whole_usage(turns),
             "prompt_logprobs": None,
             "prompt_token_ids": self._prompt_ids(turn),
+            "prompt_text": None,
             "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
         }
 
     def _chunk(self, *choices: Json) -> Json:
@@ -134,7 +138,7 @@ class CompletionAnswer:
         return {**self._head("text_completion"), "choices": [choice], **usage}
 
     def usage_chunk(self, turns: Sequence[Turn]) -> Json:
-        return {**self._head("text_completion"), "choices": [], "usage": _usage(turns)}
+        return {**self._head("text_completion"), "choices": [], "usage": _usage(turns, turns[0])}
 
     def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
         pairs = zip(turns, texts, strict=True)
@@ -143,8 +147,10 @@ class CompletionAnswer:
             "choices": [self._whole_choice(turn, text) for turn, text in pairs],
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": _usage(turns),
+            "usage": _whole_usage(turns),
             "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
         }
 
     def _whole_choice(self, turn: Turn, text: str) -> Json:
@@ -158,6 +164,7 @@ class CompletionAnswer:
             "token_ids": list(turn.job.planned) if shown else None,
             "prompt_logprobs": None,
             "prompt_token_ids": _prompt_ids(turn) if shown else None,
+            "routed_experts": None,
         }
 
 
@@ -172,17 +179,22 @@ def _prompt_ids(turn: Turn) -> list[int]:
     return ids
 
 
-def _usage(turns: Sequence[Turn]) -> Json:
+def _usage(turns: Sequence[Turn], told: Turn) -> Json:
+    """`told`: of several prompts, vLLM tells the cached tokens of one."""
     num_prompt = sum(len(turn.prompt_ids) for turn in turns)
     num_generated = sum(turn.job.num_emitted for turn in turns)
-    # vLLM tells the last prompt's cached tokens when there are several; the sum says more.
-    num_cached = sum(turn.job.num_cached_tokens for turn in turns)
     return {
         "prompt_tokens": num_prompt,
         "total_tokens": num_prompt + num_generated,
         "completion_tokens": num_generated,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": {"cached_tokens": told.job.num_cached_tokens},
     }
+
+
+def _whole_usage(turns: Sequence[Turn]) -> Json:
+    usage = _usage(turns, turns[-1])
+    usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+    return {**usage, "completion_tokens_details": None}
 
 
 def _running_usage(options: Options, turn: Turn, num_generated: int) -> Json:
