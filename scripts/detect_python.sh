@@ -11,7 +11,7 @@ set -eu
 
 MIN_MINOR=11
 NAMES='python3 python3.11 python3.12 python3.13 python3.14'
-HERE=$(cd "${0%/*}/.." && pwd)
+HERE=$(cd "${0%/*}/.." && pwd -P)
 
 # Runs in Python 2.7 as well, to be able to say "too old".
 PROBE='
