@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 MAX_HEAD_BYTES = 256 * 1024
-_ENDS_HERE = HOP_BY_HOP | {b"content-length"}
+# Our answer carries our own request id, which is the one the engine got.
+_ENDS_HERE = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _BODILESS = frozenset({204, 304})
 
 
@@ -53,18 +54,20 @@ class EngineConnection(asyncio.Protocol):
         "_keep_alive",
         "_parser",
         "_pieces",
+        "_pool",
         "_received",
         "_surplus",
-        "_transport",
         "_until_close",
         "deadline",
         "origin",
+        "transport",
     )
 
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
+        self._pool = origin.pool
         self.deadline = NEVER
         self._exchange: Exchange | None = None
         self._answers = 0  # exchanges that this connection has served to their end
@@ -84,37 +87,32 @@ class EngineConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ for pool and Exchange
 
-    @property
-    def usable(self) -> bool:
-        """Whether the socket still looks open."""
-        return not self._transport.is_closing()
-
     def send(self, exchange: Exchange) -> None:
         """Writes the request. The connection must be idle."""
         self._exchange = exchange
         exchange.connection = self
-        self.deadline = self.origin.pool.time() + self.origin.pool.timeouts.first_byte
-        self._transport.write(exchange.payload)
+        self.deadline = self._pool.time() + self._pool.timeouts.first_byte
+        self.transport.write(exchange.payload)
         if exchange.paused:
             self.pause()
 
     def pause(self) -> None:
         self.deadline = NEVER
-        self._transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume(self) -> None:
-        self.deadline = self.origin.pool.time() + self.origin.pool.timeouts.idle_stream
-        self._transport.resume_reading()
+        self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+        self.transport.resume_reading()
 
     def drop(self) -> None:
         """Closes at once; the exchange, if any, hears nothing."""
         self._exchange = None
         self.deadline = NEVER
-        self._transport.abort()
+        self.transport.abort()
 
     def timed_out(self) -> None:
         """The deadline has passed."""
-        timeouts = self.origin.pool.timeouts
+        timeouts = self._pool.timeouts
         seconds = timeouts.idle_stream if self._in_body else timeouts.first_byte
         self.fail(
             UpstreamTimeoutError(
@@ -132,13 +130,13 @@ class EngineConnection(asyncio.Protocol):
     # ---------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.origin.opened(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            self._transport.abort()
+            self.transport.abort()
             return
         try:
             self._parser.feed_data(data)
@@ -158,7 +156,7 @@ class EngineConnection(asyncio.Protocol):
             exchange.finish(b"")
         elif self._answers and not self._received and not exchange.retried:
             exchange.retried = True
-            self.origin.pool.stats.retried += 1
+            self._pool.stats.retried += 1
             self.origin.connect(exchange)
         else:
             when = "before its answer" if not self._in_body else "in the middle of its answer"
@@ -239,7 +237,7 @@ class EngineConnection(asyncio.Protocol):
         if chunk:
             sink.on_chunk(chunk)
             if self._exchange is exchange and not exchange.paused:
-                pool = self.origin.pool
+                pool = self._pool
                 self.deadline = pool.time() + pool.timeouts.idle_stream
 
     def _release(self, exchange: Exchange, chunk: bytes) -> None:
@@ -249,10 +247,10 @@ class EngineConnection(asyncio.Protocol):
             self._keep_alive
             and not self._surplus
             and not self._until_close
-            and not self._transport.get_write_buffer_size()  # answered before it was all sent
+            and not self.transport.get_write_buffer_size()  # answered before it was all sent
         )
         if exchange.paused:
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         if exchange.is_head:
             self._parser = httptools.HttpResponseParser(self)  # the old one waits for a body
         self._answers += 1
@@ -260,7 +258,7 @@ class EngineConnection(asyncio.Protocol):
         if reusable:
             self.origin.idled(self)
         else:
-            self._transport.abort()
+            self.transport.abort()
         exchange.finish(chunk)
 
     def _garbage(self, error: Exception) -> None:

@@ -125,7 +125,7 @@ class Origin:
         """On the most recently used idle connection, else on a new one."""
         while self.idle:
             connection = self.idle.pop()
-            if connection.usable:
+            if not connection.transport.is_closing():
                 connection.send(exchange)
                 return
         self.connect(exchange)
@@ -147,7 +147,7 @@ class Origin:
         else:
             if exchange.over:  # aborted meanwhile; the connection is as good as new
                 self.idled(connection)
-            elif connection.usable:
+            elif not connection.transport.is_closing():
                 connection.send(exchange)
             else:
                 exchange.fail(UpstreamError(f"engine {self.label} closed the connection at once"))

@@ -76,14 +76,14 @@ class ClientConnection(asyncio.Protocol):
         "_silent_bytes",
         "_target",
         "_timed",
-        "_transport",
         "closing",
         "deadline",
         "server",
+        "transport",
         "writable",
     )
 
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -99,22 +99,13 @@ class ClientConnection(asyncio.Protocol):
         self._silent_bytes = 0  # received of a head, or of framing, since the last progress
         self._progress = False
         self._timed = False  # the deadline is the one of the request being received
-        self._begin()
-
-    def _begin(self) -> None:
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._fields: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._head_complete = False
-        self._expects = False
-        self._http11 = True
+        self.on_message_begin()
+        self._receiving = False
 
     # ---------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.server.opened(self)
         self._idle()
 
@@ -167,9 +158,16 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------- httptools' callbacks
 
     def on_message_begin(self) -> None:
-        self._begin()
         self._receiving = True
         self._timed = False
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._fields: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_complete = False
+        self._expects = False
+        self._http11 = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -181,7 +179,8 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         headers = self._headers
         self._fields = fields = dict(headers)
-        self._check_size(headers)
+        if len(headers) > MAX_HEADERS or self._fed + self._silent_bytes > MAX_TARGET_BYTES:
+            self._check_size(headers)
         if len(fields) != len(headers):
             _refuse_repeated(headers)
         version = self._parser.get_http_version()
@@ -226,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
         self._body = []
         self._queue.append(request)
         if len(self._queue) == MAX_QUEUED:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     # ----------------------------------------------------------------------------- the checks
 
@@ -282,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
     def _continue(self) -> None:
         if self._expects and not self._body_bytes:
             self._expects = False
-            self._transport.write(_CONTINUE)
+            self.transport.write(_CONTINUE)
 
     # -------------------------------------------------------------------------- the answering
 
@@ -302,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             while self._queue and self._responder is None and self.writable:
                 if len(self._queue) == MAX_QUEUED and not self._lingering:
-                    self._transport.resume_reading()
+                    self.transport.resume_reading()
                 self._answer(self._queue.popleft())
         finally:
             self._pumping = False
@@ -321,18 +320,10 @@ class ClientConnection(asyncio.Protocol):
         self.server.stats.refused += 1
         self._responder.send_error(item)
 
-    def write(self, data: bytes) -> None:
-        """For the Responder in charge."""
-        self._transport.write(data)
-
-    def write_all(self, pieces: tuple[bytes, ...]) -> None:
-        """For the Responder in charge."""
-        self._transport.writelines(pieces)
-
     def abort(self) -> None:
         """Resets the connection; what was not sent yet is lost."""
         self.closing = True
-        self._transport.abort()
+        self.transport.abort()
 
     def answered(self, responder: Responder) -> None:
         """`responder` has ended: the next request's turn, or the end."""
@@ -360,20 +351,20 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self) -> None:
         self.closing = True
         self._queue.clear()
-        if self._lingering and self._transport.can_write_eof():
+        if self._lingering and self.transport.can_write_eof():
             self.deadline = self.server.time() + LINGER_SECONDS
-            self._transport.write_eof()
-            self._transport.resume_reading()
+            self.transport.write_eof()
+            self.transport.resume_reading()
             return
         self.deadline = self.server.time() + self.server.timeouts.idle_stream
-        self._transport.close()
+        self.transport.close()
 
     # ------------------------------------------------------------------------- for the server
 
     @property
     def buffered_bytes(self) -> int:
         """Written, and not yet taken by the socket."""
-        return self._transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size()
 
     def timed_out(self) -> None:
         """The deadline has passed."""

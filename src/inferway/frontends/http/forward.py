@@ -163,7 +163,7 @@ class _Forwarding:
             self.attempt()
             return
         self._head = (status, headers, length)
-        self._events = _is_event_stream(headers)
+        self._events = length is None and _is_event_stream(headers)
         if self._events:
             self._timer = self._pool.loop.call_later(self._hold_seconds, self._hold_no_more)
 
@@ -183,11 +183,13 @@ class _Forwarding:
             self._release()
         if chunk:
             chunk = self._journey.on_chunk(chunk)
+        self._exchange = None
         self._responder.end(chunk)
         self._journey.close("ok")
 
     def on_error(self, error: UpstreamError) -> None:
         self._stop_timer()
+        self._exchange = None
         responder = self._responder
         if not responder.started:
             if not isinstance(error, UpstreamTimeoutError) and self._may_try_another():
@@ -216,6 +218,7 @@ class _Forwarding:
         self._stop_timer()
         if self._exchange is not None:
             self._exchange.abort()
+            self._exchange = None
         self._journey.close("client_gone")
 
     # ---------------------------------------------------------------------------------------
@@ -236,8 +239,7 @@ class _Forwarding:
         extra = self._journey.on_head(status)
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
-        kept = [header for header in headers if header[0] != b"x-request-id"]
-        self._responder.start(status, (*kept, *extra), length)
+        self._responder.start(status, (*headers, *extra), length)
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What can be passed on now: whole events, and no comments before the head is out."""

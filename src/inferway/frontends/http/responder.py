@@ -103,7 +103,7 @@ class Responder:
         """Sends the head without waiting for the body."""
         if self._head and not self.ended:
             head, self._head = self._head, b""
-            self._connection.write(head)
+            self._connection.transport.write(head)
 
     def _choose_framing(self, status: int, length: int | None) -> bytes:
         if status in _BODILESS or self.request.method == "HEAD":
@@ -150,9 +150,9 @@ class Responder:
                 raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
         self.body_bytes += size
         if size <= _COPY_LIMIT:
-            self._connection.write(head + chunk + tail)
+            self._connection.transport.write(head + chunk + tail)
         else:
-            self._connection.write_all((head, chunk, tail))
+            self._connection.transport.writelines((head, chunk, tail))
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer at once."""
@@ -185,10 +185,12 @@ class Responder:
             return
         if not self.started:
             self.status = 499  # nginx's word for it
+        source = self.source
         self._over()
-        if self.source is not None:
-            self.source.client_gone()
+        if source is not None:
+            source.client_gone()
 
     def _over(self) -> None:
         self.ended = True
+        self.source = None  # it knows us: a cycle would wait for the garbage collector
         self._connection.answered(self)
