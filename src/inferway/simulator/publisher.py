@@ -7,6 +7,9 @@ As vLLM 0.32 (distributed/kv_events.py) does it:
 * a replay request is `"" | first sequence number`; each kept batch is answered by
   `"" | topic | sequence number | payload`, then comes `"" | "" | -1 | ""`.
 
+A ROUTER drops what a reader does not take fast enough (1,000 messages each side). So a long replay
+can have holes, before its end marker or instead of it; seen with vLLM's own publisher too.
+
 Unlike vLLM's, `*` stands for the engine's own host, so that a simulated engine on a laptop does
 not show prompts to the network; and a port 0 binds a free one and is announced as `*` too.
 """
@@ -25,6 +28,7 @@ from inferway.errors import ConfigError
 from inferway.simulator.config import EventsConfig
 
 _LINGER_MS = 200
+_REPLAY_BURST = 64
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -111,6 +115,8 @@ class Publisher:
             for seq, payload in [kept for kept in self._kept if kept[0] >= first]:
                 frames = (client, b"", self._topic, seq.to_bytes(8, "big"), payload)
                 await socket.send_multipart(frames)
+                if seq % _REPLAY_BURST == 0:
+                    await asyncio.sleep(0)  # the send never waits, and others share the loop
             await socket.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
 
 
