@@ -173,9 +173,9 @@ _TEXT_PARTS = {
 
 # Fields of the part types that vLLM knows; the others go to the template ("cache_control").
 _KNOWN_PART_FIELDS = {
-    *("type", "text", "refusal", "thinking", "closed", "name", "uuid", "detail", "file"),
+    *("type", "text", "refusal", "thinking", "closed", "name", "uuid", "data", "file"),
     *("image_url", "image_pil", "image_embeds", "input_audio", "audio_url", "audio_embeds"),
-    *("video_url", "video_embeds", "data", "prompt_embeds", "tool_reference"),
+    *("video_url", "video_embeds", "prompt_cache_breakpoint"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import urllib.error
 import urllib.request
@@ -29,18 +30,29 @@ PROBE_SECONDS = 2.0
 
 
 def fetch_model_files(
-    model: str, *, revision: str | None, token: str | None, download_dir: str | None
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    download_dir: str | None = None,
+    endpoint: str | None = None,
 ) -> Path:
-    """The snapshot directory: from the hub, or from the local cache if it cannot be reached.
+    """The snapshot directory: from the hub (`HF_ENDPOINT` unless `endpoint` is given), or from
+    the local cache if the hub cannot be reached.
 
     Raises RenderError if neither has the model.
     """
-    # Half a second of import that `import inferway` and local models need not pay.
+    # Half a second of import that `import inferway` and local models need not pay. HTTPError is
+    # that of the client underneath (requests, httpx, httpx2): its timeouts come out as they are.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HTTPError as ConnectionFailedError  # type: ignore[attr-defined]
 
-    offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
+    url = endpoint or constants.ENDPOINT
+    offline = constants.HF_HUB_OFFLINE or not _answers(url)
     try:
+        if not offline:
+            _check_access(model, revision, token, url)
         snapshot = snapshot_download(
             model,
             revision=revision,
@@ -48,17 +60,29 @@ def fetch_model_files(
             cache_dir=download_dir,
             allow_patterns=list(FILE_PATTERNS),
             local_files_only=offline,
+            endpoint=url,
             etag_timeout=PROBE_SECONDS,
         )
     except HFValidationError as e:
         raise _unavailable(model, "it is neither a directory here nor a hub id") from e
     except LocalEntryNotFoundError as e:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        raise _unavailable(model, f"{why} ({constants.ENDPOINT}) and it is not in the cache") from e
-    # OSError covers requests' and httpx-era HfHubHTTPError: gated, unknown, wrong token.
-    except OSError as e:
-        raise _unavailable(model, f"the hub refuses it: {type(e).__name__}") from e
+        raise _unavailable(model, f"{why} ({url}) and it is not in the cache") from e
+    # Unknown, gated, wrong token, broken connection.
+    except (OSError, ConnectionFailedError) as e:
+        raise _unavailable(model, f"the hub at {url} refuses it: {type(e).__name__}") from e
     return Path(snapshot)
+
+
+def _check_access(model: str, revision: str | None, token: str | None, url: str) -> None:
+    """Raises the hub's error if this caller may not read the model. `snapshot_download` alone
+    would answer a refused caller from the cache that another one has filled."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    config = hf_hub_url(model, "config.json", revision=revision, endpoint=url)
+    with contextlib.suppress(RemoteEntryNotFoundError):  # readable, but has no such file
+        get_hf_file_metadata(config, token=token, timeout=PROBE_SECONDS, endpoint=url)
 
 
 def _unavailable(model: str, why: str) -> RenderError:

@@ -71,11 +71,11 @@ def prepare_smollm2(
             _write_tokenizer_files(gguf, made)
             if weights:
                 _write_weights(gguf, made / WEIGHTS_FILE, report)
-        _move_into_place(made, target)
+        move_into_place(made, target)
     return target
 
 
-def _move_into_place(made: Path, target: Path) -> None:
+def move_into_place(made: Path, target: Path) -> None:
     """The whole directory in one step if there is none, else file by file."""
     try:
         made.rename(target)
@@ -278,26 +278,28 @@ def _write_weights(gguf: GgufFile, path: Path, report: OnProgress) -> None:
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for done, name in enumerate(gguf.tensors, start=1):
-            file.write(_to_bf16(_hf_rows(gguf, name)).tobytes())
+            file.write(to_bf16(_hf_rows(gguf, name)).tobytes())
             report("writing weights", done / len(gguf.tensors))
 
 
 def _hf_rows(gguf: GgufFile, name: str) -> Floats:
-    """llama.cpp interleaves the two rotary halves of each head's rows; transformers does not."""
     heads = {
         "attn_q": gguf.metadata["llama.attention.head_count"],
         "attn_k": gguf.metadata["llama.attention.head_count_kv"],
     }
     weights = gguf.read(name)
     num_heads = heads.get(name.split(".")[-2])
-    if num_heads is None:
-        return weights
+    return weights if num_heads is None else attention_rows(weights, num_heads)
+
+
+def attention_rows(weights: Floats, num_heads: int) -> Floats:
+    """llama.cpp interleaves the two rotary halves of each head's rows; transformers does not."""
     rows, columns = weights.shape
     halves = weights.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _to_bf16(values: Floats) -> NDArray[np.uint16]:
+def to_bf16(values: Floats) -> NDArray[np.uint16]:
     """The upper half of each float32, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

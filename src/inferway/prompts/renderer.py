@@ -96,6 +96,10 @@ class LoadedModel:
         self._sources = files.templates
         self._compiled: dict[str, ChatTemplate] = {}
 
+    @property
+    def template_names(self) -> list[str]:
+        return sorted(self._sources)
+
     def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
         """The template `given` by name or as Jinja, else the model's own for such a chat."""
         if given is not None:
@@ -120,7 +124,8 @@ _Request = TypeVar("_Request", RenderChatRequest, RenderRequest)
 class Renderer:
     """Loads each model once, whoever asks; owns the threads for large requests: close it."""
 
-    def __init__(self, *, num_threads: int = 2) -> None:
+    def __init__(self, *, num_threads: int = 2, hub: str | None = None) -> None:
+        self._hub = hub  # None: HF_ENDPOINT
         self._models: dict[tuple[str, str], Future[LoadedModel]] = {}
         self._by_key: dict[str, LoadedModel] = {}
         self._lock = Lock()
@@ -154,7 +159,7 @@ class Renderer:
         loading: Future[LoadedModel],
     ) -> None:
         try:
-            loading.set_result(LoadedModel(read_model_files(_locate(request))))
+            loading.set_result(LoadedModel(read_model_files(_locate(request, self._hub))))
         except BaseException as e:
             # The next caller tries again; those who wait now get this error.
             with self._lock:
@@ -181,7 +186,7 @@ class Renderer:
         model = self.loaded(request.key)
         _check_chat(request)
         template = model.template(request.chat_template, with_tools=request.tools is not None)
-        chat = _chat_input(request, model.tokenizer.special_tokens)
+        chat = chat_input(request, model.tokenizer.special_tokens)
         spans: list[Span] | None = None
         if request.return_assistant_tokens_mask:
             text, spans = template.render_with_spans(chat)
@@ -210,7 +215,7 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, request)
 
 
-def _locate(request: GetOrCreateTokenizerKeyRequest) -> Path:
+def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
     path = Path(request.model).expanduser()
     if request.is_local or path.exists():
         if not path.exists():
@@ -221,6 +226,7 @@ def _locate(request: GetOrCreateTokenizerKeyRequest) -> Path:
         revision=request.revision,
         token=request.token,
         download_dir=request.download_dir,
+        endpoint=hub,
     )
 
 
@@ -243,7 +249,8 @@ def _check_truncation(truncate_prompt_tokens: int | None) -> None:
         )
 
 
-def _chat_input(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
+def chat_input(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
+    """What the template sees: the request's own variables win over special tokens."""
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:
         add_generation_prompt = not request.continue_final_message

@@ -104,7 +104,14 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> TokenIds:
         if self._fast is None:
             return _encode_reference(self._reference, text)
-        return _encode_fast(self._fast, text)
+        try:
+            return _encode_fast(self._fast, text)
+        except UnicodeEncodeError:
+            raise
+        # Some vocabularies lack a byte (SmolLM2: 0x16, 0xf1 and others that hardly occur). HF
+        # drops it, fastokens refuses the text.
+        except ValueError:
+            return _encode_reference(self._reference, text)
 
     def _added_specials(self) -> tuple[TokenIds, TokenIds]:
         """What the post-processor puts before and behind a text."""

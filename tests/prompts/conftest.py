@@ -1,0 +1,85 @@
+"""Real templates, real tokenizers, a real model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.prepare import prepare_smollm2
+
+Row = dict[str, Any]
+ReadRows = Callable[[str], list[Row]]
+MakeModel = Callable[..., Path]
+
+SHARED_DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    if not SHARED_DATA.is_dir():
+        pytest.fail(f"{SHARED_DATA} is missing: these tests need it, as CONTRIBUTING.md says")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def read_rows(shared_data: Path) -> ReadRows:
+    """Reads a .jsonl.gz below the shared data."""
+
+    return lambda name: read_jsonl(shared_data / name)
+
+
+@pytest.fixture(scope="session")
+def read_golden() -> Callable[[Path], list[Row]]:
+    return read_jsonl
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return prepare_smollm2()
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Iterator[Renderer]:
+    """One for all tests: loading a model takes a second."""
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2_key(renderer: Renderer, smollm2: Path) -> str:
+    request = GetOrCreateTokenizerKeyRequest(str(smollm2), is_local=True)
+    return renderer.get_or_create_tokenizer_key(request)
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def make_model(shared_data: Path, tmp_path: Path) -> MakeModel:
+    """Writes a model's directory around one of the shared tokenizers."""
+
+    def make(tokenizer: str, **config: Any) -> Path:
+        directory = tmp_path / tokenizer
+        directory.mkdir()
+        packed = (shared_data / "tokenizers" / f"{tokenizer}.tokenizer.json.gz").read_bytes()
+        (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+        settings = {"chat_template": CHATML, **config}
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+        return directory
+
+    return make

@@ -1,0 +1,243 @@
+"""A chat body becomes the conversation that vLLM's chat endpoint makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferway.errors import InferwayError, InvalidRequestError, RenderError
+from inferway.openai_api.requests import ChatRequest
+from inferway.prompts.chat_template import ChatTemplate
+from inferway.prompts.conversation import chat_render_request, conversation
+from inferway.prompts.renderer import RenderChatRequest, chat_input
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"
+
+TEXT = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+PARTS = ChatTemplate(
+    "{% for m in messages %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}"
+)
+
+
+def body(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+    return ChatRequest(model="m", messages=list(messages), **fields)
+
+
+def user(content: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def request(*messages: dict[str, Any], **fields: Any) -> RenderChatRequest:
+    return chat_render_request(body(*messages or (user(),), **fields), "key", TEXT)
+
+
+@pytest.fixture(scope="module")
+def golden_rows(read_golden: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read_golden(GOLDEN)
+    return rows
+
+
+def test_62_bodies_give_the_prompts_of_vllm_with_24_real_templates(
+    golden_rows: list[dict[str, Any]], read_rows: Any
+) -> None:
+    meta, *cases = golden_rows
+    tokens = meta["meta"]["special_tokens"]
+    sources = {t["id"]: t["chat_template"] for t in read_rows("templates/chat_templates.jsonl.gz")}
+    templates = {id: ChatTemplate(sources[id]) for id in cases[0]["expected"]}
+    misses = []
+
+    for number, case in enumerate(cases):
+        for id, expected in case["expected"].items():
+            try:
+                asked = chat_render_request(as_chat(case["body"]), "key", templates[id])
+                text = templates[id].render(chat_input(asked, tokens))
+            except InferwayError:
+                text = None
+            if text != expected:
+                misses.append((number, id))
+
+    assert misses == []
+
+
+def as_chat(fields: dict[str, Any]) -> ChatRequest:
+    known = {k: v for k, v in fields.items() if k in ChatRequest.__struct_fields__}
+    return ChatRequest(**known)
+
+
+def test_text_templates_get_parts_joined_by_newlines() -> None:
+    parts = [{"type": "text", "text": "a"}, "b"]
+
+    assert conversation([user(parts)], TEXT) == [user("a\nb")]
+
+
+def test_part_templates_get_text_as_one_part() -> None:
+    assert conversation([user("a")], PARTS) == [user([{"type": "text", "text": "a"}])]
+
+
+def test_part_templates_get_unknown_fields_of_a_part_too() -> None:
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+
+    assert conversation([user([part])], PARTS) == [user([part])]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "input_audio", "input_audio": {}},
+        {"image_url": "http://x"},
+        {"type": "text", "text": "a", "uuid": "u"},
+    ],
+)
+def test_a_part_that_is_not_text_is_beyond_us(part: dict[str, Any]) -> None:
+    with pytest.raises(RenderError, match=r"messages\[0\].content") as e:
+        request(user([{"type": "text", "text": "look"}, part]))
+
+    assert e.value.reason == "media"
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ('{"b": 1, "a": null}', {"b": 1, "a": None}),
+        ({"b": 1}, {"b": 1}),
+        ("", {}),
+        (None, {}),
+        ("{broken", {}),
+        ("[1]", {}),
+        (7, {}),
+    ],
+)
+def test_a_template_sees_tool_arguments_as_an_object(arguments: Any, seen: Any) -> None:
+    [message] = conversation([call(arguments)], TEXT)
+
+    assert message["tool_calls"][0]["function"]["arguments"] == seen
+
+
+def test_the_clients_message_is_left_as_it_came() -> None:
+    message = call('{"a": 1}')
+    before = json.dumps(message)
+
+    conversation([message], TEXT)
+
+    assert json.dumps(message) == before
+
+
+@pytest.mark.parametrize("calls", ["x", ["x"], [{"function": "x"}], [{"type": "custom"}]])
+def test_tool_calls_that_vllm_refuses_name_their_message(calls: Any) -> None:
+    with pytest.raises(InvalidRequestError) as e:
+        conversation([user(), {"role": "assistant", "tool_calls": calls}], TEXT)
+
+    assert e.value.param == "messages[1].tool_calls"
+
+
+def test_reasoning_has_two_names() -> None:
+    given = {"role": "assistant", "content": "x", "reasoning_content": "r"}
+
+    [message] = conversation([given], TEXT)
+
+    assert (message["reasoning"], message["reasoning_content"]) == ("r", "r")
+
+
+def test_developer_messages_become_one_system_message_where_the_template_knows_none() -> None:
+    messages = [user(), {"role": "developer", "content": "a"}, {"role": "system", "content": "b"}]
+
+    assert conversation(messages, TEXT) == [{"role": "system", "content": "a\n\nb"}, user()]
+
+
+def test_developer_messages_stay_where_the_template_knows_them() -> None:
+    template = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}")
+
+    [message] = conversation([{"role": "developer", "content": "a"}], template)
+
+    assert message == {"role": "developer", "content": "a", "tools": None}
+
+
+def test_a_generation_prompt_is_added_unless_refused() -> None:
+    asked = [request(), request(add_generation_prompt=False)]
+
+    assert [one.add_generation_prompt for one in asked] == [True, False]
+
+
+def test_a_bodys_own_fields_win_over_chat_template_kwargs() -> None:
+    asked = request(
+        reasoning_effort="low",
+        chat_template_kwargs={"reasoning_effort": "high", "add_generation_prompt": False, "x": 1},
+    )
+
+    assert asked.add_generation_prompt is True
+    assert asked.chat_template_kwargs == {
+        "reasoning_effort": "low", "x": 1, "enable_thinking": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True)])
+def test_reasoning_effort_turns_thinking_on(effort: str, thinks: bool) -> None:
+    asked = request(reasoning_effort=effort)
+
+    assert asked.chat_template_kwargs == {"reasoning_effort": effort, "enable_thinking": thinks}
+
+
+def test_tools_stay_with_tool_choice_none() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    assert request(tools=[tool], tool_choice="none").tools is not None
+
+
+def test_tools_are_written_with_known_fields_in_vllms_order() -> None:
+    tool = {"function": {"parameters": {"z": 1}, "x": 1, "name": "f", "strict": True}, "y": 2}
+
+    asked = request(tools=[tool])
+
+    assert json.dumps(asked.tools) == json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "description": None,
+                    "parameters": {"z": 1},
+                    "strict": True,
+                },
+            }
+        ]
+    )
+
+
+def test_a_tool_without_a_name_is_refused_by_its_place() -> None:
+    with pytest.raises(InvalidRequestError) as e:
+        request(tools=[{"type": "function", "function": {}}])
+
+    assert e.value.param == "tools[0].function.name"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}]
+)
+def test_a_template_in_the_request_is_not_run(fields: dict[str, Any]) -> None:
+    with pytest.raises(RenderError) as e:
+        request(**fields)
+
+    assert e.value.reason == "request_template"
+
+
+def test_a_trusted_template_in_the_request_decides_over_the_content_format() -> None:
+    asked = chat_render_request(
+        body(user("a"), chat_template=PARTS.source), "key", TEXT, trust_request_template=True
+    )
+
+    assert asked.conversation == [user([{"type": "text", "text": "a"}])]
+
+
+def test_claude_codes_changing_header_is_dropped() -> None:
+    system = {"role": "system", "content": "x-anthropic-billing-header: cch=1\nBe kind."}
+
+    assert conversation([system], TEXT) == [{"role": "system", "content": "Be kind."}]

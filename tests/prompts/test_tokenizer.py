@@ -1,0 +1,194 @@
+"""Ids are those of the engine's tokenizer, whichever encoder makes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferway.errors import InvalidRequestError, RenderError
+from inferway.prompts.model_files import read_model_files
+from inferway.prompts.tokenizer import Tokenizer
+
+MakeModel = Callable[..., Path]
+
+BY_FASTOKENS = ["phi-3", "starcoder", "gpt-2"]
+BY_TOKENIZERS = ["falcon", "bert-bge", "t5-small"]
+
+
+def load(directory: Path) -> Tokenizer:
+    return Tokenizer(read_model_files(directory))
+
+
+@pytest.fixture(scope="module")
+def smollm2_tokenizer(smollm2: Path) -> Tokenizer:
+    return load(smollm2)
+
+
+@pytest.mark.parametrize("name", ["phi-3", "falcon", "starcoder", "gpt-2", "bert-bge"])
+def test_ids_are_those_that_llama_cpp_recorded(
+    name: str, make_model: MakeModel, read_rows: Any
+) -> None:
+    tokenizer = load(make_model(name))
+    vectors = read_rows("tokenizers/llama_cpp_token_vectors.jsonl.gz")
+    vectors = [row for row in vectors if row["model"] == name]
+    misses = [
+        row["text"]
+        for row in vectors
+        if tokenizer.encode(row["text"], add_special_tokens=False).tolist() != row["ids"]
+    ]
+
+    assert len(vectors) >= 31
+    assert misses == []
+
+
+@pytest.mark.parametrize("name", [*BY_FASTOKENS, *BY_TOKENIZERS])
+def test_real_chats_get_the_ids_of_the_reference(
+    name: str, make_model: MakeModel, chat_texts: list[str]
+) -> None:
+    tokenizer = load(make_model(name))
+
+    for text in chat_texts:
+        ids = tokenizer.encode(text, add_special_tokens=True)
+        expected, _ = tokenizer.encode_with_offsets(text, add_special_tokens=True)
+
+        assert np.array_equal(ids, expected)
+
+
+@pytest.fixture(scope="module")
+def chat_texts(read_rows: Any) -> list[str]:
+    """150 messages: English, Chinese, code, tool calls."""
+    files = ["oasst1_en_threads", "kdconv_zh", "tau_bench_airline_gpt4o"]
+    return [text for file in files for text in first_texts(read_rows(f"chat/{file}.jsonl.gz"))]
+
+
+def first_texts(rows: list[dict[str, Any]]) -> Iterator[str]:
+    texts = [m["content"] for row in rows[:20] for m in row["messages"]]
+    yield from [text for text in texts if isinstance(text, str)][:50]
+
+
+@pytest.mark.parametrize("name", BY_FASTOKENS)
+def test_fastokens_encodes_what_it_encodes_exactly(name: str, make_model: MakeModel) -> None:
+    tokenizer = load(make_model(name))
+
+    assert tokenizer.encoder == "fastokens"
+    assert re.fullmatch(r"agrees with tokenizers on \d+ texts", tokenizer.why)
+
+
+@pytest.mark.parametrize("name", BY_TOKENIZERS)
+def test_tokenizers_encodes_what_fastokens_refuses(name: str, make_model: MakeModel) -> None:
+    tokenizer = load(make_model(name))
+
+    assert tokenizer.encoder == "tokenizers"
+    assert tokenizer.why.startswith("fastokens refuses it: ")
+
+
+PIECES = st.sampled_from(
+    ["<|im_start|>", "<|im_end|>", "<|im_end", "<|endoftext|>", " ", "  ", "\n", "\r\n", "\t", "'s"]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
+
+
+@given(TEXTS)
+def test_any_text_gets_the_ids_of_the_reference(smollm2_tokenizer: Tokenizer, text: str) -> None:
+    try:
+        expected, _ = smollm2_tokenizer.encode_with_offsets(text, add_special_tokens=False)
+    except InvalidRequestError:
+        with pytest.raises(InvalidRequestError):
+            smollm2_tokenizer.encode(text, add_special_tokens=False)
+    else:
+        ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
+
+        assert np.array_equal(ids, expected)
+
+
+# Not among them: control characters, some of which SmolLM2's vocabulary lacks.
+ASSIGNED = st.characters(exclude_categories=["Cs", "Cn", "Cc"])
+
+
+@given(st.text(ASSIGNED, max_size=40))
+def test_ids_decode_to_the_text(smollm2_tokenizer: Tokenizer, text: str) -> None:
+    ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
+
+    assert smollm2_tokenizer.decode(ids) == text
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_dropped_as_the_engine_does(
+    smollm2_tokenizer: Tokenizer,
+) -> None:
+    ids = smollm2_tokenizer.encode("a\x16b", add_special_tokens=False)
+
+    assert smollm2_tokenizer.decode(ids) == "ab"
+
+
+def test_ids_are_unsigned_32_bit(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode("Hello", add_special_tokens=False)
+
+    assert ids.dtype == np.uint32
+
+
+def test_decoding_may_leave_special_tokens_out(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode("<|im_start|>user", add_special_tokens=False)
+
+    assert smollm2_tokenizer.decode(ids, skip_special_tokens=True) == "user"
+
+
+@pytest.mark.parametrize("name", ["smollm2", "falcon"])
+def test_a_lone_surrogate_is_the_clients_fault(
+    name: str, make_model: MakeModel, smollm2: Path
+) -> None:
+    tokenizer = load(smollm2 if name == "smollm2" else make_model(name))
+
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        tokenizer.encode("a\ud800b", add_special_tokens=False)
+
+
+def test_a_config_may_switch_special_tokens_on(make_model: MakeModel) -> None:
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_eos_token": True}
+    tokenizer = load(make_model("phi-3", add_bos_token=True, **config))
+    plain = tokenizer.encode("hello", add_special_tokens=False)
+
+    ids = tokenizer.encode("hello", add_special_tokens=True)
+
+    assert ids.tolist() == [1, *plain.tolist(), 2]
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_a_config_may_add_tokens(make_model: MakeModel) -> None:
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    added = {"50257": {"content": "<tool>", "special": False, **flags}}
+    tokenizer = load(make_model("gpt-2", added_tokens_decoder=added))
+
+    assert tokenizer.encode("<tool>", add_special_tokens=False).tolist() == [50257]
+
+
+def test_truncation_keeps_the_last_tokens(smollm2_tokenizer: Tokenizer) -> None:
+    full = smollm2_tokenizer.encode("one two three four", add_special_tokens=False)
+
+    ids = smollm2_tokenizer.encode("one two three four", add_special_tokens=False, keep_last=2)
+
+    assert ids.tolist() == full[-2:].tolist()
+
+
+def test_truncation_does_not_drop_special_tokens(make_model: MakeModel) -> None:
+    config = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True}
+    tokenizer = load(make_model("phi-3", **config))
+
+    ids = tokenizer.encode("one two three", add_special_tokens=True, keep_last=3)
+
+    assert tokenizer.decode(ids) == "<s> three</s>"
+
+
+def test_a_broken_tokenizer_file_is_our_trouble(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(RenderError, match=r"tokenizer\.json cannot be read") as e:
+        load(tmp_path)
+
+    assert e.value.reason == "bad_tokenizer"
