@@ -1,0 +1,128 @@
+"""Two real engines and the gateway in front of them, once for all tests of this folder.
+
+`make fleet` installs what they need first (scripts/fleet.sh); nothing here skips.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.fleet import client
+from tests.fleet.engine import RealEngine, wait_until_ready
+from tests.fleet.program import Program
+from tests.fleet.waiting import wait_until
+
+from inferway.prompts.prepare import prepare_smollm2
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# Small enough that the tests' own traffic drives blocks out: 159 blocks, 5,088 tokens.
+CACHE = ("--num-gpu-blocks-override", "160")
+
+Say = Callable[[str], None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills an engine comes last: starting it again takes half a minute."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.fleet)
+    items.sort(key=lambda item: item.path.name == "test_killed_engine.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test's report shows how the logs of engines and gateway end."""
+    report = yield
+    if report.failed:
+        for log in item.config.stash.get(LOGS, []):
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            report.sections.append((f"end of {log.name}", "\n".join(lines[-40:])))
+    return report
+
+
+LOGS = pytest.StashKey[list[Path]]()
+
+
+@pytest.fixture(scope="session")
+def say(pytestconfig: pytest.Config) -> Say:
+    """A line on the terminal, whatever is captured."""
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
+    return lambda text: reporter.write_line(f"  {text}")
+
+
+@pytest.fixture(scope="session")
+def new_log(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A log file by name; its end is shown with every failed test."""
+    directory = tmp_path_factory.mktemp("logs")
+    logs = pytestconfig.stash.setdefault(LOGS, [])
+
+    def make(name: str) -> Path:
+        logs.append(directory / f"{name}.log")
+        return logs[-1]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return prepare_smollm2(weights=True)
+
+
+@pytest.fixture(scope="session")
+def engines(
+    model_dir: Path, new_log: Callable[[str], Path], say: Say
+) -> Iterator[Sequence[RealEngine]]:
+    """Two engines, ready."""
+    vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
+    if not vllm.exists():
+        pytest.fail(f"{vllm} is not there; `make fleet` installs it (scripts/install_vllm.sh)")
+    made = [RealEngine(vllm, model_dir, new_log(f"engine-{i}"), CACHE) for i in range(2)]
+    try:
+        for engine in made:
+            engine.start()
+        wait_until_ready(made, say)
+        yield made
+    finally:
+        for engine in made:
+            engine.kill()
+
+
+@pytest.fixture(scope="session")
+def gateway(engines: Sequence[RealEngine], new_log: Callable[[str], Path]) -> Iterator[str]:
+    """The URL of `inferway serve` in front of both engines."""
+    with serve(engines, new_log("gateway")) as program:
+        yield program.url
+
+
+def serve(engines: Sequence[RealEngine], log: Path) -> Program:
+    """`inferway serve`, which knows no more than the engines' URLs."""
+    flags = [word for engine in engines for word in ("--engine", engine.url)]
+    return ServingProgram(["serve", *flags], log)
+
+
+class ServingProgram(Program):
+    """Is entered when the gateway knows the models, block sizes and event streams."""
+
+    def __enter__(self) -> ServingProgram:
+        super().__enter__()
+        wait_until(self._knows_all, "the gateway knows its engines", self._report)
+        return self
+
+    def _knows_all(self) -> bool:
+        report = client.get(f"{self.url}/ready").json
+        models = [model["reason"] for model in report["models"].values()]
+        engines = report["engines"]
+        return set(models) == {"kv-aware"} and all(e["healthy"] and e["streams"] for e in engines)
+
+    def _report(self) -> str:
+        return client.get(f"{self.url}/ready").raw.decode()

@@ -1,0 +1,86 @@
+"""Where requests go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from tests.fleet import client
+from tests.fleet.chats import CHAT, Message, assistant, user
+from tests.fleet.client import Answer
+from tests.fleet.engine import BLOCK_SIZE, MODEL, RealEngine
+from tests.fleet.gateway import engine_of
+
+TURNS = (
+    "Tell me about {} as if I had never heard of it: what it is, where it comes from, who made "
+    "it or found it first, and why anybody should care about it today.",
+    "Which part of this is the hardest to understand, and how would you draw it on one page?",
+    "Now say it all in a single sentence.",
+)
+SUBJECTS = ("glass", "the violin", "yeast", "the zero", "tides", "chess", "paper", "bees")
+
+
+class Session:
+    """Somebody who talks about one subject."""
+
+    def __init__(self, gateway: str, subject: str) -> None:
+        self._url = gateway + CHAT
+        self._subject = subject
+        self._messages: list[Message] = []
+
+    def say(self, text: str) -> Answer:
+        self._messages.append(user(text.format(self._subject)))
+        body = {"model": MODEL, "messages": self._messages, "max_tokens": 8}
+        answer = client.post(self._url, body)
+        assert answer.status == 200, answer.raw
+        self._messages.append(assistant(answer.json["choices"][0]["message"]["content"]))
+        return answer
+
+    def talk(self) -> list[Answer]:
+        return [self.say(text) for text in TURNS]
+
+
+@pytest.fixture(scope="module", params=["one after another", "four at a time"])
+def sessions(gateway: str, request: pytest.FixtureRequest) -> list[list[Answer]]:
+    """The answers that each session got."""
+    # Each way of sending has sessions of its own, else the second finds the first one's blocks.
+    people = [Session(gateway, f"{subject}, {request.param}") for subject in SUBJECTS]
+    num_threads = 1 if request.param == "one after another" else 4
+    with ThreadPoolExecutor(num_threads) as threads:
+        return list(threads.map(Session.talk, people))
+
+
+def test_a_session_stays_with_the_engine_that_holds_it(sessions: list[list[Answer]]) -> None:
+    visited = [{engine_of(answer) for answer in answers} for answers in sessions]
+
+    assert [len(engines) for engines in visited] == [1] * len(SUBJECTS)
+
+
+def test_unrelated_sessions_spread_over_both_engines(
+    sessions: list[list[Answer]], engines: Sequence[RealEngine]
+) -> None:
+    first = [engine_of(answers[0]) for answers in sessions]
+
+    assert set(first) == {engine.name for engine in engines}
+    assert max(map(first.count, first)) <= len(first) * 3 / 4
+
+
+def test_headers_say_how_much_was_there(sessions: list[list[Answer]]) -> None:
+    for answers in sessions:
+        for earlier, later in pairwise(answers):
+            before = earlier.json["usage"]["prompt_tokens"] // BLOCK_SIZE
+
+            assert int(later.headers["x-inferway-matched-blocks"]) >= before
+            assert int(later.headers["x-inferway-prompt-blocks"]) >= before
+
+
+def test_the_engine_reused_what_was_matched(sessions: list[list[Answer]]) -> None:
+    for answers in sessions:
+        for answer in answers[1:]:
+            matched = int(answer.headers["x-inferway-matched-blocks"])
+            usage = answer.json["usage"]
+            reused = usage["prompt_tokens_details"]["cached_tokens"] // BLOCK_SIZE
+
+            assert reused == min(matched, (usage["prompt_tokens"] - 1) // BLOCK_SIZE)
