@@ -88,19 +88,26 @@ class ChatTemplate:
         """Raises TemplateError if the template refuses this conversation."""
         if chat.continue_final_message:
             return self._render_open_ended(chat)
-        return "".join(self._blocks(chat.context()))
+        return self._render(chat.context())
 
     def render_with_spans(self, chat: ChatInput) -> tuple[str, list[Span]]:
         """The text, and where `{% generation %}` blocks stand in it."""
         spans = _GenerationSpans()
         pieces = []
-        for block in self._blocks({**chat.context(), _SPANS: spans}):
-            pieces.append(block)
-            spans.written += len(block)
+        try:
+            for piece in self._template.generate({**chat.context(), _SPANS: spans}):
+                pieces.append(piece)
+                spans.written += len(piece)
+        except Exception as e:
+            raise _template_error(e) from e
         return "".join(pieces), spans.spans
 
-    def _blocks(self, context: dict[str, Any]) -> _Blocks:
-        return _Blocks(self._template, context)
+    def _render(self, context: dict[str, Any]) -> str:
+        # A template is a program of the model's author: it may fail in any way.
+        try:
+            return self._template.render(context)
+        except Exception as e:
+            raise _template_error(e) from e
 
     def _render_open_ended(self, chat: ChatInput) -> str:
         if chat.add_generation_prompt:
@@ -113,7 +120,7 @@ class ChatTemplate:
             raise _cannot_continue("the chat template does not show messages' content")
         tagged, final = _tag_final_message(chat.messages)
         context = {**chat.context(), "messages": tagged}
-        text = "".join(self._blocks(context))
+        text = self._render(context)
         tag = _CONTINUE_TAG.strip()
         if final.strip() not in text or tag not in text:
             raise _cannot_continue("the chat template drops or changes the final message")
@@ -123,32 +130,13 @@ class ChatTemplate:
         return text[:end].rstrip()
 
 
-class _Blocks:
-    """The template's output, piece by piece; whatever goes wrong becomes a TemplateError."""
-
-    def __init__(self, template: jinja2.Template, context: dict[str, Any]) -> None:
-        self._pieces = template.generate(context)
-
-    def __iter__(self) -> _Blocks:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            return next(self._pieces)
-        except StopIteration:
-            raise
-        except _RaisedByTemplateError as e:
-            reason = str(e)[:MAX_REASON_CHARS]
-            raise TemplateError(
-                f"the model's chat template refuses these messages: {reason}", param="messages"
-            ) from e
-        # A template is a program of the model's author: it may fail in any way. The error's own
-        # words may quote the conversation, so only its kind is told.
-        except Exception as e:
-            raise TemplateError(
-                f"the model's chat template fails on these messages: {type(e).__name__}",
-                param="messages",
-            ) from e
+def _template_error(e: Exception) -> TemplateError:
+    if isinstance(e, _RaisedByTemplateError):
+        reason = f"refuses these messages: {str(e)[:MAX_REASON_CHARS]}"
+    else:
+        # The error's own words may quote the conversation, so only its kind is told.
+        reason = f"fails on these messages: {type(e).__name__}"
+    return TemplateError(f"the model's chat template {reason}", param="messages")
 
 
 class _RaisedByTemplateError(jinja2.TemplateError):

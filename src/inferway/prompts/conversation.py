@@ -133,24 +133,32 @@ def conversation(messages: Iterable[JsonObject], template: ChatTemplate) -> list
 
 def _message(message: JsonObject, where: str, content_format: ContentFormat) -> Message:
     role: str = message["role"]
-    parts = _parts(message.get("content"))
-    if role == "system":
-        parts = _without_billing_header(parts)
-    texts = [_text_part(part, f"{where}.content") for part in parts]
-    kept = [part for part in texts if part is not None]
-    content: Any = kept
-    # Few templates take parts from a tool; vLLM joins them unless one is a reference to a tool.
-    if content_format == "string" or (role == "tool" and all(p["type"] == "text" for p in kept)):
-        content = "\n".join(_plain(part) for part in kept)
+    content = _content(role, message.get("content"), f"{where}.content", content_format)
     result: Message = {"role": role, "content": content}
     if role == "assistant":
         result.update(_assistant_fields(message, where))
     elif role == "tool" and "tool_call_id" in message:
         result["tool_call_id"] = message["tool_call_id"]
-    result.update({k: message[k] for k in ("name", "task") if isinstance(message.get(k), str)})
+    for name in ("name", "task"):
+        if isinstance(message.get(name), str):
+            result[name] = message[name]
     if role == "developer":
         result["tools"] = _developer_tools(message.get("tools"))
     return result
+
+
+def _content(role: str, content: Any, where: str, content_format: ContentFormat) -> Any:
+    if role != "system" and content_format == "string" and isinstance(content, str):
+        return content  # nearly all messages of most models
+    parts = _parts(content)
+    if role == "system":
+        parts = _without_billing_header(parts)
+    texts = [_text_part(part, where) for part in parts]
+    kept = [part for part in texts if part is not None]
+    # Few templates take parts from a tool; vLLM joins them unless one is a reference to a tool.
+    if content_format == "string" or (role == "tool" and all(p["type"] == "text" for p in kept)):
+        return "\n".join(_plain(part) for part in kept)
+    return kept
 
 
 def _parts(content: object) -> list[Any]:

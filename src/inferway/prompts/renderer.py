@@ -12,6 +12,7 @@ that nobody's text keeps the event loop from its other clients.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -95,6 +96,11 @@ class LoadedModel:
         self.tokenizer = Tokenizer(files)
         self._sources = files.templates
         self._compiled: dict[str, ChatTemplate] = {}
+        # Compiling takes milliseconds that no request should wait for; a template that does not
+        # compile is told to those who use it.
+        for source in self._sources.values():
+            with contextlib.suppress(RenderError):
+                self._compile(source)
 
     @property
     def template_names(self) -> list[str]:
@@ -292,9 +298,14 @@ def _mask(offsets: Offsets, spans: list[Span]) -> NDArray[np.uint8]:
 
 
 def _conversation_chars(request: RenderChatRequest) -> int:
-    """How much text a template has to write, roughly; never less than the messages' own."""
-    total = sum(_text_chars(message) for message in request.conversation)
-    return total + sum(map(_text_chars, request.tools or ()))
+    """How much text a template has to write, roughly."""
+    total = 0
+    for message in request.conversation:
+        content = message.get("content")
+        total += len(content) if isinstance(content, str) else _text_chars(content)
+        if "tool_calls" in message:
+            total += _text_chars(message["tool_calls"])
+    return total + _text_chars(request.tools) + _text_chars(request.documents)
 
 
 def _text_chars(value: object) -> int:
