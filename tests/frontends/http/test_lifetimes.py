@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import pytest
 from tests.frontends.http.clients import Gate, connected, echo, get, post, serving
-from tests.upstream.engines import in_loop, wait_until
+from tests.frontends.http.gateways import gateway
+from tests.upstream.engines import answer, in_loop, running, wait_until
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import ConfigError
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
+from inferway.upstream.exchange import Exchange
 
 # ----------------------------------------------------------------------- clients who go away
 
@@ -235,3 +238,24 @@ async def test_the_access_log_has_a_line_for_each_request(caplog: pytest.LogCapt
     ]
     assert "secret" not in caplog.text
     assert "prompt" not in caplog.text
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+@in_loop
+async def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector() -> None:
+    async with (
+        running(answer()) as engine,
+        gateway(engine.url) as gw,
+        connected(gw.server) as client,
+    ):
+        gc.disable()
+        try:
+            for _ in range(20):
+                await client.ask(post())
+            left = [o for o in gc.get_objects() if type(o) in (Request, Responder, Exchange)]
+        finally:
+            gc.enable()
+
+    assert left == []
