@@ -187,7 +187,8 @@ def _measure(
     for case in loads:
         for s in started:
             on_step(f"{case.name}: warming up {s.router.label}")
-            case.load.run(s.place.url, plan.warm_up_seconds, next(numbers))
+            if plan.warm_up_seconds:
+                case.load.run(s.place.url, plan.warm_up_seconds, next(numbers))
         before = [s.router.counters(s.place) for s in started]
         for repeat in range(plan.repeats):
             for s in started:
