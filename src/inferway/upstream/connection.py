@@ -48,15 +48,15 @@ class EngineConnection(asyncio.Protocol):
         "_answers",
         "_complete",
         "_exchange",
+        "_flowing",
         "_head",
         "_headers",
         "_in_body",
-        "_keep_alive",
         "_parser",
         "_pieces",
         "_pool",
         "_received",
-        "_surplus",
+        "_reusable",
         "_until_close",
         "deadline",
         "origin",
@@ -72,17 +72,17 @@ class EngineConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._answers = 0  # exchanges that this connection has served to their end
         self._parser = httptools.HttpResponseParser(self)
-        self._reset()
+        self._forget_answer()
 
-    def _reset(self) -> None:
+    def _forget_answer(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
         self._head: tuple[int, list[tuple[bytes, bytes]], int | None] | None = None
         self._pieces: list[bytes] = []
         self._received = 0  # bytes of this exchange's answer before its body began
-        self._in_body = False
+        self._in_body = False  # the head is complete
+        self._flowing = False  # a piece of the body has been handed on
         self._complete = False
-        self._keep_alive = True
-        self._surplus = False
+        self._reusable = True
         self._until_close = False
 
     # ------------------------------------------------------------------ for pool and Exchange
@@ -101,7 +101,9 @@ class EngineConnection(asyncio.Protocol):
         self.transport.pause_reading()
 
     def resume(self) -> None:
-        self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+        timeouts = self._pool.timeouts
+        seconds = timeouts.idle_stream if self._flowing else timeouts.first_byte
+        self.deadline = self._pool.time() + seconds
         self.transport.resume_reading()
 
     def drop(self) -> None:
@@ -113,7 +115,7 @@ class EngineConnection(asyncio.Protocol):
     def timed_out(self) -> None:
         """The deadline has passed."""
         timeouts = self._pool.timeouts
-        seconds = timeouts.idle_stream if self._in_body else timeouts.first_byte
+        seconds = timeouts.idle_stream if self._flowing else timeouts.first_byte
         self.fail(
             UpstreamTimeoutError(
                 f"engine {self.origin.label}: nothing came for {seconds:g} s; the answer is lost"
@@ -144,8 +146,17 @@ class EngineConnection(asyncio.Protocol):
             if not self._complete:
                 self._garbage(e)
                 return
-            self._surplus = True
-        self._deliver(exchange, len(data))
+            self._reusable = False
+        if self._head is not None:
+            self._received += len(data)
+            head, self._head = self._head, None
+            exchange.sink.on_head(*head)
+            if self._exchange is not exchange:
+                return
+        elif not self._in_body:
+            self._wait_for_head(len(data))
+            return
+        self._deliver(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.origin.lost(self)
@@ -169,13 +180,13 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._surplus = True
-        else:
+            self._reusable = False
+        elif self._headers:  # those of an informational answer
             self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
-            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            self._headers.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -195,9 +206,10 @@ class EngineConnection(asyncio.Protocol):
             None if length is None else int(length),
         )
         self._in_body = True
-        self._keep_alive = self._parser.should_keep_alive()
-        bodiless = status in _BODILESS
-        self._until_close = length is None and b"transfer-encoding" not in fields and not bodiless
+        if length is None and b"transfer-encoding" not in fields and status not in _BODILESS:
+            self._until_close = True
+        if not self._parser.should_keep_alive():
+            self._reusable = False
         assert self._exchange is not None
         if self._exchange.is_head:
             self._until_close = False
@@ -212,54 +224,39 @@ class EngineConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------- delivery
 
-    def _deliver(self, exchange: Exchange, size: int) -> None:
-        sink = exchange.sink
-        head = self._head
-        if head is not None:
-            self._head = None
-            self._received += size
-            sink.on_head(*head)
-            if self._exchange is not exchange:
-                return
-        elif not self._in_body:
-            self._received += size
-            if self._received > MAX_HEAD_BYTES:
-                self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
-            return
-        pieces = self._pieces
-        chunk = b""
-        if pieces:
-            chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._pieces = []
-        if self._complete:
-            self._release(exchange, chunk)
-            return
-        if chunk:
-            sink.on_chunk(chunk)
-            if self._exchange is exchange and not exchange.paused:
-                pool = self._pool
-                self.deadline = pool.time() + pool.timeouts.idle_stream
+    def _wait_for_head(self, size: int) -> None:
+        self._received += size
+        if self._received > MAX_HEAD_BYTES:
+            self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
 
-    def _release(self, exchange: Exchange, chunk: bytes) -> None:
+    def _deliver(self, exchange: Exchange) -> None:
+        pieces = self._pieces
+        if self._complete:
+            self._release(exchange, pieces)
+        elif pieces:
+            self._pieces = []
+            self._flowing = True
+            exchange.sink.on_chunk(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            if self._exchange is exchange and not exchange.paused:
+                self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+
+    def _release(self, exchange: Exchange, pieces: list[bytes]) -> None:
         """The answer is complete: idle again, or closed, and only then the sink is told."""
-        self._exchange = None
-        reusable = (
-            self._keep_alive
-            and not self._surplus
-            and not self._until_close
-            and not self.transport.get_write_buffer_size()  # answered before it was all sent
-        )
+        reusable = self._reusable and not self._until_close
+        if self.transport.get_write_buffer_size():
+            reusable = False  # it was answered before it was all sent
         if exchange.paused:
             self.transport.resume_reading()
         if exchange.is_head:
             self._parser = httptools.HttpResponseParser(self)  # the old one waits for a body
+        self._exchange = None
         self._answers += 1
-        self._reset()
+        self._forget_answer()
         if reusable:
             self.origin.idled(self)
         else:
             self.transport.abort()
-        exchange.finish(chunk)
+        exchange.finish(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def _garbage(self, error: Exception) -> None:
         self.fail(UpstreamError(f"engine {self.origin.label} sent what is not HTTP/1.1: {error}"))

@@ -174,7 +174,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_complete:  # else a trailer: dropped
-            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            self._headers.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         headers = self._headers
@@ -192,7 +192,11 @@ class ClientConnection(asyncio.Protocol):
         if b"transfer-encoding" in fields:
             self._check_coding(fields)
         elif b"content-length" in fields:
-            self._check_length(fields[b"content-length"])
+            length = fields[b"content-length"]
+            if not length.isdigit():
+                raise BadHttpError(f"content-length {length[:40]!r}: expected digits")
+            if int(length) > self.server.limits.body_bytes:
+                raise self._too_large()
         if b"expect" in fields and self._http11:
             if fields[b"expect"].lower() != b"100-continue":
                 raise BadHttpError("expect: only '100-continue' is known", status=417)
@@ -251,12 +255,6 @@ class ClientConnection(asyncio.Protocol):
         if codings != [b"chunked"]:  # RFC 9112 6.1 and 6.3: without a last chunk it has no end
             status = 501 if codings[-1] == b"chunked" else 400
             raise BadHttpError("transfer-encoding: only 'chunked' is known", status=status)
-
-    def _check_length(self, value: bytes) -> None:
-        if not value.isdigit():
-            raise BadHttpError(f"content-length {value[:40]!r}: expected digits")
-        if int(value) > self.server.limits.body_bytes:
-            raise self._too_large()
 
     def _too_large(self) -> BodyTooLargeError:
         limit = self.server.limits.body_bytes

@@ -233,13 +233,14 @@ class _Forwarding:
 
     def _release(self) -> None:
         """Sends the head; from here on the answer is this engine's."""
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
         extra = self._journey.on_head(status)
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
-        self._responder.start(status, (*headers, *extra), length)
+        self._responder.start(status, [*headers, *extra], length)
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What can be passed on now: whole events, and no comments before the head is out."""

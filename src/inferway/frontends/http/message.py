@@ -18,8 +18,8 @@ STATUS_LINES = {
 
 
 def status_line(status: int) -> bytes:
-    """With the registered reason phrase, or none."""
-    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    """For a status that is not registered: without a reason phrase."""
+    return b"HTTP/1.1 %d \r\n" % status
 
 
 class Request:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from inferway.errors import InferwayError, MethodNotAllowedError
-from inferway.frontends.http.message import Request, status_line
+from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.responses import error_body, error_status
 
@@ -87,17 +87,16 @@ class Responder:
         if connection.closing:
             request.keep_alive = False
         framing = self._choose_framing(status, length)
-        lines = [status_line(status)]
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        lines.append(b"x-request-id: %b\r\n" % request.id)
-        lines.append(framing)
         if not request.keep_alive:
-            lines.append(b"connection: close\r\n\r\n")
-        elif request.http11:
-            lines.append(b"\r\n")
-        else:
-            lines.append(b"connection: keep-alive\r\n\r\n")
-        self._head = b"".join(lines)
+            framing += b"connection: close\r\n"
+        elif not request.http11:
+            framing += b"connection: keep-alive\r\n"
+        self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (
+            STATUS_LINES.get(status) or status_line(status),
+            b"".join([b"%b: %b\r\n" % header for header in headers]),
+            request.id,
+            framing,
+        )
 
     def flush(self) -> None:
         """Sends the head without waiting for the body."""
@@ -133,8 +132,10 @@ class Responder:
         self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
         if self._framing == _LENGTH and self._remaining:
             self.abort()
-        else:
-            self._over()
+            return
+        self.ended = True
+        self.source = None
+        self._connection.answered(self)
 
     def _put(self, chunk: bytes, tail: bytes) -> None:
         head, self._head = self._head, b""
