@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"app", "simulator", *_MIDDLE},
     "bench": {"app", "simulator", "frontends", "director", "upstream", "fleet", *_MIDDLE},
     "cli": {
-        *{"app", "simulator", "bench", "doctor", "frontends", "director", "upstream", "fleet"},
-        *_MIDDLE,
+        *{"app", "simulator", "bench", "demo", "doctor"},
+        *{"frontends", "director", "upstream", "fleet", *_MIDDLE},
     },
 }
 

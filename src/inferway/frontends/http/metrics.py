@@ -146,7 +146,9 @@ class MetricsPage(Collector):
             ("matched", "Of them believed to be in its cache."),
             ("delivered", "Of them taken from its cache, as the engine itself says."),
         ):
-            values = {(engine,): getattr(counts, name) for engine, counts in tokens.items()}
+            values: dict[tuple[str, ...], float] = {
+                (engine,): getattr(counts, name) for engine, counts in tokens.items()
+            }
             yield _counter(f"{name}_tokens", text, ["engine"], values)
         label = ["engine"]
         up = each(lambda e: e.healthy)
@@ -193,7 +195,7 @@ class MetricsPage(Collector):
         yield counter("stream_replays", "Replays asked for.", lambda s: s.stream.stats.replays)
         yield counter("stream_restarts", "Engine restarts.", lambda s: s.stream.stats.restarts)
         yield counter("stream_forgotten", "Times forgotten.", lambda s: s.stream.stats.forgotten)
-        skipped = {
+        skipped: dict[tuple[str, ...], float] = {
             (*key, reason): n
             for key, s in streams.items()
             for reason, n in (*s.stats.skipped.items(), *s.blocks.stats.skipped.items())
