@@ -1,0 +1,177 @@
+"""The documents say what the program does: what one has and the other lacks fails here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import aiohttp
+import click
+import msgspec
+import pytest
+
+from inferway.app import Gateway
+from inferway.cli import main
+from inferway.cli.main import COMMANDS
+from inferway.config import EngineSettings, LimitSettings, ServeSettings, TimeoutSettings
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "inferway"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "Top level": ServeSettings,
+    "`engines`": EngineSettings,
+    "`limits`": LimitSettings,
+    "`timeouts`": TimeoutSettings,
+}
+
+
+@cache
+def sections(document: str) -> dict[str, str]:
+    """Heading without its #s -> the text up to the next heading."""
+    parts = re.split(r"^#+ (.+)$", (ROOT / document).read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def first_column(text: str) -> list[str]:
+    """The backticked words that begin the rows of the tables in `text`."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+def rooms() -> set[str]:
+    folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
+    files = {path.stem for path in SRC.glob("*.py")} - {"__init__"}
+    return folders | files
+
+
+def leaves(command: click.Command, typed: str) -> Iterator[tuple[str, click.Command]]:
+    """The commands below `command` that do something, each as it is typed."""
+    if not isinstance(command, click.Group):
+        yield typed, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, f"{typed} {name}")
+
+
+def flags(command: click.Command) -> set[str]:
+    """The long names of a command's options."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    names = [name for option in options for name in (*option.opts, *option.secondary_opts)]
+    return {name for name in names if name.startswith("--")}
+
+
+def test_the_architecture_has_one_row_for_each_room() -> None:
+    assert sorted(first_column(sections("docs/architecture.md")["Rooms"])) == sorted(rooms())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_flags_are_exactly_the_documented_ones(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+
+    for typed, leaf in leaves(command, f"inferway {name}"):
+        documented = first_column(sections("docs/configuration.md").get(f"`{typed}`", ""))
+
+        assert set(documented) == flags(leaf), typed
+
+
+@pytest.mark.parametrize("heading", CONFIG_SECTIONS)
+def test_the_keys_of_the_file_are_exactly_the_documented_ones(heading: str) -> None:
+    documented = first_column(sections("docs/configuration.md")[heading])
+
+    assert documented == list(CONFIG_SECTIONS[heading].__struct_fields__)
+
+
+def test_the_example_file_is_a_valid_one() -> None:
+    text = sections("docs/configuration.md")["The YAML file"]
+    example = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+
+    settings = msgspec.yaml.decode(example[1], type=ServeSettings)
+
+    assert [engine.label for engine in settings.engines] == ["10.0.0.5:8000", "second"]
+
+
+async def exposed_metrics() -> set[str]:
+    """What a gateway with every part switched on has on its /metrics."""
+    settings = ServeSettings(
+        engines=[EngineSettings(url="http://127.0.0.1:1")], port=0, publish="tcp://127.0.0.1:*"
+    )
+    gateway = Gateway(settings)
+    await gateway.start()
+    try:
+        url = f"http://127.0.0.1:{gateway.port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            page = await response.text()
+    finally:
+        await gateway.close()
+    return set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+
+
+def test_the_metrics_are_exactly_the_documented_ones() -> None:
+    documented = first_column((ROOT / "docs/metrics.md").read_text())
+
+    assert set(documented) == asyncio.run(exposed_metrics())
+
+
+def test_each_cause_of_silent_zero_has_its_cure() -> None:
+    source = (SRC / "fleet" / "silent_zero.py").read_text()
+    causes = re.findall(r'(?:return|_once\()\s*"([a-z ]+)",', source)
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    silent_zero = re.search(r"^## Silent zero.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+    assert silent_zero is not None
+
+    headings = re.findall(r"^### (.+)$", silent_zero[0], re.MULTILINE)
+
+    assert sorted(heading.lower() for heading in headings) == sorted(set(causes))
+
+
+def test_the_glossary_has_twelve_words() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(), re.M)
+
+    assert len(set(words)) == 12
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (document.parent / path).resolve() if path else document
+
+        assert found.exists(), f"{document.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{document.name}: {target}"
+
+
+def anchors(document: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(document: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|scripts|\.ci)/[\w./-]+)`", document.read_text())
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_that_are_named_exist(document: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+    named = set(
+        re.findall(r"(?:^|`)make (?:(?:[A-Z]|-C )\S+ )*([a-z][a-z-]*)", document.read_text(), re.M)
+    )
+
+    assert named <= targets
