@@ -101,6 +101,13 @@ class EventSubscriber:
         return self.stream.state
 
     @property
+    def endpoint(self) -> str | None:
+        """Where the open socket is: the real port, if we bound one that was free."""
+        if self._socket is None:
+            return None
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
     def block_size_seen(self) -> int | None:
         """What the engine's last event said; None before the first."""
         return self.blocks.block_size_seen
@@ -194,18 +201,26 @@ class EventSubscriber:
         try:
             socket.connect(self.source.replay)
             await socket.send_multipart([b"", replay.from_seq.to_bytes(8, "big")])
-            async with asyncio.timeout(self._limits.total):
-                while replay is self._replay:
-                    frames = await asyncio.wait_for(socket.recv_multipart(), self._limits.idle)
-                    if len(frames) >= 2 and frames[-2] == _END_SEQ:
-                        return True
-                    await self._answer(replay, frames)
+            return await self._read_answers(replay, socket)
         except TimeoutError:
             log.debug("engine %s: its replay of %s has no end", self._name, replay)
         except zmq.ZMQError as e:
             self._skip("replay", f"replay socket {self.source.replay}: {e}")
         finally:
             socket.close(linger=0)
+        return False
+
+    async def _read_answers(self, replay: Replay, socket: zmq.asyncio.Socket) -> bool:
+        """As `_read_replay`; raises TimeoutError."""
+        now = asyncio.get_running_loop().time
+        end = now() + self._limits.total
+        while replay is self._replay:
+            # around receiving only: a batch must not be left half applied
+            async with asyncio.timeout_at(min(end, now() + self._limits.idle)):
+                frames = await socket.recv_multipart()
+            if len(frames) >= 2 and frames[-2] == _END_SEQ:
+                return True
+            await self._answer(replay, frames)
         return False
 
     async def _answer(self, replay: Replay, frames: list[bytes]) -> None:
