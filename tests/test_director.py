@@ -69,6 +69,7 @@ class TwoEngines:
         default_factory=lambda: [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(2)]
     )
     booked: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    new_tokens: list[int] = field(default_factory=list)
     suspected: list[str] = field(default_factory=list)
 
     def model(self, name: str) -> ServedModel:
@@ -77,18 +78,24 @@ class TwoEngines:
         return ServedModel(name, self.prompts, self.block_sizes, "a" if name == "a" else None)
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        def zeros() -> np.ndarray:
-            return np.zeros(2)
-
+        zeros = [np.zeros(2) for _ in range(6)]
         return Candidates(
-            self.endpoints, self.booked.copy(), zeros(), zeros(), zeros(), zeros(), zeros()
+            endpoints=self.endpoints,
+            in_flight=self.booked.copy(),
+            others=zeros[0],
+            waiting=zeros[1],
+            kv_usage=zeros[2],
+            recent_tokens=zeros[3],
+            matched_blocks=zeros[4],
+            prompt_blocks=zeros[5],
         )
 
     def block_size(self, holder: HolderId) -> int | None:
         return self.block_sizes[holder % len(self.block_sizes)] if self.block_sizes else None
 
-    def book(self, endpoint: Endpoint) -> None:
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         self.booked[endpoint.holder] += 1
+        self.new_tokens.append(new_tokens)
 
     def release(self, endpoint: Endpoint) -> None:
         self.booked[endpoint.holder] -= 1

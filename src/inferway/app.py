@@ -50,13 +50,15 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 class Gateway:
-    """`inferway serve` as an object: `start`, then `port`; `close` ends it."""
+    """`inferway serve` as an object: `start`, then `port`; `close` ends it. A `renderer` that
+    is given stays the giver's, who closes it."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, renderer: Renderer | None = None) -> None:
         self.settings = settings
         self.index = MemoryIndex()
         self._stack = AsyncExitStack()
-        self._renderer = Renderer()
+        self._own_renderer = renderer is None
+        self._renderer = renderer or Renderer()
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
         self._models_of: dict[HolderId, Engine] = {}
@@ -88,7 +90,8 @@ class Gateway:
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         settings = self.settings
-        self._closes("tokenizers", _soon(self._renderer.close))
+        if self._own_renderer:
+            self._closes("tokenizers", _soon(self._renderer.close))
         self._zmq: zmq.asyncio.Context = zmq.asyncio.Context()
         self._stack.callback(self._zmq.destroy, linger=200)
         if settings.publish is not None:

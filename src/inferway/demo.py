@@ -178,7 +178,7 @@ class Demo:
         model = await _load_model(settings, renderer, console)
         log.info("Chat template wrapper initialized successfully: %s", model.name)
         engines = [await _engine(i, settings, model, stack) for i in range(NUM_ENGINES)]
-        gateway = Gateway(_gateway_settings(settings, engines))
+        gateway = Gateway(_gateway_settings(settings, engines), renderer)
         try:
             await gateway.start()
         except ConfigError as e:

@@ -72,8 +72,8 @@ class FleetView(Protocol):
     def block_size(self, holder: HolderId) -> int | None:
         """In tokens; None when the engine has not told."""
 
-    def book(self, endpoint: Endpoint) -> None:
-        """A request is on its way there."""
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        """A request is on its way there; so many of its tokens must be computed."""
 
     def release(self, endpoint: Endpoint) -> None:
         """It has ended."""
@@ -291,7 +291,7 @@ class Journey:
             self._director.fleet.suspect(self._target.endpoint)
         self._release()
         director, endpoint = self._director, target.endpoint
-        director.fleet.book(endpoint)
+        director.fleet.book(endpoint, self._new_tokens(target))
         self._target = target
         self._speculations = [
             director.overlay.add(
@@ -351,8 +351,16 @@ class Journey:
         tokens = self._director.stats.tokens_of(target.endpoint.engine)
         items = self._matched_for(target.endpoint)
         tokens.prompt += sum(len(item.prompt.token_ids) for item in items)
+        block_size = self._director.fleet.block_size(target.endpoint.holder) or 1
+        # vLLM computes a prompt's last token always, and so never reuses the block it is in
+        reusable = sum((len(item.prompt.token_ids) - 1) // block_size for item in items)
+        tokens.matched += min(target.matched_blocks, reusable) * block_size
+
+    def _new_tokens(self, target: Target) -> int:
+        """Prompt tokens that the target does not hold."""
+        tokens = sum(len(item.prompt.token_ids) for item in self._matched_for(target.endpoint))
         block_size = self._director.fleet.block_size(target.endpoint.holder) or 0
-        tokens.matched += target.matched_blocks * block_size
+        return max(0, tokens - target.matched_blocks * block_size)
 
     def _matched_for(self, endpoint: Endpoint) -> Sequence[Matched]:
         block_size = self._director.fleet.block_size(endpoint.holder)

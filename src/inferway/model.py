@@ -74,6 +74,7 @@ class Candidates:
     others: Column  # requests there that are not ours, as of the last scrape
     waiting: Column  # requests queued in the engine, as last scraped
     kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
+    recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
     matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
     prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # producers' columns

@@ -14,6 +14,7 @@ from inferway.model import Candidates, Endpoint
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.profile import Profile, Weighted, kv_aware, load_only
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers.recent_work import RecentWork
 from inferway.scheduling.scorers.relative_load import RelativeLoad
 
 
@@ -22,9 +23,10 @@ def table(
     matched: list[int] | None = None,
     blocks: int = 10,
     load: list[int] | None = None,
+    recent: list[int] | None = None,
     size: int = 2,
 ) -> Candidates:
-    size = len(matched or load or [0] * size)
+    size = len(matched or load or recent or [0] * size)
     zeros = np.zeros(size)
     return Candidates(
         endpoints=[Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)],
@@ -32,6 +34,7 @@ def table(
         others=zeros,
         waiting=zeros,
         kv_usage=zeros,
+        recent_tokens=np.array(recent or zeros, dtype=float),
         matched_blocks=np.array(matched or zeros, dtype=float),
         prompt_blocks=np.full(size, float(blocks)),
     )
@@ -65,6 +68,17 @@ def test_a_hot_engine_is_left_even_by_those_it_holds() -> None:
 def test_without_a_match_the_least_loaded_wins() -> None:
     assert chosen(kv_aware(), table(load=[3, 1, 2])) == "e1"
     assert chosen(load_only(), table(matched=[10, 0, 0], load=[3, 1, 2])) == "e1"
+
+
+def test_recent_work_is_half_at_the_mean_and_small_differences_hardly_count() -> None:
+    assert RecentWork().score(table(recent=[100, 100])).tolist() == [0.5, 0.5]
+    assert RecentWork().score(table(recent=[0, 0, 30_000])).tolist() == [1.0, 1.0, 0.0]
+    assert abs(RecentWork().score(table(recent=[20, 0]))[0] - 0.5) < 0.02
+
+
+def test_sessions_that_share_only_their_first_words_are_spread() -> None:
+    assert chosen(kv_aware(), table(matched=[1, 0], recent=[2000, 0])) == "e1"
+    assert chosen(kv_aware(), table(matched=[6, 0], recent=[2000, 0])) == "e0"
 
 
 def test_equals_take_turns() -> None:

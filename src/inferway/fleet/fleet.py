@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,12 +30,16 @@ log = logging.getLogger("inferway.fleet")
 
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
+RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 TOKENIZER_RETRY_SECONDS = 30.0  # a hub that was away may be back
 
 # (model's name, its directory or hub id, max_model_len) -> how its requests become tokens
 LoadPrompts = Callable[[str, str, int | None], Awaitable[PromptSource]]
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
+
+
+_COLUMNS = ("in_flight", "others", "waiting", "kv_usage", "recent_tokens")
 
 
 @dataclass(slots=True)
@@ -45,9 +50,10 @@ class _Table:
     others: Column = field(default_factory=lambda: np.zeros(0))
     waiting: Column = field(default_factory=lambda: np.zeros(0))
     kv_usage: Column = field(default_factory=lambda: np.zeros(0))
+    recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
 
     def grow(self, rows: int) -> None:
-        for name in ("in_flight", "others", "waiting", "kv_usage"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(rows - len(column))]))
 
@@ -72,6 +78,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: dict[str, asyncio.Event] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._fade = math.exp(-settings.scrape_seconds / RECENT_SECONDS)
 
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
@@ -121,10 +128,7 @@ class Fleet:
         table = self._table
         return Candidates(
             endpoints=self._live[model],
-            in_flight=table.in_flight[rows],
-            others=table.others[rows],
-            waiting=table.waiting[rows],
-            kv_usage=table.kv_usage[rows],
+            **{name: getattr(table, name)[rows] for name in _COLUMNS},
             matched_blocks=np.zeros(len(rows)),
             prompt_blocks=np.zeros(len(rows)),
         )
@@ -132,8 +136,9 @@ class Fleet:
     def block_size(self, holder: HolderId) -> int | None:
         return self._engine_of[holder].block_size
 
-    def book(self, endpoint: Endpoint) -> None:
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         self._table.in_flight[endpoint.holder] += 1
+        self._table.recent_tokens[endpoint.holder] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
         self._table.in_flight[endpoint.holder] -= 1
@@ -222,6 +227,7 @@ class Fleet:
             table.others[row] = max(0.0, total - table.in_flight[row])
             table.waiting[row] = load.waiting / share
             table.kv_usage[row] = load.kv_usage
+            table.recent_tokens[row] *= self._fade
 
     def _missed(self, engine: Engine, error: UpstreamError) -> None:
         engine.failures += 1

@@ -12,6 +12,7 @@ from inferway.model import Candidates, Column, Target
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.plugin import Filter, Picker, Scorer
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers.recent_work import RecentWork
 from inferway.scheduling.scorers.relative_load import RelativeLoad
 
 
@@ -77,9 +78,15 @@ def kv_aware() -> Profile:
 
     With weight 2 the load's rating spans [-1, 1] around its middle, the prefix's [0, 1]: an
     engine that holds the whole prompt is left for one that holds nothing when it carries three
-    times the other's load (of two engines), never for a single request more.
+    times the other's load (of two engines), never for a single request more. Recent work has
+    less to say than half a prompt: it spreads sessions that share only their first words.
     """
-    return Profile(MaxScore(), (Weighted(PrefixMatch(), 1.0), Weighted(RelativeLoad(), 2.0)))
+    scorers = (
+        Weighted(PrefixMatch(), 1.0),
+        Weighted(RelativeLoad(), 2.0),
+        Weighted(RecentWork(), 0.4),
+    )
+    return Profile(MaxScore(), scorers)
 
 
 def load_only() -> Profile:

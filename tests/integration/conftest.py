@@ -1,0 +1,163 @@
+"""A gateway in front of simulated engines, in one process, on free ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from inferway.app import Gateway
+from inferway.config import EngineSettings, ServeSettings
+from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.simulator.config import SimulatorConfig
+from inferway.simulator.engine import SimulatedEngine
+from inferway.simulator.rendered import RenderedModel
+
+LONG = "You answer in one sentence, you never guess, and you say so when you do not know. " * 4
+
+
+@dataclass
+class Answer:
+    """What a client got."""
+
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def engine(self) -> str:
+        return self.headers["x-inferway-engine"]
+
+    @property
+    def matched(self) -> int:
+        return int(self.headers["x-inferway-matched-blocks"])
+
+    @property
+    def expected_tokens(self) -> int:
+        """Of what the gateway matched, in blocks of 16: vLLM computes the last token always."""
+        prompt_tokens = int(self.body["usage"]["prompt_tokens"])
+        return min(self.matched, (prompt_tokens - 1) // 16) * 16
+
+    @property
+    def cached_tokens(self) -> int:
+        return int(self.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@dataclass
+class Fleet:
+    """Engines, the gateway in front, and a client."""
+
+    engines: list[SimulatedEngine]
+    gateway: Gateway
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    async def post(self, path: str, body: object, **headers: str) -> Answer:
+        data = body if isinstance(body, bytes) else None
+        json = None if isinstance(body, bytes) else body
+        async with self.http.post(self.url + path, data=data, json=json, headers=headers) as r:
+            return Answer(r.status, dict(r.headers), await r.json())
+
+    async def get(self, path: str) -> Answer:
+        async with self.http.get(self.url + path) as r:
+            return Answer(r.status, dict(r.headers), await r.json(content_type=None))
+
+    async def chat(self, *contents: str, model: str = "smollm2", **fields: Any) -> Answer:
+        messages = [
+            {"role": "assistant" if i % 2 else "user", "content": content}
+            for i, content in enumerate(contents)
+        ]
+        body = {"model": model, "messages": messages, "max_tokens": 8, **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def scores(self, *contents: str, model: str = "smollm2", **fields: Any) -> dict[str, int]:
+        messages = [
+            {"role": "assistant" if i % 2 else "user", "content": content}
+            for i, content in enumerate(contents)
+        ]
+        body = {"model": model, "messages": messages, **fields}
+        scores: dict[str, int] = (await self.post("/score_chat_completions", body)).body[
+            "pod_scores"
+        ]
+        return scores
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The value of one sample; 0 when it is absent."""
+        async with self.http.get(f"{self.url}/metrics") as r:
+            page = await r.text()
+        for line in page.splitlines():
+            labelled = all(f'{key}="{value}"' in line for key, value in labels.items())
+            if labelled and line.startswith((name + "{", name + " ")):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    """Waits for what must come true; asks again and again instead of sleeping for long."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+StartFleet = Callable[..., Awaitable[Fleet]]
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Iterator[Renderer]:
+    """One for all tests: what they test is not how often a tokenizer is loaded."""
+    shared = Renderer()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
+    """start_fleet(number or configs of engines, **settings of the gateway)."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            engines: int | Sequence[SimulatorConfig] = 2,
+            more: Sequence[EngineSettings] = (),
+            by_hand: Callable[[SimulatedEngine], EngineSettings] | None = None,
+            **settings: Any,
+        ) -> Fleet:
+            root = str(prepare_smollm2())
+            key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(root))
+            plain = SimulatorConfig(root, served_model_names=("smollm2", "alias"))
+            configs = [plain] * engines if isinstance(engines, int) else engines
+            running = [
+                SimulatedEngine(c, RenderedModel(renderer, key, c.max_model_len)) for c in configs
+            ]
+            for engine in running:
+                await stack.enter_async_context(engine)
+            describe = by_hand or (lambda engine: EngineSettings(url=engine.url))
+            gateway = Gateway(
+                ServeSettings(
+                    engines=[*(describe(engine) for engine in running), *more],
+                    port=0,
+                    scrape_seconds=0.05,
+                    **settings,
+                ),
+                renderer,
+            )
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            return Fleet(running, gateway, http)
+
+        yield start
+
+
+def simulated(**fields: Any) -> SimulatorConfig:
+    """A simulated engine's configuration that differs in some fields."""
+    plain = SimulatorConfig(str(prepare_smollm2()), served_model_names=("smollm2", "alias"))
+    return replace(plain, **fields)
