@@ -88,6 +88,13 @@ def test_markdown_has_the_range_the_machine_and_what_routers_say() -> None:
     assert "- ours, short: prompts not looked at" in text
 
 
+def test_figures_from_a_busy_machine_are_called_provisional() -> None:
+    busy = msgspec.structs.replace(RUN, machine=msgspec.structs.replace(MACHINE, load_before=3.0))
+
+    assert "provisional" in markdown(busy)
+    assert "provisional" not in markdown(RUN)
+
+
 def test_a_document_gets_the_tables_between_its_marks_and_keeps_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "performance.md"
     begin, end = "<!-- begin: inferway bench route -->", "<!-- end: inferway bench route -->"

@@ -14,6 +14,8 @@ from inferway.bench.results import Measurement, RouteRun
 _BEGIN = "<!-- begin: inferway bench route -->"
 _END = "<!-- end: inferway bench route -->"
 
+_QUIET_LOAD = 0.5  # above it somebody else was at work
+
 
 def cpu_table(run: RouteRun) -> Table:
     """Routers down, loads across: median CPU per request."""
@@ -103,6 +105,7 @@ def _cpu_and_range(m: Measurement) -> str:
 def _machine_lines(run: RouteRun) -> list[str]:
     machine = run.machine
     repeats = len(run.measurements[0].cpu_us) if run.measurements else 0
+    busy = machine.load_before > _QUIET_LOAD
     versions = dict.fromkeys(f"{m.router.split()[0]} {m.version}" for m in run.measurements)
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return [
@@ -110,7 +113,8 @@ def _machine_lines(run: RouteRun) -> list[str]:
         f"{repeats} repeats of {run.seconds} s, {run.connections} connections, all routers in one "
         "run, taking turns.",
         f"Machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gib} GiB, "
-        f"{machine.system}; load average before the run {machine.load_before}.",
+        f"{machine.system}; load average before the run {machine.load_before}"
+        + (": **the machine was busy, take the figures as provisional**." if busy else "."),
         f"Routers: {', '.join(versions)}. Python {machine.python}, {packages}.",
     ]
 
