@@ -54,8 +54,15 @@ LOGS = pytest.StashKey[list[Path]]()
 def say(pytestconfig: pytest.Config) -> Say:
     """A line on the terminal, whatever is captured."""
     reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
     assert reporter is not None
-    return lambda text: reporter.write_line(f"  {text}")
+    assert capture is not None
+
+    def write(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"  {text}")
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,11 @@ class EventListener:
         monitor = self._live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._live.connect(f"tcp://127.0.0.1:{events_port}")
         self._replay.connect(f"tcp://127.0.0.1:{replay_port}")
-        if not monitor.poll(10_000):
-            raise RuntimeError(f"no KV events on port {events_port}")
+        connected = monitor.poll(10_000)
         self._live.disable_monitor()
+        monitor.close(linger=0)
+        if not connected:
+            raise RuntimeError(f"no KV events on port {events_port}")
 
     def __enter__(self) -> EventListener:
         return self

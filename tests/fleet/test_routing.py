@@ -15,7 +15,9 @@ from tests.fleet.gateway import engine_of
 
 TURNS = (
     "Tell me about {} as if I had never heard of it: what it is, where it comes from, who made "
-    "it or found it first, and why anybody should care about it today.",
+    "it or found it first, and why anybody should care about it today. Begin with something that "
+    "surprises me, avoid every word that a child of ten would have to look up, and do not list "
+    "dates or names unless the story would make no sense without them. I will read it aloud.",
     "Which part of this is the hardest to understand, and how would you draw it on one page?",
     "Now say it all in a single sentence.",
 )
@@ -42,12 +44,12 @@ class Session:
         return [self.say(text) for text in TURNS]
 
 
-@pytest.fixture(scope="module", params=["one after another", "four at a time"])
+@pytest.fixture(scope="module", params=["one after another", "two at a time"])
 def sessions(gateway: str, request: pytest.FixtureRequest) -> list[list[Answer]]:
     """The answers that each session got."""
     # Each way of sending has sessions of its own, else the second finds the first one's blocks.
     people = [Session(gateway, f"{subject}, {request.param}") for subject in SUBJECTS]
-    num_threads = 1 if request.param == "one after another" else 4
+    num_threads = 1 if request.param == "one after another" else 2
     with ThreadPoolExecutor(num_threads) as threads:
         return list(threads.map(Session.talk, people))
 
