@@ -461,3 +461,13 @@ async def test_a_url_that_is_none_is_named() -> None:
     async with pool_of() as pool:
         with pytest.raises(ConfigError, match="'ftp://x'"):
             start(pool, "ftp://x")
+
+
+@in_loop
+async def test_closing_the_pool_fails_what_is_still_connecting() -> None:
+    async with running(answer()) as engine, pool_of() as pool:
+        _, sink = start(pool, engine.url)
+        await asyncio.sleep(0)
+        await pool.close()
+
+        assert "shutting down" in str(sink.error)

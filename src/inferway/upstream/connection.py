@@ -163,6 +163,7 @@ class EngineConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None or exchange.over:
             return
+        exchange.connection = None
         if self._until_close and exc is None:
             exchange.finish(b"")
         elif self._answers and not self._received and not exchange.retried:

@@ -19,6 +19,7 @@ from inferway.upstream.exchange import Exchange, Sink
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
 _SWEEP_SECONDS = 1.0
+_SHUTTING_DOWN = "the gateway is shutting down"
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
@@ -139,6 +140,9 @@ class Origin:
     async def _connect(self, exchange: Exchange) -> None:
         try:
             connection = await self._open()
+        except asyncio.CancelledError:
+            exchange.fail(UpstreamError(f"engine {self.label}: {_SHUTTING_DOWN}"))
+            raise
         except TimeoutError:
             seconds = self.pool.timeouts.connect
             exchange.fail(UpstreamError(f"engine {self.label}: no connection within {seconds:g} s"))
@@ -184,4 +188,4 @@ class Origin:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for connection in list(self.connections):
-            connection.fail(UpstreamError(f"engine {self.label}: the gateway is shutting down"))
+            connection.fail(UpstreamError(f"engine {self.label}: {_SHUTTING_DOWN}"))

@@ -327,7 +327,8 @@ async def test_a_handler_that_crashes_is_500_logged_and_counted(
 
         assert (answer.status, server.stats.crashed) == (500, 1)
         assert b"secret" not in answer.body
-        assert "POST /v1/chat/completions failed" in caplog.text
+        assert "POST /v1/chat/completions failed: ValueError" in caplog.text
+        assert "in crash" in caplog.text
 
 
 @in_loop

@@ -28,7 +28,7 @@ class AccessLog:
         request = responder.request
         milliseconds = (time.perf_counter() - request.started) * 1e3
         self._lines.append(
-            f"{request.method} {request.path} {responder.status} {responder.body_bytes} "
+            f"{request.method} {request.path[:200]} {responder.status} {responder.body_bytes} "
             f"{milliseconds:.1f} {responder.engine} {request.id.decode()}"
         )
         if len(self._lines) >= _FLUSH_LINES:

@@ -129,7 +129,9 @@ class ClientConnection(asyncio.Protocol):
             self._pump()
 
     def eof_received(self) -> None:
-        return None  # rule 4: the transport closes itself
+        if self._responder is not None:
+            self.transport.abort()  # rule 4; a close would first wait until all is read
+        # and without an answer under way the transport closes itself
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc  # how it ended makes no difference to us

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
@@ -193,7 +194,9 @@ class HttpServer:
         if not isinstance(error, InferwayError):
             self.stats.crashed += 1
             request = responder.request
-            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            where = "".join(traceback.format_tb(error.__traceback__))  # no values: no prompt text
+            name = type(error).__name__
+            _log.error("%s %s failed: %s\n%s", request.method, request.path, name, where)
             error = InferwayError("internal error; the gateway's log has the reason")
         if responder.started:
             responder.abort()
