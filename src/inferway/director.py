@@ -196,6 +196,8 @@ class Director:
         """The model's live endpoints with what each holds of the prompts. With `speculate`,
         prompts on their way to an endpoint count as held by it."""
         candidates = self.fleet.candidates(model.name)
+        if not matched:
+            return candidates
         sizes = [self.fleet.block_size(e.holder) for e in candidates.endpoints]
         rows = {e.holder: row for row, e in enumerate(candidates.endpoints)}
         for block_size, items in matched.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.config import ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
@@ -58,6 +59,17 @@ class _Table:
             setattr(self, name, np.concatenate([column, np.zeros(rows - len(column))]))
 
 
+# Rows of a table's columns. A slice, where it is one, gives views and costs a tenth.
+Rows = slice | NDArray[np.intp]
+
+
+def _rows(holders: Sequence[int]) -> Rows:
+    first, last = holders[0], holders[-1]
+    if list(holders) == list(range(first, last + 1)):
+        return slice(first, last + 1)
+    return np.array(holders, dtype=np.intp)
+
+
 class Fleet:
     """Writes the load columns; everybody else reads. `start`, then `close`."""
 
@@ -70,9 +82,9 @@ class Fleet:
         self._load_prompts = load_prompts
         self._subscribe = subscribe
         self._endpoints: list[Endpoint] = []
-        self._engine_of: list[Engine] = []  # by holder
+        self._block_sizes: list[int | None] = []  # by holder
         self._table = _Table()
-        self._rows: dict[str, np.ndarray] = {}  # model -> rows of live endpoints
+        self._rows: dict[str, Rows] = {}  # model -> rows of its live endpoints, if any
         self._live: dict[str, list[Endpoint]] = {}
         self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,19 +134,23 @@ class Fleet:
     def candidates(self, model: str) -> Candidates:
         """The live endpoints of `model`, matched columns empty."""
         rows = self._rows.get(model)
-        if rows is None or not len(rows):
+        if rows is None:
             gone = [e.name for e in self.engines if model in e.model_names]
             raise NoEndpointError(f"model {model!r}: its engines are gone: {', '.join(gone)}")
-        table = self._table
+        table, live = self._table, self._live[model]
         return Candidates(
-            endpoints=self._live[model],
-            **{name: getattr(table, name)[rows] for name in _COLUMNS},
-            matched_blocks=np.zeros(len(rows)),
-            prompt_blocks=np.zeros(len(rows)),
+            endpoints=live,
+            in_flight=table.in_flight[rows],
+            others=table.others[rows],
+            waiting=table.waiting[rows],
+            kv_usage=table.kv_usage[rows],
+            recent_tokens=table.recent_tokens[rows],
+            matched_blocks=np.zeros(len(live)),
+            prompt_blocks=np.zeros(len(live)),
         )
 
     def block_size(self, holder: HolderId) -> int | None:
-        return self._engine_of[holder].block_size
+        return self._block_sizes[holder]
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         self._table.in_flight[endpoint.holder] += 1
@@ -220,6 +236,8 @@ class Fleet:
         if not engine.healthy:
             self._found(engine)
         engine.failures = 0
+        if any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints):
+            self._resized(engine)
         share = max(1, len(engine.endpoints))
         for endpoint in engine.endpoints:
             row, table = endpoint.holder, self._table
@@ -228,6 +246,17 @@ class Fleet:
             table.waiting[row] = load.waiting / share
             table.kv_usage[row] = load.kv_usage
             table.recent_tokens[row] *= self._fade
+
+    def _resized(self, engine: Engine) -> None:
+        """Its events show blocks of another size than it, or somebody, had told."""
+        if engine.block_size_told is not None:
+            log.warning(
+                "engine %s: caches blocks of %s tokens, not of %s as told; going by its events",
+                engine.name,
+                engine.block_size,
+                engine.block_size_told,
+            )
+        self._refresh()
 
     def _missed(self, engine: Engine, error: UpstreamError) -> None:
         engine.failures += 1
@@ -278,7 +307,7 @@ class Fleet:
             headers.append((b"x-data-parallel-rank", b"%d" % rank))
         endpoint = Endpoint(engine.name, engine.url, len(self._endpoints), rank, tuple(headers))
         self._endpoints.append(endpoint)
-        self._engine_of.append(engine)
+        self._block_sizes.append(engine.block_size)
         self._table.grow(len(self._endpoints))
         return endpoint
 
@@ -320,13 +349,18 @@ class Fleet:
         await self._load(name, root, max_model_len)
 
     def _refresh(self) -> None:
-        """Who serves what, as of now."""
+        """Who serves what, and in blocks of what size, as of now."""
+        for engine in self.engines:
+            for endpoint in engine.endpoints:
+                self._block_sizes[endpoint.holder] = engine.block_size
         for name, served in self.models.items():
             engines = [e for e in self.engines if e.healthy and name in e.model_names]
             live = [endpoint for engine in engines for endpoint in engine.endpoints]
             sizes = sorted({e.block_size for e in engines if e.block_size is not None})
             self._live[name] = live
-            self._rows[name] = np.array([endpoint.holder for endpoint in live], dtype=np.intp)
+            self._rows.pop(name, None)
+            if live:
+                self._rows[name] = _rows([endpoint.holder for endpoint in live])
             if list(served.block_sizes) != sizes:
                 self.models[name] = replace(served, block_sizes=sizes)
 

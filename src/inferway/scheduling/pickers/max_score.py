@@ -19,11 +19,7 @@ class MaxScore:
     _turn: count[int] = field(default_factory=count)
 
     def pick(self, scores: Column, count: int) -> list[int]:
-        left = scores.copy()
-        picked = []
-        for _ in range(min(count, len(scores))):
-            best = np.flatnonzero(left >= left.max() - self.tolerance)
-            row = int(best[next(self._turn) % len(best)] if len(best) > 1 else best[0])
-            picked.append(row)
-            left[row] = -np.inf
-        return picked
+        best = (scores >= np.maximum.reduce(scores) - self.tolerance).nonzero()[0]
+        first = int(best[next(self._turn) % len(best)])
+        others = (-scores).argsort()[:count].tolist()
+        return [first, *(row for row in others if row != first)][:count]
