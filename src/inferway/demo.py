@@ -11,7 +11,9 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -237,7 +239,7 @@ class Demo:
             f"curl -X POST {base}/v1/chat/completions -H 'Content-Type: application/json' -d '"
             + json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
             + "'",
-            f"inferway tail {self._gateway.publish_endpoint}",
+            f"{_command()} tail {self._gateway.publish_endpoint}",
             "",
             f"{model} is answered by {self._model.name}: the answer's `model` says so.",
             "Press Ctrl+C to stop the server...",
@@ -381,6 +383,11 @@ def _gateway_settings(settings: DemoSettings, engines: Sequence[SimulatedEngine]
         publish_text=True,
         scrape_seconds=0.2,
     )
+
+
+def _command() -> str:
+    """How this very program was called: after `make demo` it is not on the PATH."""
+    return "inferway" if shutil.which("inferway") else os.path.relpath(sys.argv[0])
 
 
 def _cached(answer: Mapping[str, Any]) -> int:
