@@ -63,6 +63,27 @@ def smollm2_key(renderer: Renderer, smollm2: Path) -> str:
     return renderer.get_or_create_tokenizer_key(request)
 
 
+# <s> before a text, </s> behind it: phi-3's ids.
+BOS_EOS = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "</s>", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {
+        "<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+        "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]},
+    },
+}
+
+
+@pytest.fixture
+def phi3_with_specials(make_model: MakeModel) -> Path:
+    return make_model("phi-3", {"post_processor": BOS_EOS})
+
+
 CHATML = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -71,13 +92,15 @@ CHATML = (
 
 @pytest.fixture
 def make_model(shared_data: Path, tmp_path: Path) -> MakeModel:
-    """Writes a model's directory around one of the shared tokenizers."""
+    """Writes a model's directory around one of the shared tokenizers; `config` is its
+    tokenizer_config.json, `changes` replace parts of its tokenizer.json."""
 
-    def make(tokenizer: str, **config: Any) -> Path:
+    def make(tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
         directory = tmp_path / tokenizer
         directory.mkdir()
         packed = (shared_data / "tokenizers" / f"{tokenizer}.tokenizer.json.gz").read_bytes()
-        (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+        whole = {**json.loads(gzip.decompress(packed)), **(changes or {})}
+        (directory / "tokenizer.json").write_text(json.dumps(whole))
         settings = {"chat_template": CHATML, **config}
         (directory / "tokenizer_config.json").write_text(json.dumps(settings))
         return directory

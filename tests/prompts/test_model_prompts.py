@@ -80,11 +80,8 @@ def test_ids_that_are_no_tokens_are_refused(prompts: MakePrompts, prompt: Any) -
 
 
 @pytest.fixture
-def with_specials(renderer: Renderer, make_model: MakeModel) -> ModelPrompts:
-    """A model whose tokenizer puts <s> before a text and </s> behind it."""
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    directory = make_model("phi-3", **tokens, add_bos_token=True, add_eos_token=True)
-    request = GetOrCreateTokenizerKeyRequest(str(directory), is_local=True)
+def with_specials(renderer: Renderer, phi3_with_specials: Path) -> ModelPrompts:
+    request = GetOrCreateTokenizerKeyRequest(str(phi3_with_specials), is_local=True)
     return ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(request), 512)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from inferway.errors import RenderError
+from inferway.prompts.tokenizer_classes import effective_tokenizer_json
 
 JsonObject = dict[str, Any]
 
@@ -53,8 +54,11 @@ def read_model_files(path: Path) -> ModelFiles:
             reason="no_tokenizer",
         )
     config = _with_special_tokens_map(_read_object(directory / "tokenizer_config.json"), directory)
+    model_type = _read_object(directory / "config.json").get("model_type")
     return ModelFiles(
-        tokenizer_json=tokenizer.read_text(encoding="utf-8"),
+        tokenizer_json=effective_tokenizer_json(
+            tokenizer.read_text(encoding="utf-8"), config, model_type
+        ),
         config=config,
         templates=_templates(config, directory),
         own_renderer=_own_renderer(directory),

@@ -16,7 +16,6 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import TokenIds
@@ -176,8 +175,8 @@ def _not_unicode() -> InvalidRequestError:
 
 
 def _reference(files: ModelFiles, named: dict[str, str]) -> tokenizers.Tokenizer:
-    """The HF tokenizer, with what tokenizer_config.json changes on it (transformers'
-    TokenizersBackend)."""
+    """The HF tokenizer, with what tokenizer_config.json changes on it. Its `add_bos_token` and
+    `add_eos_token` change nothing: transformers 5 drops them where there is a tokenizer.json."""
     try:
         tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
     # The Rust side raises bare Exception for a file it cannot read.
@@ -186,8 +185,6 @@ def _reference(files: ModelFiles, named: dict[str, str]) -> tokenizers.Tokenizer
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, files.config, named)
-    if tokenizer.post_processor is None or {"add_bos_token", "add_eos_token"} & files.config.keys():
-        _set_post_processor(tokenizer, files.config, named)
     return tokenizer
 
 
@@ -201,15 +198,3 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: JsonObject, named: dict
     tokens += [AddedToken(text, special=True) for text in named.values() if text not in known]
     if tokens:
         tokenizer.add_tokens(tokens)
-
-
-def _set_post_processor(
-    tokenizer: tokenizers.Tokenizer, config: JsonObject, named: dict[str, str]
-) -> None:
-    before = [named["bos_token"]] if config.get("add_bos_token") and "bos_token" in named else []
-    behind = [named["eos_token"]] if config.get("add_eos_token") and "eos_token" in named else []
-    tokenizer.post_processor = TemplateProcessing(
-        single=[*before, "$A", *behind],
-        pair=[*before, "$A", *behind, *before, "$B", *behind],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *behind}],
-    )
