@@ -62,7 +62,7 @@ class Gateway:
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
         self._models_of: dict[HolderId, Engine] = {}
-        self.fleet = Fleet(settings, self._load_prompts, self._subscribe)
+        self.fleet = Fleet(settings, self.index, self._load_prompts, self._subscribe)
 
     @property
     def port(self) -> int:

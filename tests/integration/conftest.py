@@ -56,6 +56,7 @@ class Fleet:
     engines: list[SimulatedEngine]
     gateway: Gateway
     http: aiohttp.ClientSession
+    start_engine: Callable[[SimulatorConfig], Awaitable[SimulatedEngine]]
 
     @property
     def url(self) -> str:
@@ -134,11 +135,12 @@ async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
             key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(root))
             plain = SimulatorConfig(root, served_model_names=("smollm2", "alias"))
             configs = [plain] * engines if isinstance(engines, int) else engines
-            running = [
-                SimulatedEngine(c, RenderedModel(renderer, key, c.max_model_len)) for c in configs
-            ]
-            for engine in running:
-                await stack.enter_async_context(engine)
+
+            async def start_engine(config: SimulatorConfig) -> SimulatedEngine:
+                model = RenderedModel(renderer, key, config.max_model_len)
+                return await stack.enter_async_context(SimulatedEngine(config, model))
+
+            running = [await start_engine(config) for config in configs]
             describe = by_hand or (lambda engine: EngineSettings(url=engine.url))
             gateway = Gateway(
                 ServeSettings(
@@ -152,7 +154,7 @@ async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
             await gateway.start()
             stack.push_async_callback(gateway.close)
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            return Fleet(running, gateway, http)
+            return Fleet(running, gateway, http, start_engine)
 
         yield start
 

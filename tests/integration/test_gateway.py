@@ -177,6 +177,27 @@ async def test_an_engine_that_goes_away_is_routed_around(
     assert any("is not there" in message for message in caplog.messages)
 
 
+async def test_an_engine_that_comes_back_with_other_sockets_is_listened_to_again(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1)
+    await fleet.chat(LONG)
+    await all_known(fleet)
+    old = fleet.engines[0]
+    await old.stop()
+    fleet.engines[0] = await fleet.start_engine(simulated(port=int(old.url.rsplit(":", 1)[1])))
+
+    async def answers_again() -> bool:
+        return (await fleet.chat("other", LONG, "text")).status == 200
+
+    await until(answers_again)
+    await all_known(fleet)
+
+    # the default system prompt's first block is all that both chats have in common
+    assert max((await fleet.scores(LONG)).values()) == 1
+    assert max((await fleet.scores("other", LONG, "text")).values()) > 1
+
+
 async def test_no_engine_at_all_is_a_503_that_says_so(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1)
     await fleet.engines[0].stop()

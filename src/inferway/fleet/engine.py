@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.config import EngineSettings
+from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EngineFacts, EventSource
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
@@ -67,6 +68,11 @@ class Engine:
             bind = "*" in by_hand
             return (EventSource(0, by_hand, self.settings.replay, bind=bind),)
         return self.facts.sources if self.facts else ()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the link of one of its event streams is lost."""
+        return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
 
     @property
     def model_names(self) -> list[str]:

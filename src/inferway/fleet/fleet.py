@@ -24,6 +24,7 @@ from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.load import parse_load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.index.protocol import Clear, Index
 from inferway.model import Candidates, Column, Endpoint, HolderId
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
 
@@ -74,11 +75,16 @@ class Fleet:
     """Writes the load columns; everybody else reads. `start`, then `close`."""
 
     def __init__(
-        self, settings: ServeSettings, load_prompts: LoadPrompts, subscribe: Subscribe
+        self,
+        settings: ServeSettings,
+        index: Index,
+        load_prompts: LoadPrompts,
+        subscribe: Subscribe,
     ) -> None:
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self.models: dict[str, ServedModel] = {}
         self._settings = settings
+        self._index = index
         self._load_prompts = load_prompts
         self._subscribe = subscribe
         self._endpoints: list[Endpoint] = []
@@ -199,7 +205,9 @@ class Fleet:
                 wake.clear()
             except TimeoutError:
                 pass
-            if engine.facts is None or loop.time() - asked > REDISCOVER_SECONDS:
+            # what was away may have been started anew, as something else
+            away = not engine.healthy or engine.is_cut_off
+            if away or loop.time() - asked > REDISCOVER_SECONDS:
                 asked = loop.time()
                 await self._look(engine)
             else:
@@ -220,7 +228,7 @@ class Fleet:
             for finding in facts.findings:
                 if engine.settings.events is None:
                     log.warning("engine %s: %s", engine.name, finding)
-            self._admit(engine)
+            await self._admit(engine)
         if first:
             self._found(engine)
         await self._scrape(engine)
@@ -286,20 +294,28 @@ class Fleet:
 
     # what they serve
 
-    def _admit(self, engine: Engine) -> None:
+    async def _admit(self, engine: Engine) -> None:
         """Endpoints and subscribers for an engine that has just said what it is."""
         if not engine.endpoints:
             ranks: Sequence[int] = [source.rank for source in engine.sources]
             for rank in ranks if len(ranks) > 1 else [None]:
                 engine.endpoints.append(self._endpoint(engine, rank))
-        if not engine.subscribers and engine.block_size is not None:
-            for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
-                subscriber = self._subscribe(engine, source, endpoint)
-                engine.subscribers.append(subscriber)
-                subscriber.start()
+        if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
+            await self._listen(engine)
         for card in engine.facts.models if engine.facts else ():
             self._learn(engine, card)
         self._refresh()
+
+    async def _listen(self, engine: Engine) -> None:
+        """To the sockets that the engine names now; what others told is forgotten."""
+        for subscriber in engine.subscribers:
+            await subscriber.close()
+            self._index.apply([Clear(subscriber.holder)])
+        engine.subscribers = []
+        for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
+            subscriber = self._subscribe(engine, source, endpoint)
+            engine.subscribers.append(subscriber)
+            subscriber.start()
 
     def _endpoint(self, engine: Engine, rank: int | None) -> Endpoint:
         headers = list(engine.headers)
