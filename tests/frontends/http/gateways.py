@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tests.frontends.http.clients import serving
+from tests.upstream.engines import LAST_CHUNK, SSE_HEAD, Script, chunk, raw
 
 from inferway.config import TimeoutSettings
 from inferway.frontends.http.forward import HOLD_HEAD_SECONDS, forward
@@ -16,6 +17,14 @@ from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Target
 from inferway.upstream.pool import Pool
+
+EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
+DONE = b"data: [DONE]\n\n"
+
+
+def events(*pieces: bytes) -> Script:
+    """An SSE answer in these chunks, each sent on its own."""
+    return raw(SSE_HEAD, *(chunk(piece) for piece in pieces), LAST_CHUNK)
 
 
 @dataclass

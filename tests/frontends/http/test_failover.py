@@ -1,0 +1,209 @@
+"""Engines that cannot be reached, refuse, or are lost: before the first event, and after."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.frontends.http.clients import connected, get, post
+from tests.frontends.http.gateways import EVENTS, events, gateway
+from tests.upstream.engines import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    Script,
+    Seen,
+    Talk,
+    answer,
+    chunk,
+    in_loop,
+    raw,
+    refusing,
+    running,
+    wait_until,
+)
+
+from inferway.config import TimeoutSettings
+
+# ---------------------------------------------------------------------------------- failover
+
+
+@in_loop
+async def test_an_engine_that_is_not_there_is_passed_over() -> None:
+    async with (
+        refusing() as gone,
+        running(answer(b"here")) as engine,
+        gateway(gone, engine.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post(b"body"))
+
+        assert (got.status, got.body) == (200, b"here")
+        assert got.values(b"x-inferway-engine") == [b"e1"]
+        assert got.values(b"x-inferway-attempts") == [b"2"]
+        assert engine.seen[0].body == b"body"
+        assert (gw.trips[0].attempts, gw.trips[0].outcomes) == (["e0", "e1"], ["ok"])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        raw(close=True),
+        raw(b"HTTP/1.1 200", close=True),
+        raw(b"garbage\r\n\r\n"),
+        raw(SSE_HEAD, close=True),
+        raw(SSE_HEAD, chunk(b": keep-alive\n\n"), close=True),
+        raw(SSE_HEAD, chunk(b'data: {"half'), close=True),
+        answer(b"busy", status=b"503 Service Unavailable"),
+        answer(b"bad", status=b"502 Bad Gateway"),
+    ],
+    ids=["closed", "half a head", "garbage", "head", "comment", "half an event", "503", "502"],
+)
+@in_loop
+async def test_what_is_lost_before_the_first_event_is_tried_elsewhere_unseen(
+    script: Script,
+) -> None:
+    async with (
+        running(script) as bad,
+        running(events(*EVENTS)) as good,
+        gateway(bad.url, good.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, got.body) == (200, b"".join(EVENTS))
+        assert gw.trips[0].attempts == ["e0", "e1"]
+        assert gw.trips[0].statuses == [200]
+
+
+@in_loop
+async def test_no_more_than_three_engines_are_tried() -> None:
+    async with (
+        refusing() as gone,
+        running(answer()) as engine,
+        gateway(gone, gone, gone, engine.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, engine.seen) == (502, [])
+        assert b'"code":"engine_unreachable"' in got.body
+        assert gw.trips[0].outcomes == ["upstream_error"]
+
+
+@in_loop
+async def test_the_last_engine_s_503_is_the_answer() -> None:
+    busy = answer(b"busy", status=b"503 Service Unavailable")
+    async with (
+        running(busy) as a,
+        running(busy) as b,
+        gateway(a.url, b.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, got.body) == (503, b"busy")
+        assert (len(a.seen), len(b.seen)) == (1, 1)
+
+
+@in_loop
+async def test_an_engine_that_does_not_answer_in_time_is_504_and_not_tried_elsewhere() -> None:
+    timeouts = TimeoutSettings(first_byte=0.02)
+    async with (
+        running(raw(SSE_HEAD)) as slow,
+        running(answer()) as other,
+        gateway(slow.url, other.url, timeouts=timeouts) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, other.seen) == (504, [])
+        assert gw.trips[0].outcomes == ["upstream_error"]
+
+
+@in_loop
+async def test_a_decision_without_targets_is_503() -> None:
+    async with gateway() as gw, connected(gw.server) as c:
+        assert (await c.ask(post())).status == 503
+        assert gw.trips[0].outcomes == ["error"]
+
+
+# ---------------------------------------------------------------------------------- hold head
+
+
+@in_loop
+async def test_the_head_is_held_until_the_first_event() -> None:
+    go_on = asyncio.Event()
+
+    async def script(_: Seen, talk: Talk) -> None:
+        await talk.write(SSE_HEAD + chunk(b": keep-alive\n\n"))
+        held.set()
+        await go_on.wait()
+        await talk.write(chunk(EVENTS[0]) + LAST_CHUNK)
+
+    held = asyncio.Event()
+    async with running(script) as engine, gateway(engine.url) as gw, connected(gw.server) as c:
+        await c.send(post())
+        await held.wait()
+        await asyncio.sleep(0.02)  # the time in which nothing may come
+
+        assert gw.trips[0].statuses == []
+        go_on.set()
+        assert (await c.answer()).body == b": keep-alive\n\n" + EVENTS[0]
+
+
+@in_loop
+async def test_the_head_is_held_no_longer_than_told() -> None:
+    async with (
+        running(raw(SSE_HEAD)) as engine,
+        gateway(engine.url, hold_head=0.02) as gw,
+        connected(gw.server) as c,
+    ):
+        await c.send(post())
+
+        assert (await c.head()).status == 200
+
+
+# ------------------------------------------------------------------------------- lost engines
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b'data: {"choices":[{"de', b"data: whole line\n"], ids=["whole", "half", "line"]
+)
+@in_loop
+async def test_a_stream_that_breaks_ends_with_an_error_event(last: bytes) -> None:
+    pieces = [chunk(EVENTS[0]), chunk(EVENTS[1] + last)]
+    async with (
+        running(raw(SSE_HEAD, *pieces, close=True)) as engine,
+        running(answer()) as other,
+        gateway(engine.url, other.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert got.body.startswith(EVENTS[0] + EVENTS[1] + b'data: {"error":{"message":"engine ')
+        assert got.body.endswith(b'"code":"engine_unreachable"}}\n\n')
+        assert gw.trips[0].outcomes == ["upstream_error"]
+        assert other.seen == []
+        assert (await c.ask(get())).status  # the connection goes on
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+    ids=["length", "chunked"],
+)
+@in_loop
+async def test_json_that_breaks_off_cannot_be_taken_for_whole(reply: bytes) -> None:
+    async with (
+        running(raw(reply, close=True)) as engine,
+        gateway(engine.url) as gw,
+        connected(gw.server) as c,
+    ):
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await c.ask(post())
+
+        await wait_until(lambda: gw.trips[0].outcomes == ["upstream_error"])
