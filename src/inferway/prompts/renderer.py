@@ -31,8 +31,8 @@ from inferway.prompts.hub import fetch_model_files
 from inferway.prompts.model_files import ModelFiles, read_model_files
 from inferway.prompts.tokenizer import Offsets, Tokenizer
 
-# Above these many characters a request leaves the event loop. Measured on two slow cores
-# (docs/performance.md): fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
+# Above these many characters a request leaves the event loop. Measured on two shared cores:
+# fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
 MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
 
 
