@@ -92,7 +92,10 @@ class EngineConnection(asyncio.Protocol):
         self._exchange = exchange
         exchange.connection = self
         self.deadline = self._pool.time() + self._pool.timeouts.first_byte
-        self.transport.write(exchange.payload)
+        if len(exchange.pieces) == 1:
+            self.transport.write(exchange.pieces[0])
+        else:
+            self.transport.writelines(exchange.pieces)
         if exchange.paused:
             self.pause()
 

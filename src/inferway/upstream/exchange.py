@@ -30,11 +30,13 @@ class Sink(Protocol):
 class Exchange:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
-    __slots__ = ("connection", "is_head", "origin", "over", "paused", "payload", "retried", "sink")
+    __slots__ = ("connection", "is_head", "origin", "over", "paused", "pieces", "retried", "sink")
 
-    def __init__(self, origin: Origin, payload: bytes, sink: Sink, *, is_head: bool) -> None:
+    def __init__(
+        self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
+    ) -> None:
         self.origin = origin
-        self.payload = payload
+        self.pieces = pieces  # head and body; kept, it may be sent once more
         self.sink = sink
         self.is_head = is_head
         self.connection: EngineConnection | None = None

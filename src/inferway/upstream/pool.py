@@ -19,6 +19,7 @@ from inferway.upstream.exchange import Exchange, Sink
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
 _SWEEP_SECONDS = 1.0
+_COPY_LIMIT = 16 * 1024  # a larger body is written beside its head instead of behind it
 _SHUTTING_DOWN = "the gateway is shutting down"
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -70,15 +71,16 @@ class Pool:
         if origin is None:
             origin = self._origins[url] = Origin(self, url)
         if body or method not in _BODILESS_METHODS:
-            payload = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
-                method.encode(), target, origin.authority, headers, len(body), body,
+            head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+                method.encode(), target, origin.authority, headers, len(body),
             )  # fmt: skip
         else:
-            payload = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+            head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
                 method.encode(), target, origin.authority, headers,
             )  # fmt: skip
+        pieces = (head + body,) if len(body) <= _COPY_LIMIT else (head, body)
         self.stats.sent += 1
-        exchange = Exchange(origin, payload, sink, is_head=method == "HEAD")
+        exchange = Exchange(origin, pieces, sink, is_head=method == "HEAD")
         origin.send(exchange)
         return exchange
 

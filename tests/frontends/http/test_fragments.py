@@ -127,7 +127,7 @@ async def heard(pieces: list[bytes]) -> tuple[list[tuple[int, Headers, int | Non
     origin, wire, sink = Origin(pool, "http://engine:1"), Wire(), Heard()
     connection = EngineConnection(origin)
     connection.connection_made(cast(asyncio.Transport, wire))
-    connection.send(Exchange(origin, b"", sink, is_head=False))
+    connection.send(Exchange(origin, (b"",), sink, is_head=False))
     for piece in pieces:
         if not wire.closed:
             connection.data_received(piece)

@@ -101,6 +101,9 @@ class ClientConnection(asyncio.Protocol):
         self._timed = False  # the deadline is the one of the request being received
         self.on_message_begin()
         self._receiving = False
+        self._fields: dict[bytes, bytes] = {}
+        self._http11 = True
+        self._expects = False
 
     # ---------------------------------------------------------------------- asyncio.Protocol
 
@@ -162,14 +165,11 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._receiving = True
         self._timed = False
+        self._head_complete = False
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._fields: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._head_complete = False
-        self._expects = False
-        self._http11 = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -187,6 +187,7 @@ class ClientConnection(asyncio.Protocol):
             _refuse_repeated(headers)
         version = self._parser.get_http_version()
         self._http11 = version == "1.1"
+        self._expects = False
         if not self._http11 and version != "1.0":
             raise BadHttpError(f"HTTP version {version}: expected 1.1 or 1.0")
         if self._http11 and b"host" not in fields:
@@ -228,7 +229,6 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = parser.should_keep_alive()
         given = fields.get(b"x-request-id")
         request.id = given if given and is_request_id(given) else self.server.new_request_id()
-        self._body = []
         self._queue.append(request)
         if len(self._queue) == MAX_QUEUED:
             self.transport.pause_reading()
