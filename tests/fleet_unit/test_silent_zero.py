@@ -35,7 +35,6 @@ def warnings(
     said = [
         alarm.observe(
             prompt_blocks=blocks,
-            matched=False,
             first_key=(7 if same_prompt else i) if blocks else None,
             first_tokens=OURS if blocks else None,
             streams=lambda: [stream],
@@ -85,8 +84,6 @@ def test_traffic_without_repetition_is_not_blamed_on_anything_else() -> None:
 def test_a_match_starts_the_count_again() -> None:
     alarm = SilentZeroAlarm("m")
     warnings(alarm, HEALTHY, times=PATIENCE - 1)
-    alarm.observe(
-        prompt_blocks=2, matched=True, first_key=7, first_tokens=OURS, streams=lambda: [HEALTHY]
-    )
+    alarm.matched()
 
     assert warnings(alarm, HEALTHY, times=PATIENCE - 1) == []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -196,3 +197,13 @@ def test_the_encoder_and_its_reason_can_be_told(prompts: MakePrompts) -> None:
     model = prompts()
 
     assert (model.encoder, model.why[:6]) == ("fastokens", "agrees")
+
+
+@pytest.mark.parametrize("body", [chat(), completion("a b c d")])
+def test_a_truncation_we_do_not_follow_is_left_to_the_engine(
+    prompts: MakePrompts, body: Body
+) -> None:
+    cut = msgspec.structs.replace(body, truncate_prompt_tokens=2, truncation_side="right")
+
+    with pytest.raises(RenderError, match="truncation_side"):
+        tokenize(prompts(), cut)

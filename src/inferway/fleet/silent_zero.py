@@ -46,21 +46,21 @@ class SilentZeroAlarm:
     _repeats: int = 0  # missed requests whose first block had been asked for before
     _first_prompt: TokenIds | None = None
 
+    def matched(self) -> None:
+        """A request has matched somewhere: all is well, and the count starts again."""
+        self.misses = self.short = self._repeats = 0
+        self.last_cause = None
+
     def observe(
         self,
         *,
         prompt_blocks: int,
-        matched: bool,
         first_key: int | None,
         first_tokens: TokenIds | None,
         streams: Callable[[], Sequence[StreamEvidence]],
     ) -> str | None:
-        """`first_key` and `first_tokens`: of the request's first full block, if it has one.
-        `streams` is asked only when a warning may be due."""
-        if matched:
-            self.misses = self.short = self._repeats = 0
-            self.last_cause = None
-            return None
+        """A request has matched nowhere. `first_key` and `first_tokens` are those of its first
+        full block, if it has one; `streams` is asked only when a warning may be due."""
         if prompt_blocks == 0:
             self.short += 1
             return self._short(streams()) if self.short == PATIENCE else None

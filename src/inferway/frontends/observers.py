@@ -89,11 +89,13 @@ class AlarmObserver:
         alarm = self.alarms.get(model)
         if alarm is None:
             alarm = self.alarms[model] = SilentZeroAlarm(model)
+        if routed.candidates.matched_blocks.any():
+            alarm.matched()
+            return
         prompts = _chosen_prompts(routed)
         first = next((prompt for prompt in prompts if prompt.block_keys), None)
         warning = alarm.observe(
             prompt_blocks=sum(len(prompt.block_keys) for prompt in prompts),
-            matched=bool(routed.candidates.matched_blocks.any()),
             first_key=first.block_keys[0] if first else None,
             first_tokens=first.token_ids if first else None,
             streams=lambda: self._evidence(model),

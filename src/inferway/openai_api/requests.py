@@ -33,6 +33,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None  # absent: left, the last tokens are kept
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -46,6 +47,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None  # absent: left, the last tokens are kept
     cache_salt: str | None = None
     max_tokens: int | None = None
     stream: bool | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 # In generated text the quotes would be escaped, so the key cannot be mistaken for content.
-_CACHED = re.compile(rb'(?<!\\)"cached_tokens"\s*:\s*(\d+)(?=[^\d])')
 _MARK = b'"cached_tokens"'
+_NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=[^\d])')
 _CARRY = len(_MARK) + 32  # a key and its number may be split by a chunk's border
 
 
@@ -21,8 +21,12 @@ class UsageReader:
 
     def feed(self, chunk: bytes) -> None:
         """Remembers the last `cached_tokens` seen; an answer without one leaves None."""
-        text = self._tail + chunk
-        if _MARK in text:
-            for match in _CACHED.finditer(text):
-                self.cached_tokens = int(match[1])
+        text = self._tail + chunk if self._tail else chunk
+        at = text.rfind(_MARK)
+        while at != -1:
+            found = _NUMBER.match(text, at)
+            if found is not None and text[at - 1 : at] != b"\\":
+                self.cached_tokens = int(found[1])
+                break
+            at = text.rfind(_MARK, 0, at)
         self._tail = text[-_CARRY:]

@@ -18,7 +18,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferway.errors import RenderError, TemplateError
@@ -159,8 +159,26 @@ def _tojson(
     )
 
 
+# What `loop` shows. The sandbox checks each access anew, which is most of a long chat's
+# rendering; these are safe for every template.
+_LOOP_NAMES = frozenset(
+    name
+    for name in vars(LoopContext)
+    if isinstance(vars(LoopContext)[name], property) and not name.startswith("_")
+) | {"index0"}
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with a short way to `loop.first` and its like."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in _LOOP_NAMES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson

@@ -41,6 +41,8 @@ class ModelPrompts:
     async def tokenize(self, body: Body) -> list[TokenIds]:
         """One array per prompt, in order. The client's fault is a RequestError that names the
         field; what we cannot do, although the engine may, is a RenderError."""
+        if body.truncate_prompt_tokens is not None and body.truncation_side == "right":
+            raise RenderError("truncation_side: right is not followed", reason="truncation_side")
         if isinstance(body, ChatRequest):
             return [(await self.render_chat(body)).input_ids]
         self._check_max_tokens("max_tokens", body.max_tokens)
