@@ -22,6 +22,7 @@ would say that the answer is whole. The bytes of the body are not changed.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Protocol
 
 from inferway.errors import NoEndpointError, UpstreamError, UpstreamTimeoutError
@@ -56,6 +57,7 @@ ROUTING_HEADERS = frozenset(
     }
 )
 ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
+_ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
 _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id"}
 
 
@@ -146,7 +148,7 @@ class _Forwarding:
         lines = self._lines
         if extra:
             names = {name for name, _ in extra}
-            lines = request_lines(request, names) + header_block(extra, frozenset())
+            lines = request_lines(request, names) + header_block(extra)
         self._responder.engine = endpoint.engine
         self._exchange = exchange = self._pool.send(
             endpoint.url, request.method, request.target, lines, request.body, self
@@ -269,7 +271,7 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
     if len(request.fields.get(b"connection", b"")) > len(b"keep-alive"):
         dropped = dropped | named_by_connection(headers)
     lines = header_block(headers, dropped)
-    if b"x-inferway-" in lines or b"x-gateway-" in lines or b"x-llm-d-" in lines:
+    if _ROUTING_HINT.search(lines):
         headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
         lines = header_block(headers, dropped)
     return b"%bx-request-id: %b\r\n" % (lines, request.id)

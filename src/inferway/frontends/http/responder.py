@@ -18,6 +18,7 @@ from inferway.errors import InferwayError, MethodNotAllowedError
 from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.responses import error_body, error_status
+from inferway.upstream.headers import header_block
 
 if TYPE_CHECKING:
     from inferway.frontends.http.connection import ClientConnection
@@ -93,7 +94,7 @@ class Responder:
             framing += b"connection: keep-alive\r\n"
         self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (
             STATUS_LINES.get(status) or status_line(status),
-            b"".join([b"%b: %b\r\n" % header for header in headers]),
+            header_block(headers),
             request.id,
             framing,
         )
