@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -124,6 +125,9 @@ class Gateway:
         self._closes("engine watch and event streams", self.fleet.close)
         await self.fleet.start()
         self._closes("HTTP server", server.stop)
+        # Tokenizers and templates live as long as we do: the collector need not look at them.
+        gc.collect()
+        gc.freeze()
         log.info("listening on http://%s:%d", settings.host, server.port)
 
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:

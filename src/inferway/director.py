@@ -106,7 +106,10 @@ class DirectorStats:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def tokens_of(self, engine: str) -> EngineTokens:
-        return self.tokens.setdefault(engine, EngineTokens())
+        found = self.tokens.get(engine)
+        if found is None:
+            found = self.tokens[engine] = EngineTokens()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,8 @@ class Journey:
         "_director",
         "_matched",
         "_parse",
+        "_prompt_tokens",
+        "_reused_tokens",
         "_speculations",
         "_target",
         "_usage",
@@ -293,13 +298,23 @@ class Journey:
             self._director.fleet.suspect(self._target.endpoint)
         self._release()
         director, endpoint = self._director, target.endpoint
-        director.fleet.book(endpoint, self._new_tokens(target))
+        items: Sequence[Matched] = ()
+        self._prompt_tokens = self._reused_tokens = 0
+        block_size = director.fleet.block_size(endpoint.holder)
+        if self._matched and block_size is not None:
+            items = self._matched.get(block_size, ())
+            lengths = [len(item.prompt.token_ids) for item in items]
+            self._prompt_tokens = sum(lengths)
+            # vLLM computes a prompt's last token always, and so never reuses its block
+            reusable = sum([(length - 1) // block_size for length in lengths])
+            self._reused_tokens = min(target.matched_blocks, reusable) * block_size
+        director.fleet.book(endpoint, self._prompt_tokens - self._reused_tokens)
         self._target = target
         self._speculations = [
             director.overlay.add(
                 endpoint.holder, item.prompt.block_keys, skip=item.held.get(endpoint.holder, 0)
             )
-            for item in self._matched_for(endpoint)
+            for item in items
         ]
         return endpoint.headers
 
@@ -309,7 +324,9 @@ class Journey:
         if target is None:
             raise RuntimeError("on_head before attempt")
         if status < 400:
-            self._count_tokens(target)
+            tokens = self._director.stats.tokens_of(target.endpoint.engine)
+            tokens.prompt += self._prompt_tokens
+            tokens.matched += self._reused_tokens
         return (
             (b"x-inferway-engine", target.endpoint.engine.encode()),
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
@@ -344,26 +361,8 @@ class Journey:
         self._speculations = []
 
     def _release(self) -> None:
-        self._end_speculation()
+        if self._speculations:
+            self._end_speculation()
         if self._target is not None:
             self._director.fleet.release(self._target.endpoint)
             self._target = None
-
-    def _count_tokens(self, target: Target) -> None:
-        tokens = self._director.stats.tokens_of(target.endpoint.engine)
-        items = self._matched_for(target.endpoint)
-        tokens.prompt += sum(len(item.prompt.token_ids) for item in items)
-        block_size = self._director.fleet.block_size(target.endpoint.holder) or 1
-        # vLLM computes a prompt's last token always, and so never reuses the block it is in
-        reusable = sum((len(item.prompt.token_ids) - 1) // block_size for item in items)
-        tokens.matched += min(target.matched_blocks, reusable) * block_size
-
-    def _new_tokens(self, target: Target) -> int:
-        """Prompt tokens that the target does not hold."""
-        tokens = sum(len(item.prompt.token_ids) for item in self._matched_for(target.endpoint))
-        block_size = self._director.fleet.block_size(target.endpoint.holder) or 0
-        return max(0, tokens - target.matched_blocks * block_size)
-
-    def _matched_for(self, endpoint: Endpoint) -> Sequence[Matched]:
-        block_size = self._director.fleet.block_size(endpoint.holder)
-        return self._matched.get(block_size, ()) if block_size is not None else ()

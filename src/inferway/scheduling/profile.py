@@ -35,18 +35,20 @@ class Profile:
 
     def choose(self, candidates: Candidates) -> tuple[Target, ...]:
         """The targets, best first. Raises NoEndpointError naming who removed the last one."""
-        candidates = self._filtered(candidates)
-        scores: Column = np.zeros(len(candidates.endpoints))
-        for weighted in self.scorers:
-            scores += weighted.weight * weighted.scorer.score(candidates)
+        if self.filters:
+            candidates = self._filtered(candidates)
+        if not self.scorers:
+            scores: Column = np.zeros(len(candidates.endpoints))
+        else:
+            columns = [w.weight * w.scorer.score(candidates) for w in self.scorers]
+            scores = columns[0] if len(columns) == 1 else np.add.reduce(columns)
+        endpoints = candidates.endpoints
+        matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
         return tuple(
-            Target(
-                endpoint=candidates.endpoints[row],
-                score=float(scores[row]),
-                matched_blocks=int(candidates.matched_blocks[row]),
-                prompt_blocks=int(candidates.prompt_blocks[row]),
-            )
-            for row in self.picker.pick(scores, self.num_targets)
+            [
+                Target(endpoints[row], float(scores[row]), int(matched[row]), int(blocks[row]))
+                for row in self.picker.pick(scores, self.num_targets)
+            ]
         )
 
     def _filtered(self, candidates: Candidates) -> Candidates:
