@@ -70,6 +70,16 @@ def test_removing_twice_is_removing_once() -> None:
     assert overlay.extend(PROMPT, {}) == {A: 4}
 
 
+def test_a_prompt_that_brings_nothing_may_end_last() -> None:
+    overlay = SpeculativeOverlay()
+    first, held_already = overlay.add(A, PROMPT), overlay.add(A, PROMPT, skip=len(PROMPT))
+
+    overlay.remove(first)
+    overlay.remove(held_already)
+
+    assert overlay.extend(PROMPT, {}) == {}
+
+
 def test_of_two_equal_prompts_the_second_stands_for_all_of_it() -> None:
     overlay = SpeculativeOverlay()
     first, second = overlay.add(A, PROMPT), overlay.add(A, PROMPT)

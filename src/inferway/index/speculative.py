@@ -37,6 +37,8 @@ class SpeculativeOverlay:
     def add(self, holder: HolderId, keys: Sequence[BlockKey], skip: int = 0) -> Speculation:
         """`keys` of a prompt just routed to `holder`, whose first `skip` blocks it holds."""
         keys = keys[skip:] if skip else keys
+        if not keys:
+            return Speculation(holder, keys, active=False)
         counts = self._counts.setdefault(holder, {})
         get = counts.get
         for key in keys:
