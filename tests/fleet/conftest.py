@@ -23,6 +23,8 @@ ROOT = HERE.parents[1]
 # Small enough that the tests' own traffic drives blocks out: 159 blocks, 5,088 tokens.
 CACHE = ("--num-gpu-blocks-override", "160")
 
+TEST_SECONDS = 400  # two engines on busy cores take more than a minute to start
+
 Say = Callable[[str], None]
 
 
@@ -31,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.fleet)
+        item.add_marker(pytest.mark.timeout(TEST_SECONDS))
     items.sort(key=lambda item: item.path.name == "test_killed_engine.py")
 
 

@@ -11,7 +11,7 @@ from tests.fleet import client
 from tests.fleet.chats import CHAT, Message, assistant, user
 from tests.fleet.client import Answer
 from tests.fleet.engine import BLOCK_SIZE, MODEL, RealEngine
-from tests.fleet.gateway import engine_of
+from tests.fleet.gateway import cached, engine_of
 
 TURNS = (
     "Tell me about {} as if I had never heard of it: what it is, where it comes from, who made "
@@ -79,10 +79,11 @@ def test_headers_say_how_much_was_there(sessions: list[list[Answer]]) -> None:
 
 
 def test_the_engine_reused_what_was_matched(sessions: list[list[Answer]]) -> None:
-    for answers in sessions:
-        for answer in answers[1:]:
-            matched = int(answer.headers["x-inferway-matched-blocks"])
-            usage = answer.json["usage"]
-            reused = usage["prompt_tokens_details"]["cached_tokens"] // BLOCK_SIZE
+    matched = [[min(matched_blocks(a), cached(a).reusable_blocks) for a in s] for s in sessions]
+    reused = [[cached(answer).blocks for answer in answers] for answers in sessions]
 
-            assert reused == min(matched, (usage["prompt_tokens"] - 1) // BLOCK_SIZE)
+    assert matched == reused
+
+
+def matched_blocks(answer: Answer) -> int:
+    return int(answer.headers["x-inferway-matched-blocks"])
