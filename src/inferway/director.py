@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.errors import InferwayError, RenderError, UnknownPathError
@@ -112,16 +114,14 @@ class DirectorStats:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(msgspec.Struct, frozen=True):
     """A prompt, and how many of its blocks each holder has: as the index knows it."""
 
     prompt: Prompt
     held: Mapping[HolderId, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """A request that goes nowhere, and what each endpoint holds of it."""
 
     request: ParsedRequest[Any]
@@ -129,8 +129,7 @@ class Scored:
     candidates: Candidates
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(msgspec.Struct, frozen=True):
     """All that was found out about a request: what the alarm and the publisher get."""
 
     request: ParsedRequest[Any]

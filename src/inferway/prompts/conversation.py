@@ -122,13 +122,23 @@ def _given(fields: JsonObject, name: str) -> JsonObject:
 
 def conversation(messages: Iterable[JsonObject], template: ChatTemplate) -> list[Message]:
     """The messages as `template` gets to see them."""
+    content_format = template.content_format
     rendered = [
-        _message(message, f"messages[{i}]", template.content_format)
+        _plain_message(message, content_format)
+        or _message(message, f"messages[{i}]", content_format)
         for i, message in enumerate(messages)
     ]
     if not template.knows_developer and any(m["role"] == "developer" for m in rendered):
         return _one_system_message([_developer_as_system(message) for message in rendered])
     return rendered
+
+
+def _plain_message(message: JsonObject, content_format: ContentFormat) -> Message | None:
+    """The short way of `_message` for what most messages are; None for all others."""
+    content, role = message.get("content"), message["role"]
+    if content_format != "string" or not isinstance(content, str) or len(message) != 2:
+        return None
+    return {"role": role, "content": content} if role in ("user", "assistant") else None
 
 
 def _message(message: JsonObject, where: str, content_format: ContentFormat) -> Message:

@@ -40,8 +40,10 @@ class Profile:
         if not self.scorers:
             scores: Column = np.zeros(len(candidates.endpoints))
         else:
-            columns = [w.weight * w.scorer.score(candidates) for w in self.scorers]
-            scores = columns[0] if len(columns) == 1 else np.add.reduce(columns)
+            first, *others = self.scorers
+            scores = first.weight * first.scorer.score(candidates)
+            for weighted in others:
+                scores += weighted.weight * weighted.scorer.score(candidates)
         endpoints = candidates.endpoints
         matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
         return tuple(
