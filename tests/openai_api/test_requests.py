@@ -39,7 +39,7 @@ def test_a_null_is_an_absent_field() -> None:
     [
         (b"", "body: not valid JSON: Input data was truncated", None),
         (b'{"model": "m"', "body: not valid JSON: Input data was truncated", None),
-        (b"[1]", "body: expected a JSON object, got `array`", None),
+        (b"[1]", "body: expected `object`, got `array`", None),
         (encode(messages=[USER]), "model: required field is missing", "model"),
         (encode(model="m"), "messages: required field is missing", "messages"),
         (encode(model=3, messages=[USER]), "model: expected `str`, got `int`", "model"),

@@ -1,9 +1,10 @@
-"""bytes -> a typed request. Parsed once; unknown fields are kept beside the typed ones.
+"""bytes -> a typed request. Parsed once, straight into its type; nothing of it is lost.
 
 A request is a disjoint union: `ChatRequest | CompletionRequest`, chosen by the path it came
-to. Only what we act on is typed; everything else stays in `ParsedRequest.fields` and in the
-original bytes, which are what the engine gets. Field names and defaults are those of vLLM
-0.32 (entrypoints/openai/*/protocol.py). A null is an absent field, as OpenAI's clients send.
+to. Only what we act on is typed; everything else stays in the original bytes, which are what
+the engine gets, and in `ParsedRequest.fields` for who asks. Field names and defaults are those
+of vLLM 0.32 (entrypoints/openai/*/protocol.py). A null is an absent field, as OpenAI's clients
+send.
 """
 
 from __future__ import annotations
@@ -66,17 +67,28 @@ Body = ChatRequest | CompletionRequest
 BodyT = TypeVar("BodyT", ChatRequest, CompletionRequest)
 
 
-class ParsedRequest(msgspec.Struct, Generic[BodyT], frozen=True):
-    """The typed body, and all of the body's fields as they came."""
+class ParsedRequest(Generic[BodyT]):
+    """The typed body, and the bytes it came from."""
 
+    __slots__ = ("body", "raw")
     body: BodyT
-    fields: JsonObject
+    raw: bytes
+
+    def __init__(self, body: BodyT, raw: bytes) -> None:
+        self.body = body
+        self.raw = raw
+
+    @property
+    def fields(self) -> JsonObject:
+        """All fields as they came, those unknown to us among them. Decoded anew: routing needs
+        none of them."""
+        fields: JsonObject = msgspec.json.decode(self.raw)
+        return fields
 
 
 def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
     """Raises InvalidRequestError naming the field."""
-    fields = _decode(raw)
-    body = _convert(fields, ChatRequest)
+    body = _decode(raw, _CHAT)
     if not body.messages:
         raise InvalidRequestError("messages: must not be empty", param="messages")
     for i, message in enumerate(body.messages):
@@ -86,19 +98,18 @@ def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
             found = "nothing" if role is None else f"`{_json_type(role)}`"
             raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
         _check_content(message.get("content"), f"messages[{i}].content")
-    return ParsedRequest(body, fields)
+    return ParsedRequest(body, raw)
 
 
 def parse_completion(raw: bytes) -> ParsedRequest[CompletionRequest]:
     """Raises InvalidRequestError naming the field."""
-    fields = _decode(raw)
-    body = _convert(fields, CompletionRequest)
+    body = _decode(raw, _COMPLETION)
     if not isinstance(body.prompt, str):
         kinds = {type(item) for item in body.prompt}
         if len(kinds) != 1:
             what = "must not be empty" if not kinds else "must not mix text and token ids"
             raise InvalidRequestError(f"prompt: {what}", param="prompt")
-    return ParsedRequest(body, fields)
+    return ParsedRequest(body, raw)
 
 
 def _check_content(content: object, param: str) -> None:
@@ -116,24 +127,18 @@ def _check_content(content: object, param: str) -> None:
             )
 
 
-def _decode(raw: bytes) -> JsonObject:
-    try:
-        fields = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise InvalidRequestError(f"body: not valid JSON: {e}") from e
-    if not isinstance(fields, dict):
-        raise InvalidRequestError(f"body: expected a JSON object, got `{_json_type(fields)}`")
-    return fields
-
-
 _T = TypeVar("_T")
+_CHAT = msgspec.json.Decoder(ChatRequest)
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 
-def _convert(fields: JsonObject, kind: type[_T]) -> _T:
+def _decode(raw: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
-        return msgspec.convert(fields, kind)
+        return decoder.decode(raw)
     except msgspec.ValidationError as e:
         raise _field_error(str(e)) from e
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise InvalidRequestError(f"body: not valid JSON: {e}") from e
 
 
 # msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required
@@ -150,7 +155,8 @@ def _field_error(text: str) -> InvalidRequestError:
     if missing:
         where = f"{where}.{missing['name']}" if where else missing["name"]
         what = "required field is missing"
-    return InvalidRequestError(f"{where}: {what[0].lower()}{what[1:]}", param=where or None)
+    text = f"{where or 'body'}: {what[0].lower()}{what[1:]}"
+    return InvalidRequestError(text, param=where or None)
 
 
 def _json_type(value: object) -> str:
