@@ -45,7 +45,14 @@ class Publisher:
             self._socket.close()
             raise ConfigError(f"publish {address!r}: {e.strerror}; choose another port") from e
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        log.info("publishing on %s", self.endpoint)
+        if _binds(address):
+            log.info("publishing on %s", self.endpoint)
+        else:
+            log.info(
+                "publishing to %s: we connect, a subscriber must bind there "
+                "(`inferway tail 'tcp://*:PORT'`); a wildcard address would bind here",
+                self.endpoint,
+            )
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
         """Sends, or drops and counts when the socket cannot take more."""

@@ -230,6 +230,6 @@ def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
-            f"port {port} on {host} is in use; stop what listens there or give another"
+            f"port {port} on {host} is in use; stop what listens there or choose another port"
         )
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
