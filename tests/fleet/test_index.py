@@ -52,6 +52,8 @@ def prompts() -> list[Request]:
     for length in (1, 31, 32, 33, 64, 65, 128):
         made.append(completion(f"{length} ids", numbers(length, length)))
         made.append(completion(f"{length} ids again", numbers(length, length)))
+    for each in conversations("KdConv")[4:8]:
+        made += turns(each["messages"], f"kdconv {each['id']}")[2::5]
     made.append(completion("text", conversations("arena-hard")[0]["messages"][0]["content"]))
     made += [chat("last", up_to_user(each["messages"])) for each in conversations("tau")[:1]]
     return made
@@ -92,7 +94,8 @@ def test_matched_blocks_are_the_tokens_that_engines_report_as_cached(
 ) -> None:
     differing = []
     num_hits = num_driven_out = 0
-    for request, answered_by in traffic:
+    # The newest first: asking for them drives out what the engines have had for longest.
+    for request, answered_by in reversed(traffic):
         believed = scores(gateway, request)
         for engine in engines:
             told = ask_directly(gateway, engine, request)

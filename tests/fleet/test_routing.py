@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from tests.fleet import client
-from tests.fleet.chats import CHAT, Message, assistant, user
+from tests.fleet.chats import Message, assistant, chat, user
 from tests.fleet.client import Answer
-from tests.fleet.engine import BLOCK_SIZE, MODEL, RealEngine
-from tests.fleet.gateway import cached, engine_of
+from tests.fleet.engine import BLOCK_SIZE, RealEngine
+from tests.fleet.gateway import cached, engine_of, send, wait_until_believed
 
 TURNS = (
     "Tell me about {} as if I had never heard of it: what it is, where it comes from, who made "
@@ -25,18 +24,19 @@ SUBJECTS = ("glass", "the violin", "yeast", "the zero", "tides", "chess", "paper
 
 
 class Session:
-    """Somebody who talks about one subject."""
+    """Somebody who talks about one subject, and types for longer than news of an engine's
+    cache travel (on busy cores they may come a quarter of a second behind an answer)."""
 
     def __init__(self, gateway: str, subject: str) -> None:
-        self._url = gateway + CHAT
+        self._gateway = gateway
         self._subject = subject
         self._messages: list[Message] = []
 
     def say(self, text: str) -> Answer:
         self._messages.append(user(text.format(self._subject)))
-        body = {"model": MODEL, "messages": self._messages, "max_tokens": 8}
-        answer = client.post(self._url, body)
-        assert answer.status == 200, answer.raw
+        request = chat(self._subject, self._messages)
+        answer = send(self._gateway, request, max_tokens=8)
+        wait_until_believed(self._gateway, request, engine_of(answer), cached(answer).prompt_blocks)
         self._messages.append(assistant(answer.json["choices"][0]["message"]["content"]))
         return answer
 
