@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-import numpy as np
-
 from inferway.model import Column
 
 
@@ -19,7 +17,10 @@ class MaxScore:
     _turn: count[int] = field(default_factory=count)
 
     def pick(self, scores: Column, count: int) -> list[int]:
-        best = (scores >= np.maximum.reduce(scores) - self.tolerance).nonzero()[0]
+        ranked: list[int] = scores.argsort()[: -count - 1 : -1].tolist()
+        top = scores[ranked[0]] - self.tolerance
+        if len(ranked) == 1 or scores[ranked[1]] < top:
+            return ranked
+        best = (scores >= top).nonzero()[0]
         first = int(best[next(self._turn) % len(best)])
-        others = (-scores).argsort()[:count].tolist()
-        return [first, *(row for row in others if row != first)][:count]
+        return [first, *(row for row in ranked if row != first)][:count]

@@ -13,7 +13,11 @@ def below_mean(column: Column, min_scale: float) -> Column:
     The scale is the mean itself, and at least `min_scale`, so that small differences on a quiet
     fleet do not count. The form is production-stack's `loadaware`: (x - mean) / max(1, mean).
     """
-    # reduce, minimum and maximum are a third of what mean() and clip() cost on short columns
+    # As few and as plain array operations as it can be: on short columns their number is the
+    # cost, and mean() and clip() take three times as long.
     mean = float(np.add.reduce(column)) / len(column)
-    relative = (column - mean) * (0.5 / max(min_scale, mean))
-    return 0.5 - np.minimum(np.maximum(relative, -0.5), 0.5)
+    slope = 0.5 / max(min_scale, mean)
+    rating: Column = column * -slope
+    rating += 0.5 + mean * slope
+    np.maximum(rating, 0.0, out=rating)
+    return np.minimum(rating, 1.0, out=rating)
