@@ -248,6 +248,17 @@ async def test_a_second_attempt_takes_back_the_first_and_close_frees_once() -> N
     assert fleet.suspected == [one.endpoint.engine]
 
 
+async def test_an_engine_that_answers_500_is_suspected() -> None:
+    fleet = TwoEngines()
+    journey = open_chat(director(fleet), chat("abcdefgh"))
+    target = (await journey.decide()).targets[0]
+    journey.attempt(target)
+    journey.on_head(500)
+    journey.close("ok")
+
+    assert fleet.suspected == [target.endpoint.engine]
+
+
 async def test_tokens_are_counted_as_sent_as_believed_and_as_delivered() -> None:
     to = director()
     hold(to, 0, "abcdefgh")

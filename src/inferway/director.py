@@ -326,6 +326,8 @@ class Journey:
             tokens = self._director.stats.tokens_of(target.endpoint.engine)
             tokens.prompt += self._prompt_tokens
             tokens.matched += self._reused_tokens
+        elif status >= 500:
+            self._director.fleet.suspect(target.endpoint)
         return (
             (b"x-inferway-engine", target.endpoint.engine.encode()),
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from inferway.errors import UpstreamError
+from inferway.errors import UpstreamError, UpstreamTimeoutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +52,52 @@ class EngineFacts:
     findings: tuple[str, ...]
 
 
+class StatusError(UpstreamError):
+    """The engine answered, with something else than 200."""
+
+    def __init__(self, message: str, answered: int) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
 async def discover(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> EngineFacts:
-    """Asks the engine. Raises UpstreamError when it does not answer, or not as an engine."""
+    """Asks the engine. Raises UpstreamError when it does not answer, or not as an engine, or
+    says itself that it is not well: an engine whose core has died still lists its models. A path
+    that it does not have is a finding, a question without an answer never is."""
+    try:
+        await fetch(session, f"{url}/health", headers)
+    except StatusError as e:
+        if e.answered != 404:  # not everything that speaks OpenAI's API has it
+            raise
     models = parse_models(await fetch(session, f"{url}/v1/models", headers))
     findings: list[str] = []
     try:
         raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)
-    except UpstreamError as e:
+    except StatusError as e:
         raw_sources = b"{}"
         findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
     sources, source_findings = resolve_sources(urlsplit(url).hostname or "", raw_sources)
     try:
         block_size = parse_block_size((await fetch(session, f"{url}/metrics", headers)).decode())
-    except UpstreamError as e:
+    except StatusError as e:
         block_size = None
         findings.append(f"{e}; give block_size=N by hand")
     return EngineFacts(models, sources, block_size, (*findings, *source_findings))
 
 
 async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes:
-    """The body of a 200. Raises UpstreamError with the reason."""
+    """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
+    in time, UpstreamError for no connection."""
     try:
         async with session.get(url, headers=headers) as response:
             if response.status != 200:
-                raise UpstreamError(f"{url} answered {response.status}")
+                raise StatusError(f"{url} answered {response.status}", response.status)
             return await response.read()
-    except (TimeoutError, aiohttp.ClientError, OSError) as e:
+    except TimeoutError as e:
+        raise UpstreamTimeoutError(f"{url} did not answer in time") from e
+    except (aiohttp.ClientError, OSError) as e:
         raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 

@@ -166,7 +166,7 @@ class Fleet:
         self._table.in_flight[endpoint.holder] -= 1
 
     def suspect(self, endpoint: Endpoint) -> None:
-        """A request just failed there: look at once instead of at the next scrape."""
+        """A request just failed there: ask at once how it is."""
         self._wake[endpoint.engine].set()
 
     def in_flight(self, engine: Engine) -> int:
@@ -200,14 +200,11 @@ class Fleet:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         while True:
-            try:
-                await asyncio.wait_for(wake.wait(), self._settings.scrape_seconds)
-                wake.clear()
-            except TimeoutError:
-                pass
+            suspected = await _set_within(wake, self._settings.scrape_seconds)
+            wake.clear()
             # what was away may have been started anew, as something else
             away = not engine.healthy or engine.is_cut_off
-            if away or loop.time() - asked > REDISCOVER_SECONDS:
+            if suspected or away or loop.time() - asked > REDISCOVER_SECONDS:
                 asked = loop.time()
                 await self._look(engine)
             else:
@@ -389,3 +386,12 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the fleet ended", exc_info=error)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""Asking a real HTTP server what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, StatusError, discover
+
+MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
+HEALTHY = {
+    "/health": "",
+    "/v1/models": MODELS,
+    "/kv_event_sources": '{"0": {"endpoint": "tcp://*:5601"}}',
+    "/metrics": 'vllm:cache_config_info{block_size="32"} 1.0\n',
+}
+
+Ask = Callable[..., Awaitable[EngineFacts]]
+
+
+@pytest.fixture
+async def ask() -> AsyncIterator[Ask]:
+    """ask(what it says by path, a status for some paths, paths it never answers)."""
+    runners = []
+
+    async def asking(
+        says: Mapping[str, str], status: Mapping[str, int] | None = None, silent: str = ""
+    ) -> EngineFacts:
+        async def answer(request: web.Request) -> web.Response:
+            if request.path == silent:
+                await asyncio.Event().wait()
+            if request.path not in says:
+                raise web.HTTPNotFound
+            return web.Response(
+                text=says[request.path], status=(status or {}).get(request.path, 200)
+            )
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        timeout = aiohttp.ClientTimeout(total=0.3 if silent else 10)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            return await discover(session, url, {})
+
+    yield asking
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
+    assert await ask(HEALTHY) == EngineFacts(
+        models=(ModelCard("m", "/m", None, 4096),),
+        sources=(EventSource(0, "tcp://127.0.0.1:5601", None),),
+        block_size=32,
+        findings=(),
+    )
+
+
+async def test_an_engine_that_says_it_is_not_well_is_as_good_as_gone(ask: Ask) -> None:
+    with pytest.raises(StatusError, match="/health answered 503"):
+        await ask(HEALTHY, {"/health": 503})
+
+
+async def test_a_server_without_a_health_path_is_taken_as_well(ask: Ask) -> None:
+    facts = await ask({path: text for path, text in HEALTHY.items() if path != "/health"})
+
+    assert facts.block_size == 32
+
+
+async def test_a_path_that_an_engine_does_not_have_is_a_finding(ask: Ask) -> None:
+    facts = await ask({"/v1/models": MODELS})
+
+    assert (facts.sources, facts.block_size) == ((), None)
+    assert "its KV events cannot be discovered" in facts.findings[0]
+    assert "give block_size=N by hand" in "".join(facts.findings)
+
+
+@pytest.mark.parametrize("silent", ["/kv_event_sources", "/metrics"])
+async def test_a_question_without_an_answer_is_not_taken_for_a_no(ask: Ask, silent: str) -> None:
+    with pytest.raises(UpstreamTimeoutError):
+        await ask(HEALTHY, silent=silent)
+
+
+async def test_what_is_no_engine_is_named_so(ask: Ask) -> None:
+    with pytest.raises(UpstreamError, match="not a list of models"):
+        await ask({"/v1/models": "<html>"})
