@@ -105,9 +105,7 @@ class HttpServer:
             async with asyncio.timeout(drain_seconds):
                 await self._wait_until_empty()
         except TimeoutError:
-            _log.warning("%d answers were cut off at shutdown", self.stats.answering)
-            for connection in list(self._connections):
-                connection.abort()
+            self.cut()
             await self._wait_until_empty()
         for task in list(self._tasks):
             task.cancel()
@@ -120,6 +118,13 @@ class HttpServer:
     def buffered_bytes(self) -> int:
         """Bytes of answers that wait in us for clients to read."""
         return sum([connection.buffered_bytes for connection in self._connections])
+
+    def cut(self) -> None:
+        """Closes every connection as it is: for who does not want to wait for `stop`."""
+        if self.stats.answering:
+            _log.warning("%d answers were cut off at shutdown", self.stats.answering)
+        for connection in list(self._connections):
+            connection.abort()
 
     async def _wait_until_empty(self) -> None:
         self._empty.clear()
