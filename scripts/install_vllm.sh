@@ -112,8 +112,8 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c
 fi
 python=$(choose_python)
 [ ! -e "$venv/bin" ] || echo "replacing $venv: it is unfinished, or holds other versions"
-# Only ever remove what looks like a virtual environment, or nothing.
-if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
+# Only ever remove what looks like a virtual environment, or like our attempt at one.
+if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ ! -e "$log" ]; then
     echo "INFERWAY_VLLM_VENV: $venv exists and is no virtual environment; name another" >&2
     exit 1
 fi

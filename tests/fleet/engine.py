@@ -119,6 +119,13 @@ class RealEngine:
             os.kill(pid, signal.SIGKILL)
         self._process.wait(EXIT_SECONDS)
 
+    def kill_core(self) -> None:
+        """SIGKILL to the process that computes; the HTTP server lives on for a moment."""
+        assert self._process is not None
+        for pid in processes_of(session=self._process.pid):
+            if "EngineCor" in Path(f"/proc/{pid}/comm").read_text():
+                os.kill(pid, signal.SIGKILL)
+
     def log_tail(self, num_lines: int = 60) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([f"--- {self.log}", *lines[-num_lines:]])

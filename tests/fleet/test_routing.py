@@ -44,20 +44,19 @@ class Session:
         return [self.say(text) for text in TURNS]
 
 
-@pytest.fixture(scope="module", params=["one after another", "two at a time"])
-def sessions(gateway: str, request: pytest.FixtureRequest) -> list[list[Answer]]:
-    """The answers that each session got."""
-    # Each way of sending has sessions of its own, else the second finds the first one's blocks.
-    people = [Session(gateway, f"{subject}, {request.param}") for subject in SUBJECTS]
-    num_threads = 1 if request.param == "one after another" else 2
-    with ThreadPoolExecutor(num_threads) as threads:
-        return list(threads.map(Session.talk, people))
+@pytest.fixture(scope="module")
+def sessions(gateway: str) -> list[list[Answer]]:
+    """The answers that each session got: first one session after another, then two at a time."""
+    alone = [Session(gateway, subject) for subject in SUBJECTS]
+    together = [Session(gateway, f"{subject} in the year 1600") for subject in SUBJECTS]
+    with ThreadPoolExecutor(2) as threads:
+        return [*map(Session.talk, alone), *threads.map(Session.talk, together)]
 
 
 def test_a_session_stays_with_the_engine_that_holds_it(sessions: list[list[Answer]]) -> None:
     visited = [{engine_of(answer) for answer in answers} for answers in sessions]
 
-    assert [len(engines) for engines in visited] == [1] * len(SUBJECTS)
+    assert [len(engines) for engines in visited] == [1] * len(sessions)
 
 
 def test_unrelated_sessions_spread_over_both_engines(
@@ -78,11 +77,11 @@ def test_headers_say_how_much_was_there(sessions: list[list[Answer]]) -> None:
             assert int(later.headers["x-inferway-prompt-blocks"]) >= before
 
 
-def test_the_engine_reused_what_was_matched(sessions: list[list[Answer]]) -> None:
-    matched = [[min(matched_blocks(a), cached(a).reusable_blocks) for a in s] for s in sessions]
-    reused = [[cached(answer).blocks for answer in answers] for answers in sessions]
+def test_what_was_matched_was_reused(sessions: list[list[Answer]]) -> None:
+    for answer in (answer for answers in sessions for answer in answers):
+        promised = min(matched_blocks(answer), cached(answer).reusable_blocks)
 
-    assert matched == reused
+        assert cached(answer).blocks >= promised
 
 
 def matched_blocks(answer: Answer) -> int:
