@@ -22,7 +22,7 @@ import msgspec
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.errors import InferwayError, RenderError, UnknownPathError
+from inferway.errors import InferwayError, RenderError, UnknownPathError, crash_report
 from inferway.index.protocol import Index
 from inferway.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import (
@@ -285,8 +285,12 @@ class Journey:
             return e.reason
         except InferwayError:
             raise
-        except Exception:
-            log.exception("model %r: deriving a prompt failed; it goes by load only", model.name)
+        except Exception as e:
+            log.error(
+                "model %r: deriving a prompt failed; it goes by load only: %s",
+                model.name,
+                crash_report(e),
+            )
             return Reason.OUR_FAULT
         return Reason.KV_AWARE
 

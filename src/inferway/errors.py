@@ -26,6 +26,8 @@ values. They never contain prompt text.
 
 from __future__ import annotations
 
+import traceback
+
 
 class InferwayError(Exception):
     """The root: `except InferwayError` catches all that is raised on purpose."""
@@ -147,3 +149,9 @@ class ConfigError(InferwayError):
 
 class WireError(InferwayError):
     """An engine sent bytes we cannot read."""
+
+
+def crash_report(error: BaseException) -> str:
+    """An error that is a fault of ours, for the log: its type and where it came from, without
+    its words, which may quote a prompt."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

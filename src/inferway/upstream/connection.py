@@ -150,16 +150,14 @@ class EngineConnection(asyncio.Protocol):
                 self._garbage(e)
                 return
             self._reusable = False
-        if self._head is not None:
-            self._received += len(data)
-            head, self._head = self._head, None
-            exchange.sink.on_head(*head)
-            if self._exchange is not exchange:
-                return
-        elif not self._in_body:
+        if not self._in_body:
             self._wait_for_head(len(data))
             return
-        self._deliver(exchange)
+        try:
+            self._deliver(exchange, len(data))
+        except Exception as error:
+            self.drop()
+            exchange.crashed(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.origin.lost(self)
@@ -233,7 +231,13 @@ class EngineConnection(asyncio.Protocol):
         if self._received > MAX_HEAD_BYTES:
             self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
 
-    def _deliver(self, exchange: Exchange) -> None:
+    def _deliver(self, exchange: Exchange, size: int) -> None:
+        if self._head is not None:
+            self._received += size
+            head, self._head = self._head, None
+            exchange.sink.on_head(*head)
+            if self._exchange is not exchange:
+                return
         pieces = self._pieces
         if self._complete:
             self._release(exchange, pieces)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from inferway.errors import UpstreamError
+from inferway.errors import UpstreamError, crash_report
 from inferway.model import Headers
 
 if TYPE_CHECKING:
     from inferway.upstream.connection import EngineConnection
     from inferway.upstream.pool import Origin
+
+
+log = logging.getLogger("inferway.upstream")
 
 
 class Sink(Protocol):
@@ -69,7 +73,18 @@ class Exchange:
         """The answer is complete with `chunk`."""
         self.over = True
         self.connection = None
-        self.sink.on_end(chunk)
+        try:
+            self.sink.on_end(chunk)
+        except Exception as error:
+            self.crashed(error)
+
+    def crashed(self, error: Exception) -> None:
+        """The sink failed, which it must not: it is told so, that its client may not wait for
+        what will never come."""
+        self.over = True
+        self.connection = None
+        log.error("an answer of engine %s: %s", self.origin.label, crash_report(error))
+        self.sink.on_error(UpstreamError("internal error; the gateway's log has the reason"))
 
     def fail(self, error: UpstreamError) -> None:
         """The answer will not come, or not to its end."""

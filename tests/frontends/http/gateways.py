@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -67,6 +67,7 @@ async def gateway(
     timeouts: TimeoutSettings | None = None,
     hold_head: float = HOLD_HEAD_SECONDS,
     engine_headers: Headers = (),
+    trip: Callable[[], Trip] = Trip,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
     pool = Pool(timeouts)
@@ -80,7 +81,7 @@ async def gateway(
     )
 
     async def handler(request: Request, responder: Responder) -> None:
-        trips.append(Trip())
+        trips.append(trip())
         forward(request, responder, trips[-1], decision, pool, hold_head=hold_head)
 
     async with serving(handler, timeouts=timeouts) as server:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.frontends.http.clients import connected, get, post
-from tests.frontends.http.gateways import EVENTS, events, gateway
+from tests.frontends.http.gateways import EVENTS, Trip, events, gateway
 from tests.upstream.engines import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -207,3 +207,53 @@ async def test_json_that_breaks_off_cannot_be_taken_for_whole(reply: bytes) -> N
             await c.ask(post())
 
         await wait_until(lambda: gw.trips[0].outcomes == ["upstream_error"])
+
+
+# -------------------------------------------------------------------------- faults of our own
+
+
+class FailingTrip(Trip):
+    """A journey with a fault that shows when the last event passes."""
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        if EVENTS[-1] in chunk:
+            raise ZeroDivisionError(chunk)
+        return super().on_chunk(chunk)
+
+
+@in_loop
+async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first_is_out = asyncio.Event()
+
+    async def script(_: Seen, talk: Talk) -> None:
+        await talk.write(SSE_HEAD + chunk(EVENTS[0]))
+        await first_is_out.wait()
+        await talk.write(chunk(EVENTS[-1]) + LAST_CHUNK)
+
+    async with (
+        running(script) as engine,
+        gateway(engine.url, trip=FailingTrip) as gw,
+        connected(gw.server) as c,
+    ):
+        await c.send(post())
+        await wait_until(lambda: bool(gw.trips and gw.trips[0].chunks))
+        first_is_out.set()
+        got = await c.answer()
+
+    assert got.body.startswith(EVENTS[0] + b'data: {"error":{"message":"internal error')
+    assert gw.trips[0].outcomes == ["upstream_error"]
+    assert "ZeroDivisionError" in caplog.text
+    assert "choices" not in caplog.text
+
+
+@in_loop
+async def test_a_fault_of_ours_in_a_whole_answer_breaks_it_off() -> None:
+    async with (
+        running(answer(EVENTS[-1])) as engine,
+        gateway(engine.url, trip=FailingTrip) as gw,
+        connected(gw.server) as c,
+    ):
+        with pytest.raises(asyncio.IncompleteReadError):
+            await c.ask(post())

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from email.utils import formatdate
 from typing import Any
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import ConfigError, InferwayError
+from inferway.errors import ConfigError, InferwayError, crash_report
 from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.message import Request
@@ -199,9 +198,7 @@ class HttpServer:
         if not isinstance(error, InferwayError):
             self.stats.crashed += 1
             request = responder.request
-            where = "".join(traceback.format_tb(error.__traceback__))  # no values: no prompt text
-            name = type(error).__name__
-            _log.error("%s %s failed: %s\n%s", request.method, request.path, name, where)
+            _log.error("%s %s failed: %s", request.method, request.path, crash_report(error))
             error = InferwayError("internal error; the gateway's log has the reason")
         if responder.started:
             responder.abort()
