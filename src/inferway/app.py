@@ -36,7 +36,8 @@ from inferway.openai_api.requests import ParsedRequest
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.served import NoPrompts, PromptSource
-from inferway.scheduling.profile import kv_aware, load_only
+from inferway.scheduling.least_loaded import LeastLoaded
+from inferway.scheduling.profile import kv_aware
 from inferway.upstream.pool import Pool
 
 log = logging.getLogger("inferway")
@@ -109,7 +110,7 @@ class Gateway:
             self.fleet,
             self.index,
             SpeculativeOverlay(),
-            kv_aware() if settings.scoring else load_only(),
+            kv_aware() if settings.scoring else LeastLoaded(),
             scoring=settings.scoring,
             off_loop=_in_thread,
         )

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
@@ -39,7 +40,7 @@ from inferway.model import (
 from inferway.openai_api.requests import Body, ParsedRequest, parse_chat, parse_completion
 from inferway.openai_api.usage import UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.profile import Profile
+from inferway.scheduling.plugin import Chooser
 
 Parse = Callable[[bytes], ParsedRequest[Any]]
 OffLoop = Callable[[Parse, bytes], Awaitable[ParsedRequest[Any]]]
@@ -146,7 +147,7 @@ class Director:
     fleet: FleetView
     index: Index
     overlay: SpeculativeOverlay
-    profile: Profile
+    profile: Chooser
     scoring: bool = True
     key_seed: int = 0
     off_loop: OffLoop | None = None
@@ -161,11 +162,9 @@ class Director:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
         return Journey(self, head, body, parse)
 
-    async def parse(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
-        """bytes -> typed request, in a thread when that would hold up everybody else."""
-        if self.off_loop is not None and len(body) > self.off_loop_bytes:
-            return await self.off_loop(parse, body)
-        return parse(body)
+    async def parse_off_loop(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
+        """In a thread, for what would hold up everybody else."""
+        return parse(body) if self.off_loop is None else await self.off_loop(parse, body)
 
     async def match(self, model: ServedModel, body: Body) -> dict[int, list[Matched]]:
         """The request's prompts and who holds them, for each block size of the model's
@@ -183,7 +182,7 @@ class Director:
     async def score(self, path: str, body: bytes) -> Scored:
         """What each live endpoint holds of a request's prompts, without sending it anywhere;
         prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
-        request = await self.parse(PARSERS[path], body)
+        request = await self.parse_off_loop(PARSERS[path], body)
         model = self.fleet.model(request.body.model)
         matched = await self.match(model, request.body)
         return Scored(request, model, self.candidates(model, matched, speculate=False))
@@ -200,6 +199,8 @@ class Director:
         candidates = self.fleet.candidates(model.name)
         if not matched:
             return candidates
+        candidates.matched_blocks = np.zeros(len(candidates.endpoints))
+        candidates.prompt_blocks = np.zeros(len(candidates.endpoints))
         sizes = [self.fleet.block_size(e.holder) for e in candidates.endpoints]
         rows = {e.holder: row for row, e in enumerate(candidates.endpoints)}
         for block_size, items in matched.items():
@@ -263,10 +264,15 @@ class Journey:
     async def decide(self) -> Decision:
         """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
         director = self._director
-        self.request = await director.parse(self._parse, self._body)
+        if len(self._body) > director.off_loop_bytes:
+            self.request = await director.parse_off_loop(self._parse, self._body)
+        else:
+            self.request = self._parse(self._body)
         body = self.request.body
         model = director.fleet.model(body.model)
-        reason: str = await self._match(model, body)
+        reason: str = Reason.LOAD_ONLY
+        if director.scoring:
+            reason = await self._match(model, body)
         candidates = director.candidates(model, self._matched)
         decision = Decision(director.profile.choose(candidates), reason)
         director.stats.decided(reason)
@@ -275,8 +281,6 @@ class Journey:
 
     async def _match(self, model: ServedModel, body: Body) -> str:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
-        if not self._director.scoring:
-            return Reason.LOAD_ONLY
         if not model.block_sizes:
             return Reason.NO_BLOCK_SIZE
         try:

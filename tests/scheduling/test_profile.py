@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inferway.errors import NoEndpointError
 from inferway.model import Candidates, Endpoint
 from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.profile import Profile, Weighted, kv_aware, load_only
+from inferway.scheduling.profile import Profile, Weighted, kv_aware
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
 from inferway.scheduling.scorers.recent_work import RecentWork
 from inferway.scheduling.scorers.relative_load import RelativeLoad
@@ -67,7 +67,6 @@ def test_a_hot_engine_is_left_even_by_those_it_holds() -> None:
 
 def test_without_a_match_the_least_loaded_wins() -> None:
     assert chosen(kv_aware(), table(load=[3, 1, 2])) == "e1"
-    assert chosen(load_only(), table(matched=[10, 0, 0], load=[3, 1, 2])) == "e1"
 
 
 def test_recent_work_is_half_at_the_mean_and_small_differences_hardly_count() -> None:

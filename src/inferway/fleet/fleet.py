@@ -92,6 +92,7 @@ class Fleet:
         self._table = _Table()
         self._rows: dict[str, Rows] = {}  # model -> rows of its live endpoints, if any
         self._live: dict[str, list[Endpoint]] = {}
+        self._nothing: dict[str, Column] = {}  # shared: a request that matches makes its own
         self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: dict[str, asyncio.Event] = {}
@@ -151,8 +152,8 @@ class Fleet:
             waiting=table.waiting[rows],
             kv_usage=table.kv_usage[rows],
             recent_tokens=table.recent_tokens[rows],
-            matched_blocks=np.zeros(len(live)),
-            prompt_blocks=np.zeros(len(live)),
+            matched_blocks=self._nothing[model],
+            prompt_blocks=self._nothing[model],
         )
 
     def block_size(self, holder: HolderId) -> int | None:
@@ -372,6 +373,8 @@ class Fleet:
             sizes = sorted({e.block_size for e in engines if e.block_size is not None})
             self._live[name] = live
             self._rows.pop(name, None)
+            self._nothing[name] = np.zeros(len(live))
+            self._nothing[name].setflags(write=False)
             if live:
                 self._rows[name] = _rows([endpoint.holder for endpoint in live])
             if list(served.block_sizes) != sizes:

@@ -11,7 +11,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Candidates, Column
+from inferway.model import Candidates, Column, Target
+
+
+class Chooser(Protocol):
+    """Candidates in, ranked targets out: a profile, or something simpler."""
+
+    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+        """The targets, best first; raises NoEndpointError."""
 
 
 class Filter(Protocol):

@@ -91,8 +91,3 @@ def kv_aware() -> Profile:
         Weighted(RecentWork(), 0.4),
     )
     return Profile(MaxScore(), scorers)
-
-
-def load_only() -> Profile:
-    """The least loaded endpoint."""
-    return Profile(MaxScore(), (Weighted(RelativeLoad(), 1.0),))

@@ -1,0 +1,31 @@
+"""Without scoring: the endpoint that has the least to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import count
+
+from inferway.model import Candidates, Target
+
+
+@dataclass(slots=True)
+class LeastLoaded:
+    """Ranks by requests in the engine, ours in flight and those of others; equals take turns.
+    In plain lists: that is all it does, and on most fleets they are faster than arrays."""
+
+    num_targets: int = 3
+    _turn: count[int] = field(default_factory=count)
+
+    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+        """The targets, best first."""
+        load: list[float] = (candidates.in_flight + candidates.others).tolist()
+        least = min(load)
+        equals = [row for row, requests in enumerate(load) if requests == least]
+        first = equals[next(self._turn) % len(equals)]
+        rows = [first]
+        if len(load) > 1:
+            ranked = nsmallest(self.num_targets, range(len(load)), key=load.__getitem__)
+            rows += [row for row in ranked if row != first]
+        endpoints = candidates.endpoints
+        return tuple([Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]])
