@@ -92,12 +92,9 @@ def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
     if not body.messages:
         raise InvalidRequestError("messages: must not be empty", param="messages")
     for i, message in enumerate(body.messages):
-        role = message.get("role")
-        if not isinstance(role, str):
-            param = f"messages[{i}].role"
-            found = "nothing" if role is None else f"`{_json_type(role)}`"
-            raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
-        _check_content(message.get("content"), f"messages[{i}].content")
+        plain = type(message.get("role")) is str and type(message.get("content")) is str
+        if not plain:
+            _check_message(message, f"messages[{i}]")
     return ParsedRequest(body, raw)
 
 
@@ -110,6 +107,15 @@ def parse_completion(raw: bytes) -> ParsedRequest[CompletionRequest]:
             what = "must not be empty" if not kinds else "must not mix text and token ids"
             raise InvalidRequestError(f"prompt: {what}", param="prompt")
     return ParsedRequest(body, raw)
+
+
+def _check_message(message: JsonObject, where: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str):
+        param = f"{where}.role"
+        found = "nothing" if role is None else f"`{_json_type(role)}`"
+        raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
+    _check_content(message.get("content"), f"{where}.content")
 
 
 def _check_content(content: object, param: str) -> None:

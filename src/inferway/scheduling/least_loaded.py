@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from itertools import count
 
 from inferway.model import Candidates, Target
@@ -23,9 +22,7 @@ class LeastLoaded:
         least = min(load)
         equals = [row for row, requests in enumerate(load) if requests == least]
         first = equals[next(self._turn) % len(equals)]
-        rows = [first]
-        if len(load) > 1:
-            ranked = nsmallest(self.num_targets, range(len(load)), key=load.__getitem__)
-            rows += [row for row in ranked if row != first]
+        ranked = sorted(range(len(load)), key=load.__getitem__)
+        rows = [first, *[row for row in ranked[: self.num_targets] if row != first]]
         endpoints = candidates.endpoints
         return tuple([Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]])
