@@ -81,6 +81,8 @@ class TwoEngines:
         zeros = [np.zeros(2) for _ in range(6)]
         return Candidates(
             endpoints=self.endpoints,
+            rows={0: 0, 1: 1},
+            block_sizes=np.array([self.block_size(holder) or 0 for holder in (0, 1)]),
             in_flight=self.booked.copy(),
             others=zeros[0],
             waiting=zeros[1],

@@ -199,21 +199,19 @@ class Director:
         candidates = self.fleet.candidates(model.name)
         if not matched:
             return candidates
-        candidates.matched_blocks = np.zeros(len(candidates.endpoints))
+        candidates.matched_blocks = held_blocks = np.zeros(len(candidates.endpoints))
         candidates.prompt_blocks = np.zeros(len(candidates.endpoints))
-        sizes = [self.fleet.block_size(e.holder) for e in candidates.endpoints]
-        rows = {e.holder: row for row, e in enumerate(candidates.endpoints)}
         for block_size, items in matched.items():
-            of_size = [size == block_size for size in sizes]
-            candidates.prompt_blocks[of_size] = sum(len(item.prompt.block_keys) for item in items)
+            of_size = candidates.block_sizes == block_size
+            candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
                 held = item.held
                 if speculate:
                     held = self.overlay.extend(item.prompt.block_keys, held)
                 for holder, blocks in held.items():
-                    row = rows.get(holder)
+                    row = candidates.rows.get(holder)
                     if row is not None and of_size[row]:
-                        candidates.matched_blocks[row] += blocks
+                        held_blocks[row] += blocks
         return candidates
 
     def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:

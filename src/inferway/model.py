@@ -71,6 +71,8 @@ class Candidates:
     """
 
     endpoints: Sequence[Endpoint]
+    rows: Mapping[HolderId, int]  # holder -> row
+    block_sizes: NDArray[np.int64]  # in tokens; 0 where it is not known
     in_flight: Column  # requests we have sent there and not seen the end of
     others: Column  # requests there that are not ours, as of the last scrape
     waiting: Column  # requests queued in the engine, as last scraped

@@ -30,6 +30,8 @@ def table(
     zeros = np.zeros(size)
     return Candidates(
         endpoints=[Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)],
+        rows={i: i for i in range(size)},
+        block_sizes=np.full(size, 16),
         in_flight=np.array(load or zeros, dtype=float),
         others=zeros,
         waiting=zeros,

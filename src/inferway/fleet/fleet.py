@@ -92,6 +92,8 @@ class Fleet:
         self._table = _Table()
         self._rows: dict[str, Rows] = {}  # model -> rows of its live endpoints, if any
         self._live: dict[str, list[Endpoint]] = {}
+        self._row_of: dict[str, dict[HolderId, int]] = {}
+        self._sizes: dict[str, NDArray[np.int64]] = {}
         self._nothing: dict[str, Column] = {}  # shared: a request that matches makes its own
         self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,6 +149,8 @@ class Fleet:
         table, live = self._table, self._live[model]
         return Candidates(
             endpoints=live,
+            rows=self._row_of[model],
+            block_sizes=self._sizes[model],
             in_flight=table.in_flight[rows],
             others=table.others[rows],
             waiting=table.waiting[rows],
@@ -373,6 +377,8 @@ class Fleet:
             sizes = sorted({e.block_size for e in engines if e.block_size is not None})
             self._live[name] = live
             self._rows.pop(name, None)
+            self._row_of[name] = {endpoint.holder: row for row, endpoint in enumerate(live)}
+            self._sizes[name] = np.array([self._block_sizes[e.holder] or 0 for e in live], np.int64)
             self._nothing[name] = np.zeros(len(live))
             self._nothing[name].setflags(write=False)
             if live:

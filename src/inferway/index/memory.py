@@ -41,7 +41,10 @@ class MemoryIndex:
         matched: dict[HolderId, int] = {}
         holders = get(keys[0], 0)
         for i, key in enumerate(keys):
-            still = holders & get(key, 0)
+            mask = get(key, 0)
+            if mask == holders:
+                continue
+            still = holders & mask
             if still != holders:
                 _note(matched, holders ^ still, i)
                 holders = still
