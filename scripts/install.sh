@@ -11,7 +11,7 @@ what=$1
 cd "$(dirname "$0")/.."
 here=$(pwd -P) # as venv writes it, however we were reached
 stamp=.venv/.installed # what was installed, and from which pyproject.toml
-log=.venv/install.log
+log=$here/.venv/install.log
 pyproject=$(cksum <pyproject.toml)
 
 # Does .venv run, is it new enough, and was it made in this very directory?
@@ -24,19 +24,7 @@ is_installed() {
     [ -f "$stamp" ] && { [ "$(cat "$stamp")" = "$what $pyproject" ] || [ "$(cat "$stamp")" = "dev $pyproject" ]; }
 }
 
-step() { # sentence, command...
-    printf '%s ...' "$1"
-    shift
-    started=$(date +%s)
-    if "$@" >>"$log" 2>&1; then
-        echo " $(($(date +%s) - started)) s"
-    else
-        printf ' failed\n\n'
-        tail -n 60 "$log" >&2
-        echo "failed: $* (log: $here/$log)" >&2
-        exit 1
-    fi
-}
+. ./scripts/step.sh
 
 if ! venv_is_sound; then
     python=$(./scripts/detect_python.sh --path)

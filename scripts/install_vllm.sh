@@ -44,19 +44,7 @@ choose_python() {
     return 1
 }
 
-step() { # sentence, command...
-    printf '%s ...' "$1"
-    shift
-    started=$(date +%s)
-    if "$@" >>"$log" 2>&1; then
-        echo " $(($(date +%s) - started)) s"
-    else
-        printf ' failed\n\n'
-        tail -n 40 "$log" >&2
-        echo "failed: $* (log: $log)" >&2
-        exit 1
-    fi
-}
+. ./scripts/step.sh
 
 pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check "$@"
