@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -80,7 +79,6 @@ class Candidates:
     recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
     matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
     prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
-    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # producers' columns
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -196,9 +195,3 @@ def parse_block_size(metrics: str) -> int | None:
     line = _CACHE_CONFIG.search(metrics)
     found = _BLOCK_SIZE.search(line["labels"]) if line else None
     return int(found["size"]) if found else None
-
-
-def as_json(facts: EngineFacts) -> dict[str, Any]:
-    """For `inferway doctor` and the log."""
-    result: dict[str, Any] = msgspec.to_builtins(facts)
-    return result

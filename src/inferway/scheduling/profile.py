@@ -68,13 +68,12 @@ def _rows(candidates: Candidates, rows: np.ndarray) -> Candidates:
     columns = {
         f.name: getattr(candidates, f.name)[rows]
         for f in fields(Candidates)
-        if f.name not in ("endpoints", "rows", "extra")
+        if f.name not in ("endpoints", "rows")
     }
     endpoints = [candidates.endpoints[row] for row in rows]
     return Candidates(
         endpoints=endpoints,
         rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
-        extra={name: column[rows] for name, column in candidates.extra.items()},
         **columns,
     )
 
