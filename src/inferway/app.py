@@ -63,7 +63,6 @@ class Gateway:
         self._renderer = renderer or Renderer()
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
-        self._models_of: dict[HolderId, Engine] = {}
         self.fleet = Fleet(settings, self.index, self._load_prompts, self._subscribe)
 
     @property
@@ -125,12 +124,12 @@ class Gateway:
             access_log=settings.access_log is not None,
         )
         metrics.serve_with(server)
+        self._closes("engine watch and event streams", self.fleet.close)
         # The port first: an occupied one is known before anything else takes time.
         await server.start()
-        self._server = server
-        self._closes("engine watch and event streams", self.fleet.close)
-        await self.fleet.start()
         self._closes("HTTP server", server.stop)
+        self._server = server
+        await self.fleet.start()
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()

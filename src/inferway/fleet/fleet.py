@@ -97,7 +97,7 @@ class Fleet:
         self._nothing: dict[str, Column] = {}  # shared: a request that matches makes its own
         self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake: dict[str, asyncio.Event] = {}
+        self._wake = {engine.name: asyncio.Event() for engine in self.engines}
         self._session: aiohttp.ClientSession | None = None
         self._fade = math.exp(-settings.scrape_seconds / RECENT_SECONDS)
 
@@ -109,7 +109,6 @@ class Fleet:
         if self._tasks:  # tokenizers: what comes before them would go by load only
             await asyncio.wait(self._tasks, timeout=TOKENIZER_SECONDS)
         for engine in self.engines:
-            self._wake[engine.name] = asyncio.Event()
             self._spawn(self._watch(engine))
 
     async def close(self) -> None:
