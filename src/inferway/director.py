@@ -160,11 +160,13 @@ class Director:
         parse = PARSERS.get(head.path)
         if parse is None:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
-        return Journey(self, head, body, parse)
+        return Journey(self, body, parse)
 
-    async def parse_off_loop(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
-        """In a thread, for what would hold up everybody else."""
-        return parse(body) if self.off_loop is None else await self.off_loop(parse, body)
+    async def parse(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
+        """bytes -> typed request, in a thread when that would hold up everybody else."""
+        if self.off_loop is None or len(body) <= self.off_loop_bytes:
+            return parse(body)
+        return await self.off_loop(parse, body)
 
     async def match(self, model: ServedModel, body: Body) -> dict[int, list[Matched]]:
         """The request's prompts and who holds them, for each block size of the model's
@@ -182,7 +184,7 @@ class Director:
     async def score(self, path: str, body: bytes) -> Scored:
         """What each live endpoint holds of a request's prompts, without sending it anywhere;
         prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
-        request = await self.parse_off_loop(PARSERS[path], body)
+        request = await self.parse(PARSERS[path], body)
         model = self.fleet.model(request.body.model)
         matched = await self.match(model, request.body)
         return Scored(request, model, self.candidates(model, matched, speculate=False))
@@ -235,20 +237,15 @@ class Journey:
         "_target",
         "_usage",
         "closed",
-        "head",
-        "request",
         "routed",
     )
 
     def __init__(
         self,
         director: Director,
-        head: RequestHead,
         body: bytes,
         parse: Parse,
     ) -> None:
-        self.head = head
-        self.request: ParsedRequest[Any] | None = None
         self.routed: Routed | None = None
         self.closed = False
         self._director = director
@@ -262,11 +259,8 @@ class Journey:
     async def decide(self) -> Decision:
         """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
         director = self._director
-        if len(self._body) > director.off_loop_bytes:
-            self.request = await director.parse_off_loop(self._parse, self._body)
-        else:
-            self.request = self._parse(self._body)
-        body = self.request.body
+        request = await director.parse(self._parse, self._body)
+        body = request.body
         model = director.fleet.model(body.model)
         reason: str = Reason.LOAD_ONLY
         if director.scoring:
@@ -274,7 +268,7 @@ class Journey:
         candidates = director.candidates(model, self._matched)
         decision = Decision(director.profile.choose(candidates), reason)
         director.stats.decided(reason)
-        self.routed = Routed(self.request, model, self._matched, decision, candidates)
+        self.routed = Routed(request, model, self._matched, decision, candidates)
         return decision
 
     async def _match(self, model: ServedModel, body: Body) -> str:

@@ -13,7 +13,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from inferway import __version__
 from inferway.errors import InferwayError, RenderError, RequestError
 from inferway.openai_api.requests import (
-    Body,
     ChatRequest,
     CompletionRequest,
     ParsedRequest,
@@ -80,18 +79,10 @@ class Server:
         return app
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        parsed = parse_chat(await request.read())
-        options = read_options(parsed.fields)
-        turns = await self._planner.plan(parsed.body, options, self._core.now)
-        answer = ChatAnswer(self._names.answered_name(parsed.body.model), options)
-        return await self._answer(request, parsed.body, options, turns, answer)
+        return await self._generate(request, parse_chat, ChatAnswer)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        parsed = parse_completion(await request.read())
-        options = read_options(parsed.fields)
-        turns = await self._planner.plan(parsed.body, options, self._core.now)
-        answer = CompletionAnswer(self._names.answered_name(parsed.body.model), options)
-        return await self._answer(request, parsed.body, options, turns, answer)
+        return await self._generate(request, parse_completion, CompletionAnswer)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         parsed = _parse_either(await request.read())
@@ -127,17 +118,19 @@ class Server:
     async def version(self, _: web.Request) -> web.Response:
         return _json({"version": f"inferway-simulator-{__version__}"})
 
-    async def _answer(
+    async def _generate(
         self,
         request: web.Request,
-        body: Body,
-        options: Options,
-        turns: Sequence[Turn],
-        answer: Answer,
+        parse: Callable[[bytes], ParsedRequest[Any]],
+        answers: Callable[[str, Options], Answer],
     ) -> web.StreamResponse:
         """Leaving early, because the client left, aborts the jobs."""
+        parsed = parse(await request.read())
+        options = read_options(parsed.fields)
+        turns = await self._planner.plan(parsed.body, options, self._core.now)
+        answer = answers(self._names.answered_name(parsed.body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:
-            if body.stream:
+            if parsed.body.stream:
                 return await _stream(request, answer, options, turns, tokens)
             return await _collect(answer, turns, tokens)
 
