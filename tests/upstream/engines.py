@@ -72,6 +72,7 @@ class Talk:
 
 
 Script = Callable[[Seen, Talk], Awaitable[None]]
+_FLOOD_BLOCK = 65536
 
 
 @dataclass
@@ -93,6 +94,32 @@ def answer(body: bytes = b"ok", head: bytes = b"", status: bytes = b"200 OK") ->
         )
 
     return script
+
+
+@dataclass
+class Flood:
+    """A script that answers with so many blocks; `written` is what its socket has taken."""
+
+    num_blocks: int
+    written: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.num_blocks * _FLOOD_BLOCK
+
+    async def __call__(self, _: Seen, talk: Talk) -> None:
+        await talk.write(CHUNKED_HEAD)
+        for _block in range(self.num_blocks):
+            await talk.write(chunk(b"x" * _FLOOD_BLOCK))
+            self.written += _FLOOD_BLOCK
+        await talk.write(LAST_CHUNK)
+
+    async def stalled(self) -> None:
+        """Until all buffers on its way are full and it writes no more."""
+        before = -1
+        while before != self.written:
+            before = self.written
+            await asyncio.sleep(0.1)  # the time in which it could have written
 
 
 def raw(*pieces: bytes, close: bool = False) -> Script:

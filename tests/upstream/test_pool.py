@@ -8,6 +8,7 @@ import pytest
 from tests.upstream.engines import (
     CHUNKED_HEAD,
     LAST_CHUNK,
+    Flood,
     Script,
     Seen,
     Talk,
@@ -356,32 +357,19 @@ async def test_abort_while_connecting_sends_nothing() -> None:
 
 @in_loop
 async def test_a_paused_exchange_holds_the_engine_back() -> None:
-    written = 0
-
-    async def flood(_: Seen, talk: Talk) -> None:
-        nonlocal written
-        await talk.write(CHUNKED_HEAD)
-        for _block in range(256):
-            await talk.write(chunk(b"x" * 65536))
-            written += 65536
-        await talk.write(LAST_CHUNK)
-
+    flood = Flood(256)
     async with running(flood) as engine, pool_of() as pool:
         exchange, sink = start(pool, engine.url)
         await wait_until(lambda: sink.body != b"")
         exchange.pause()
         taken = len(sink.body)
-        while True:  # until the sockets' buffers are full
-            before = written
-            await asyncio.sleep(0.05)
-            if written == before:
-                break
+        await flood.stalled()
 
         assert len(sink.body) == taken
-        assert written < 256 * 65536
+        assert flood.written < flood.size
         exchange.resume()
         await sink.over.wait()
-        assert len(sink.body) == 256 * 65536
+        assert len(sink.body) == flood.size
 
 
 @in_loop

@@ -12,6 +12,7 @@ from tests.upstream.engines import (
     LAST_CHUNK,
     SSE_HEAD,
     Engine,
+    Flood,
     Seen,
     Talk,
     answer,
@@ -244,30 +245,17 @@ async def test_a_client_who_goes_away_ends_its_engine_s_work(
 
 @in_loop
 async def test_a_client_who_does_not_read_holds_its_engine_back() -> None:
-    engine_wrote = 0
-
-    async def flood(_: Seen, talk: Talk) -> None:
-        nonlocal engine_wrote
-        await talk.write(CHUNKED_HEAD)
-        for _block in range(512):
-            await talk.write(chunk(b"x" * 65536))
-            engine_wrote += 65536
-        await talk.write(LAST_CHUNK)
-
+    flood = Flood(512)
     async with running(flood) as engine, gateway(engine.url) as gw, connected(gw.server) as c:
         c.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await c.send(post())
-        await wait_until(lambda: engine_wrote > 0)
-        while True:  # until all buffers on the way are full
-            before = engine_wrote
-            await asyncio.sleep(0.1)
-            if before == engine_wrote:
-                break
+        await wait_until(lambda: flood.written > 0)
+        await flood.stalled()
 
-        assert engine_wrote < 512 * 65536
+        assert flood.written < flood.size
         assert gw.server.buffered_bytes() < 1_000_000
         c.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert len((await c.answer()).body) == 512 * 65536
+        assert len((await c.answer()).body) == flood.size
         assert gw.trips[0].outcomes == ["ok"]
 
 
