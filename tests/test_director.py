@@ -22,7 +22,7 @@ from inferway.errors import (
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Endpoint, HolderId, RequestHead, TokenIds
+from inferway.model import Candidates, Endpoint, HolderId, RequestHead, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.profile import kv_aware
@@ -34,13 +34,13 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 class Letters:
     """One token per character; a chat is its contents, one after the other."""
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
+    async def tokenize(self, body: Body) -> Tokenized:
         texts = (
             ["".join(str(m["content"]) for m in body.messages)]
             if isinstance(body, ChatRequest)
             else [str(p) for p in body.prompts]
         )
-        return [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
+        return Tokenized([np.array([ord(c) for c in text], dtype=np.uint32) for text in texts])
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
@@ -52,7 +52,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
+    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
         raise self.error
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002

@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from inferway.config import ServeSettings
 from inferway.director import Director
-from inferway.errors import InferwayError
+from inferway.errors import InferwayError, RenderError
 from inferway.events.wire import Batch, normalise
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
@@ -31,7 +31,7 @@ from inferway.frontends.observers import AlarmObserver, DecisionPublisher
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Endpoint, HolderId
+from inferway.model import Endpoint, HolderId, Reason
 from inferway.openai_api.requests import ParsedRequest
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
@@ -180,7 +180,8 @@ class Gateway:
         except InferwayError as e:
             cure = f"give --tokenizer {name}=PATH"
             return NoPrompts(
-                "no-tokenizer", f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}"
+                Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER,
+                f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}",
             )
         prompts = ModelPrompts(self._renderer, key, max_model_len)
         log.info(

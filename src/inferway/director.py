@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -33,6 +32,7 @@ from inferway.model import (
     Headers,
     HolderId,
     Prompt,
+    Reason,
     RequestHead,
     Target,
     TokenIds,
@@ -52,15 +52,6 @@ PARSERS: Mapping[str, Parse] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
 }
-
-
-class Reason(StrEnum):
-    """Why a request went where it went: the labels of a metric."""
-
-    KV_AWARE = "kv-aware"
-    LOAD_ONLY = "load-only"  # scoring is switched off
-    NO_BLOCK_SIZE = "no-block-size"  # no engine of the model has told its block size
-    OUR_FAULT = "our-fault"  # an error of ours while deriving the prompt; it is in the log
 
 
 class FleetView(Protocol):
@@ -122,6 +113,13 @@ class Matched(msgspec.Struct, frozen=True):
     held: Mapping[HolderId, int]
 
 
+class Lookup(msgspec.Struct, frozen=True):
+    """A request's prompts and who holds them, for each block size of the model's engines."""
+
+    prompts: Mapping[int, Sequence[Matched]]
+    reason: Reason  # whether the prompts are known to their end
+
+
 class Scored(msgspec.Struct, frozen=True):
     """A request that goes nowhere, and what each endpoint holds of it."""
 
@@ -168,25 +166,28 @@ class Director:
             return parse(body)
         return await self.off_loop(parse, body)
 
-    async def match(self, model: ServedModel, body: Body) -> dict[int, list[Matched]]:
-        """The request's prompts and who holds them, for each block size of the model's
-        engines. Raises RequestError, or RenderError for reasons of our own."""
-        all_ids = await model.prompts.tokenize(body)
+    async def match(self, model: ServedModel, body: Body) -> Lookup:
+        """Raises RequestError, or RenderError for reasons of our own."""
+        if model.unfaithful is not None:
+            raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
+        tokenized = await model.prompts.tokenize(body)
         extras = request_extras(lora=model.lora, cache_salt=body.cache_salt)
         matched: dict[int, list[Matched]] = {}
         for block_size in model.block_sizes:
-            prompts = [Prompt(ids, self._keys(block_size, ids, extras)) for ids in all_ids]
+            prompts = [
+                Prompt(ids, self._keys(block_size, ids, extras)) for ids in tokenized.token_ids
+            ]
             matched[block_size] = [
                 Matched(prompt, await self.index.match(prompt.block_keys)) for prompt in prompts
             ]
-        return matched
+        return Lookup(matched, tokenized.reason)
 
     async def score(self, path: str, body: bytes) -> Scored:
         """What each live endpoint holds of a request's prompts, without sending it anywhere;
         prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
         request = await self.parse(PARSERS[path], body)
         model = self.fleet.model(request.body.model)
-        matched = await self.match(model, request.body)
+        matched = (await self.match(model, request.body)).prompts
         return Scored(request, model, self.candidates(model, matched, speculate=False))
 
     def candidates(
@@ -262,7 +263,7 @@ class Journey:
         request = await director.parse(self._parse, self._body)
         body = request.body
         model = director.fleet.model(body.model)
-        reason: str = Reason.LOAD_ONLY
+        reason = Reason.LOAD_ONLY
         if director.scoring:
             reason = await self._match(model, body)
         candidates = director.candidates(model, self._matched)
@@ -271,14 +272,14 @@ class Journey:
         self.routed = Routed(request, model, self._matched, decision, candidates)
         return decision
 
-    async def _match(self, model: ServedModel, body: Body) -> str:
+    async def _match(self, model: ServedModel, body: Body) -> Reason:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
         if not model.block_sizes:
             return Reason.NO_BLOCK_SIZE
         try:
-            self._matched = await self._director.match(model, body)
+            lookup = await self._director.match(model, body)
         except RenderError as e:
-            return e.reason
+            return Reason(e.reason)
         except InferwayError:
             raise
         except Exception as e:
@@ -288,7 +289,8 @@ class Journey:
                 crash_report(e),
             )
             return Reason.OUR_FAULT
-        return Reason.KV_AWARE
+        self._matched = lookup.prompts
+        return lookup.reason
 
     def attempt(self, target: Target) -> Headers:
         """Books a slot on `target`, and counts the prompt as held there until its first token.

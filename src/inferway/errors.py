@@ -140,7 +140,8 @@ class RenderError(FleetError):
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
-        self.reason = self.code = reason
+        self.reason = reason
+        self.code = reason.replace("-", "_")
 
 
 class ConfigError(InferwayError):

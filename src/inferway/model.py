@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -49,6 +50,41 @@ class Endpoint:
     holder: HolderId
     rank: int | None = None  # None: the engine has one rank, or balances its own
     headers: Headers = field(default=(), repr=False)  # sent with every request: its API key
+
+
+class Reason(StrEnum):
+    """Why a request went where it went: the labels of `inferway_decisions_total`, and the
+    `reason` of a RenderError."""
+
+    KV_AWARE = "kv-aware"  # its prompts are known to the last token
+    # known as far as they go: scheduling matches what is known
+    MEDIA_PREFIX = "media-prefix"  # up to the first part that is not text
+    REMOTE = "remote"  # an engine has rendered it, all of it
+    REMOTE_PREFIX = "remote-prefix"  # an engine had rendered its earlier turns
+    # by load only
+    LOAD_ONLY = "load-only"  # scoring is switched off
+    NO_BLOCK_SIZE = "no-block-size"  # no engine of the model has told its block size
+    UNFAITHFUL = "unfaithful"  # the probe has seen an engine derive other tokens than we do
+    TOKENIZER_LOADING = "tokenizer-loading"
+    NO_TOKENIZER = "no-tokenizer"
+    BAD_TOKENIZER = "bad-tokenizer"
+    NO_TEMPLATE = "no-template"
+    BAD_TEMPLATE = "bad-template"
+    OWN_RENDERER = "own-renderer"  # vLLM renders this model's chats in code of its own
+    REMOTE_LATE = "remote-late"  # no engine has rendered it in time
+    REMOTE_FAILED = "remote-failed"  # no engine renders, or it answered something else
+    REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
+    HELPER_BUSY = "helper-busy"  # too many templates of requests are being rendered
+    MEDIA = "media"  # nothing is known before its first part that is not text
+    UNKNOWN_CONTEXT_LENGTH = "unknown-context-length"
+    OUR_FAULT = "our-fault"  # an error of ours while deriving the prompt; it is in the log
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """A request's prompts as token ids: whole and exact, unless `reason` says how far."""
+
+    token_ids: list[TokenIds]  # one per prompt, in order
+    reason: Reason = Reason.KV_AWARE
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -94,4 +130,4 @@ class Decision(msgspec.Struct, frozen=True):
     """Where a request goes: best first, and why."""
 
     targets: tuple[Target, ...]
-    reason: str  # "kv-aware", or why it went by load only: a short label for a metric
+    reason: Reason

@@ -56,7 +56,7 @@ def prompt_token_ids(engine: RealEngine, request: Request) -> object:
 def our_ids(prompts: ModelPrompts, request: Request) -> list[list[int]]:
     raw = json.dumps(request.body).encode()
     parse = parse_chat if request.path == CHAT else parse_completion
-    return [ids.tolist() for ids in asyncio.run(prompts.tokenize(parse(raw).body))]
+    return [ids.tolist() for ids in asyncio.run(prompts.tokenize(parse(raw).body)).token_ids]
 
 
 def test_there_are_enough_of_them_and_each_has_its_own_name() -> None:

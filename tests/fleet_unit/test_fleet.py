@@ -11,12 +11,12 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.memory import MemoryIndex
-from inferway.model import Endpoint
+from inferway.model import Endpoint, Reason
 from inferway.prompts.served import NoPrompts, PromptSource
 
 
 async def no_prompts(name: str, root: str, max_model_len: int | None) -> PromptSource:  # noqa: ARG001
-    return NoPrompts("none", "not in this test")
+    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
 
 
 def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:

@@ -169,7 +169,7 @@ def test_a_source_that_is_no_template_is_our_trouble_not_the_clients() -> None:
     with pytest.raises(RenderError, match="does not compile") as e:
         ChatTemplate("{% for %}")
 
-    assert e.value.reason == "bad_template"
+    assert e.value.reason == "bad-template"
 
 
 def test_a_variable_cannot_replace_the_messages() -> None:

@@ -226,7 +226,7 @@ def test_a_template_in_the_request_is_not_run(fields: dict[str, Any]) -> None:
     with pytest.raises(RenderError) as e:
         request(**fields)
 
-    assert e.value.reason == "request_template"
+    assert e.value.reason == "request-template"
 
 
 def test_a_trusted_template_in_the_request_decides_over_the_content_format() -> None:

@@ -107,7 +107,7 @@ def test_a_directory_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match=r"no tokenizer\.json") as e:
         read_model_files(tmp_path)
 
-    assert e.value.reason == "no_tokenizer"
+    assert e.value.reason == "no-tokenizer"
 
 
 def test_a_broken_config_names_its_file(directory: Path) -> None:

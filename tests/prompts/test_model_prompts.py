@@ -32,7 +32,7 @@ def prompts(renderer: Renderer, smollm2_key: str) -> MakePrompts:
 
 
 def tokenize(prompts: ModelPrompts, body: Body) -> list[list[int]]:
-    return [ids.tolist() for ids in asyncio.run(prompts.tokenize(body))]
+    return [ids.tolist() for ids in asyncio.run(prompts.tokenize(body)).token_ids]
 
 
 def completion(prompt: Any, **fields: Any) -> CompletionRequest:
@@ -44,7 +44,7 @@ def chat(content: Any = "Hi", **fields: Any) -> ChatRequest:
 
 
 def test_a_chat_is_one_prompt(prompts: MakePrompts) -> None:
-    [ids] = asyncio.run(prompts().tokenize(chat()))
+    [ids] = asyncio.run(prompts().tokenize(chat())).token_ids
 
     assert ids.dtype == np.uint32
     assert ids[-4:].tolist() == [1, 520, 9531, 198]
@@ -176,7 +176,7 @@ def test_truncation_to_what_fits_needs_the_context_length(prompts: MakePrompts) 
     with pytest.raises(RenderError) as e:
         tokenize(prompts(None), completion(FRANCE, truncate_prompt_tokens=-1))
 
-    assert e.value.reason == "unknown_context_length"
+    assert e.value.reason == "unknown-context-length"
 
 
 def test_a_model_that_vllm_renders_in_code_is_not_rendered_here(
@@ -190,7 +190,7 @@ def test_a_model_that_vllm_renders_in_code_is_not_rendered_here(
     with pytest.raises(RenderError) as e:
         tokenize(prompts, chat())
 
-    assert e.value.reason == "own_renderer"
+    assert e.value.reason == "own-renderer"
 
 
 def test_the_encoder_and_its_reason_can_be_told(prompts: MakePrompts) -> None:

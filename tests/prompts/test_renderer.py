@@ -197,7 +197,7 @@ def test_a_model_without_template_says_so(renderer: Renderer, make_model: MakeMo
     with pytest.raises(RenderError) as e:
         renderer.render_chat(RenderChatRequest(key, QUESTION))
 
-    assert e.value.reason == "no_template"
+    assert e.value.reason == "no-template"
 
 
 def test_offsets_are_characters_of_the_text(renderer: Renderer, smollm2_key: str) -> None:

@@ -193,4 +193,4 @@ def test_a_broken_tokenizer_file_is_our_trouble(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match=r"tokenizer\.json cannot be read") as e:
         load(tmp_path)
 
-    assert e.value.reason == "bad_tokenizer"
+    assert e.value.reason == "bad-tokenizer"

@@ -25,7 +25,7 @@ from inferway.fleet.load import parse_load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.protocol import Clear, Index
-from inferway.model import Candidates, Column, Endpoint, HolderId
+from inferway.model import Candidates, Column, Endpoint, HolderId, Reason
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
 
 log = logging.getLogger("inferway.fleet")
@@ -339,7 +339,7 @@ class Fleet:
         answers_as = card.name if lora else engine.model_names[0]  # as vLLM does
         if root not in self._prompts:
             why = f"model {card.name!r}: its tokenizer is being loaded"
-            self._prompts[root] = NoPrompts("tokenizer_loading", why)
+            self._prompts[root] = NoPrompts(Reason.TOKENIZER_LOADING, why)
             self._spawn(self._load(card.name, root, base.max_model_len))
         self.models[card.name] = ServedModel(
             card.name, self._prompts[root], lora=lora, answers_as=answers_as

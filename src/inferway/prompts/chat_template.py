@@ -22,6 +22,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferway.errors import RenderError, TemplateError
+from inferway.model import Reason
 from inferway.prompts.content_format import ContentFormat, detect_content_format
 
 Message = dict[str, Any]
@@ -77,7 +78,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as e:
             raise RenderError(
-                f"the chat template does not compile: {e}", reason="bad_template"
+                f"the chat template does not compile: {e}", reason=Reason.BAD_TEMPLATE
             ) from e
         self.content_format: ContentFormat = detect_content_format(tree)
         # vLLM's own test; where it fails, developer messages become system messages.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from inferway.errors import InvalidRequestError, RenderError
+from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat_template import ChatTemplate, Message
 from inferway.prompts.content_format import ContentFormat
@@ -40,7 +41,7 @@ def chat_render_request(
         if not trust_request_template:
             raise RenderError(
                 "chat_template: the request brings its own, which is not trusted",
-                reason="request_template",
+                reason=Reason.REQUEST_TEMPLATE,
             )
         template = ChatTemplate(request_template)
     settings = _settings(body, given)
@@ -206,7 +207,7 @@ def _text_part(part: object, where: str) -> JsonObject | None:
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": part.get("name")}
     if kind not in _TEXT_PARTS or part.get("uuid") is not None:
-        raise RenderError(f"{where}: a part of type {kind!r} is not text", reason="media")
+        raise RenderError(f"{where}: a part of type {kind!r} is not text", reason=Reason.MEDIA)
     text = part.get(_TEXT_PARTS[kind])
     if text is None:
         return None

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from inferway.errors import RenderError
+from inferway.model import Reason
 
 # Everything that decides over prompts. Python files are never fetched, let alone run.
 FILE_PATTERNS = (
@@ -88,7 +89,7 @@ def _check_access(model: str, revision: str | None, token: str | None, url: str)
 def _unavailable(model: str, why: str) -> RenderError:
     return RenderError(
         f"model {model!r}: no tokenizer: {why}; give its directory with --tokenizer MODEL=PATH",
-        reason="no_tokenizer",
+        reason=Reason.NO_TOKENIZER,
     )
 
 

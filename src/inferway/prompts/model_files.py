@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from inferway.errors import RenderError
+from inferway.model import Reason
 from inferway.prompts.tokenizer_classes import effective_tokenizer_json
 
 JsonObject = dict[str, Any]
@@ -51,7 +52,7 @@ def read_model_files(path: Path) -> ModelFiles:
     if not tokenizer.is_file():
         raise RenderError(
             f"{directory}: no tokenizer.json; other tokenizer formats are not read",
-            reason="no_tokenizer",
+            reason=Reason.NO_TOKENIZER,
         )
     config = _with_special_tokens_map(_read_object(directory / "tokenizer_config.json"), directory)
     model_type = _read_object(directory / "config.json").get("model_type")
@@ -72,7 +73,7 @@ def _read_object(path: Path) -> JsonObject:
     try:
         return msgspec.json.decode(path.read_bytes(), type=JsonObject)
     except msgspec.MsgspecError as e:
-        raise RenderError(f"{path}: not a JSON object: {e}", reason="no_tokenizer") from e
+        raise RenderError(f"{path}: not a JSON object: {e}", reason=Reason.NO_TOKENIZER) from e
 
 
 def _with_special_tokens_map(config: JsonObject, directory: Path) -> JsonObject:

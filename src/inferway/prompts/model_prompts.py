@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
-from inferway.model import TokenIds
+from inferway.model import Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.prompts.conversation import chat_render_request
 from inferway.prompts.renderer import Renderer, RenderRequest, RenderResult
@@ -38,23 +38,25 @@ class ModelPrompts:
     def why(self) -> str:
         return self._model.tokenizer.why
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
-        """One array per prompt, in order. The client's fault is a RequestError that names the
+    async def tokenize(self, body: Body) -> Tokenized:
+        """The client's fault is a RequestError that names the
         field; what we cannot do, although the engine may, is a RenderError."""
         if body.truncate_prompt_tokens is not None and body.truncation_side == "right":
-            raise RenderError("truncation_side: right is not followed", reason="truncation_side")
+            raise RenderError("truncation_side: right is not followed", reason=Reason.OUR_FAULT)
         if isinstance(body, ChatRequest):
-            return [(await self.render_chat(body)).input_ids]
+            return Tokenized([(await self.render_chat(body)).input_ids])
         self._check_max_tokens("max_tokens", body.max_tokens)
         keep_last = self._kept_tokens(body.truncate_prompt_tokens, body.max_tokens)
-        return [await self._tokenize_one(body, prompt, keep_last) for prompt in body.prompts]
+        return Tokenized(
+            [await self._tokenize_one(body, prompt, keep_last) for prompt in body.prompts]
+        )
 
     async def render_chat(self, body: ChatRequest) -> RenderResult:
         """The chat as text and ids. Raises as `tokenize` does."""
         if self._model.own_renderer is not None:
             raise RenderError(
                 f"chats of this model are rendered by vLLM's own code ({self._model.own_renderer})",
-                reason="own_renderer",
+                reason=Reason.OWN_RENDERER,
             )
         budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, budget)
@@ -110,7 +112,7 @@ class ModelPrompts:
         if limit is None:
             raise RenderError(
                 "truncate_prompt_tokens: -1 needs the model's context length, which is not known",
-                reason="unknown_context_length",
+                reason=Reason.UNKNOWN_CONTEXT_LENGTH,
             )
         return limit - 1 if max_tokens else limit
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import InvalidRequestError, RenderError
-from inferway.model import TokenIds
+from inferway.model import Reason, TokenIds
 from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message, Span
 from inferway.prompts.hub import fetch_model_files
 from inferway.prompts.model_files import ModelFiles, read_model_files
@@ -114,7 +114,7 @@ class LoadedModel:
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             known = f"; named ones: {sorted(self._sources)}" if self._sources else ""
-            raise RenderError(f"the model has no chat template{known}", reason="no_template")
+            raise RenderError(f"the model has no chat template{known}", reason=Reason.NO_TEMPLATE)
         return self._compile(self._sources[name])
 
     def _compile(self, source: str) -> ChatTemplate:
@@ -225,7 +225,7 @@ def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
     path = Path(request.model).expanduser()
     if request.is_local or path.exists():
         if not path.exists():
-            raise RenderError(f"model {request.model!r}: no such path", reason="no_tokenizer")
+            raise RenderError(f"model {request.model!r}: no such path", reason=Reason.NO_TOKENIZER)
         return path
     return fetch_model_files(
         request.model,

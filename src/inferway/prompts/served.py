@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferway.errors import RenderError
-from inferway.model import TokenIds
+from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest
 
 
 class PromptSource(Protocol):
     """How one model's requests become token ids."""
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
-        """One array per prompt. Raises RequestError, or RenderError for reasons of ours."""
+    async def tokenize(self, body: Body) -> Tokenized:
+        """Raises RequestError, or RenderError for reasons of ours."""
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
@@ -25,10 +25,10 @@ class PromptSource(Protocol):
 class NoPrompts:
     """A model whose tokenizer we do not have (yet): its requests go by load only."""
 
-    reason: str  # short, a metric's label
+    reason: Reason
     why: str
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:  # noqa: ARG002
+    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
@@ -43,4 +43,5 @@ class ServedModel:
     prompts: PromptSource
     block_sizes: Sequence[int] = ()  # the distinct block sizes of the engines that serve it
     lora: str | None = None  # the adapter's name, if it is one
+    unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
     answers_as: str | None = None  # an alias: the name that the engine puts into its answers

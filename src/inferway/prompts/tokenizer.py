@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken
 
 from inferway.errors import InvalidRequestError, RenderError
-from inferway.model import TokenIds
+from inferway.model import Reason, TokenIds
 from inferway.prompts.model_files import JsonObject, ModelFiles, special_tokens
 
 EncoderName = Literal["fastokens", "tokenizers"]
@@ -122,7 +122,7 @@ class Tokenizer:
                 return np.array(full[:start], np.uint32), np.array(full[end:], np.uint32)
         raise RenderError(
             "the tokenizer's post-processor does more than add special tokens around a text",
-            reason="bad_tokenizer",
+            reason=Reason.BAD_TOKENIZER,
         )
 
     def _checked_fastokens(self) -> tuple[_FastEncoder | None, str]:
@@ -181,7 +181,7 @@ def _reference(files: ModelFiles, named: dict[str, str]) -> tokenizers.Tokenizer
         tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
     # The Rust side raises bare Exception for a file it cannot read.
     except Exception as e:
-        raise RenderError(f"tokenizer.json cannot be read: {e}", reason="bad_tokenizer") from e
+        raise RenderError(f"tokenizer.json cannot be read: {e}", reason=Reason.BAD_TOKENIZER) from e
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, files.config, named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferway.errors import RenderError
-from inferway.model import TokenIds
+from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import Body
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import Renderer
@@ -21,7 +21,7 @@ class RenderedModel:
         self.eos_token_id = self._eos()
 
     async def tokenize(self, body: Body) -> list[TokenIds]:
-        return await self._prompts.tokenize(body)
+        return (await self._prompts.tokenize(body)).token_ids
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()
@@ -36,6 +36,6 @@ class RenderedModel:
         if len(ids) != 1:
             raise RenderError(
                 "tokenizer_config.json: eos_token is missing or not one token",
-                reason="no_eos_token",
+                reason=Reason.BAD_TOKENIZER,
             )
         return ids[0]

@@ -15,7 +15,7 @@ from inferway.frontends.http.forward import HOLD_HEAD_SECONDS, forward
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
-from inferway.model import Decision, Endpoint, Headers, Target
+from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.upstream.pool import Pool
 
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
@@ -77,7 +77,7 @@ async def gateway(
             Target(Endpoint(f"e{i}", url, i, headers=engine_headers), 1.0, 0, 0)
             for i, url in enumerate(urls)
         ),
-        "test",
+        Reason.KV_AWARE,
     )
 
     async def handler(request: Request, responder: Responder) -> None:
