@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.events.apply import MAX_ORPHANS, EngineBlocks
+from inferway.events.apply import MAX_ORPHANS, MAX_TIERS, EngineBlocks
 from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Clear, Remove, Store
+from inferway.index.protocol import CPU, GPU, STORAGE, Clear, Copy, Remove, Store, Window
 
 HOLDER = 3
 SIZE = 2
@@ -45,12 +45,18 @@ def removed(*hashes: int, **fields: object) -> BlockRemoved:
 
 
 def matched(events: Sequence[Event], tokens: Sequence[int] = TOKENS) -> int:
-    """Blocks of a prompt that an index finds after these events."""
-    engine, index = blocks(), MemoryIndex()
-    for event in events:
-        index.apply(engine.apply(event))
+    """Blocks of a prompt that an index finds after these events, whether it is asked which keys
+    the engine has, or the engine's side remembers them."""
     keys = BlockHasher(SIZE).keys(np.array(tokens, dtype=np.uint32))
-    return asyncio.run(index.match(keys)).get(HOLDER, 0)
+    found = []
+    for ask in (False, True):
+        index = MemoryIndex()
+        engine = EngineBlocks(HOLDER, SIZE, holdings=index if ask else None)
+        for event in events:
+            index.apply(engine.apply(event))
+        found.append(asyncio.run(index.match(keys)).blocks.get(HOLDER, 0))
+    assert found[0] == found[1]
+    return found[0]
 
 
 # keys
@@ -64,7 +70,7 @@ def test_blocks_continue_from_their_parents_key() -> None:
     engine = blocks()
     engine.apply(stored(0, 1))
 
-    assert engine.apply(stored(1, 3)) == [Store(HOLDER, KEYS[1:])]
+    assert engine.apply(stored(1, 3)) == [Store(HOLDER, KEYS[1:], parent=KEYS[0])]
 
 
 def test_an_adapters_blocks_have_the_keys_of_its_requests() -> None:
@@ -115,6 +121,14 @@ def test_a_second_copy_is_nothing_new() -> None:
     assert engine.apply(stored(2, 3)) == []
 
 
+def test_only_what_is_new_of_a_chain_is_stored_again() -> None:
+    engine = blocks()
+    engine.apply(stored(0, 1))
+    engine.apply(stored(2, 3, parent_hash=None))  # as if it began a prompt: another key
+
+    assert engine.apply(stored()) == [Store(HOLDER, [KEYS[1]], parent=KEYS[0])]
+
+
 def test_a_block_is_gone_with_its_last_copy() -> None:
     assert matched([stored(), stored(2, 3), stored(2, 3), removed(103), removed(103)]) == 3
     assert matched([stored(), stored(2, 3), removed(103), removed(103)]) == 2
@@ -150,6 +164,44 @@ def test_blocks_offloaded_without_tokens_keep_their_keys() -> None:
     offloaded = stored(token_ids=[], parent_hash=None, block_size=0, medium="CPU")
 
     assert matched([stored(), offloaded, removed(*HASHES, medium="GPU")]) == 3
+
+
+def test_the_medium_is_the_tier() -> None:
+    engine = blocks()
+
+    assert engine.apply(stored(0, 1, medium="GPU")) == [Store(HOLDER, KEYS[:1], tier=GPU)]
+    assert engine.apply(stored(0, 1, medium="CPU")) == [Store(HOLDER, KEYS[:1], tier=CPU)]
+    assert engine.apply(stored(0, 1, medium="STORAGE")) == [Store(HOLDER, KEYS[:1], tier=STORAGE)]
+    assert engine.apply(removed(101, medium="CPU")) == [Remove(HOLDER, KEYS[:1], tier=CPU)]
+
+
+def test_unknown_media_are_lower_tiers_each_its_own() -> None:
+    engine = blocks()
+    tape, disk = engine.apply(stored(medium="TAPE")), engine.apply(stored(medium="DISK"))
+
+    assert (tape, disk) == ([Store(HOLDER, KEYS, tier=3)], [Store(HOLDER, KEYS, tier=4)])
+    assert engine.apply(removed(103, medium="TAPE")) == [Remove(HOLDER, KEYS[2:], tier=3)]
+
+
+def test_an_engine_cannot_name_media_without_end() -> None:
+    engine = blocks()
+    for i in range(MAX_TIERS):
+        engine.apply(stored(medium=f"M{i}"))
+
+    assert engine.apply(stored(medium="ONE MORE")) == []
+    assert engine.apply(removed(101, medium="ONE MORE")) == []
+    assert engine.stats.skipped["medium"] == 5
+
+
+def test_blocks_offloaded_without_tokens_are_copies() -> None:
+    engine = blocks()
+    engine.apply(stored())
+    offloaded = stored(
+        token_ids=[], block_hashes=[103, 101], parent_hash=None, block_size=0, medium="CPU"
+    )
+
+    assert engine.apply(offloaded) == [Copy(HOLDER, [KEYS[2], KEYS[0]], tier=CPU)]
+    assert engine.apply(offloaded) == []
 
 
 def test_offloaded_blocks_that_nobody_described_are_skipped() -> None:
@@ -196,6 +248,83 @@ def test_events_of_other_groups_are_counted() -> None:
     engine.apply(stored(group_idx=4))
 
     assert engine.stats.skipped == {"other_group": 1}
+
+
+# windows
+
+
+def window(first: int, last: int, **fields: object) -> BlockStored:
+    """Of three tokens: two blocks of two, to see two tokens back."""
+    values = {"group_idx": 1, "spec_kind": "sliding_window", "sliding_window": 3, **fields}
+    return stored(first, last, token_ids=[], **values)
+
+
+FULL = stored(group_idx=0, spec_kind="full_attention")
+
+
+def test_a_windows_length_is_what_the_next_token_sees() -> None:
+    """vLLM: cdiv(sliding_window - 1, block_size) blocks."""
+    engine = blocks()
+    engine.apply(FULL)
+
+    assert [engine.apply(window(0, 0, sliding_window=tokens)) for tokens in (2, 3, 4, 5)] == [
+        [Window(HOLDER, 2, 1)],
+        [],
+        [Window(HOLDER, 2, 2)],
+        [],
+    ]
+
+
+def test_window_blocks_are_known_by_their_hashes() -> None:
+    engine = blocks()
+    engine.apply(FULL)
+
+    assert engine.apply(window(1, 3)) == [
+        Window(HOLDER, 2, 1),
+        Copy(HOLDER, KEYS[1:], group=2),
+    ]
+    assert engine.apply(removed(103, group_idx=1)) == [Remove(HOLDER, KEYS[2:], group=2)]
+
+
+def test_a_prefix_ends_where_the_window_does() -> None:
+    assert matched([FULL, window(2, 3)]) == 3
+    assert matched([FULL, window(0, 2)]) == 2
+    assert matched([FULL, window(0, 3), removed(103, 102, group_idx=1)]) == 1
+    assert matched([FULL, window(0, 3), removed(*HASHES, group_idx=1)]) == 0
+
+
+def test_a_window_block_may_come_before_its_full_block() -> None:
+    assert matched([window(2, 3), FULL]) == 3
+    assert matched([window(0, 3), removed(103, group_idx=1), FULL]) == 2
+
+
+def test_a_window_group_may_be_group_0() -> None:
+    full = stored(group_idx=1, spec_kind="full_attention")
+
+    assert matched([window(0, 2, group_idx=0), full]) == 2
+    assert matched([window(0, 2, group_idx=0), full, removed(102, group_idx=0)]) == 1
+
+
+def test_windows_outlive_a_clear() -> None:
+    engine = blocks()
+    engine.apply(window(0, 0))
+
+    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER), Window(HOLDER, 2, 1)]
+    assert matched([window(0, 3), AllBlocksCleared(), FULL]) == 0
+    assert matched([window(0, 3), AllBlocksCleared(), FULL, window(0, 3)]) == 3
+
+
+def test_window_blocks_that_wait_for_their_full_blocks_are_bounded() -> None:
+    engine = blocks()
+    count = MAX_ORPHANS + 5
+    engine.apply(window(0, 0, block_hashes=list(range(1_000, 1_000 + count)), block_size=SIZE))
+
+    assert engine.num_awaited == MAX_ORPHANS
+
+
+def test_windows_of_unknown_length_are_skipped() -> None:
+    assert matched([FULL, window(0, 0, sliding_window=None)]) == 3
+    assert matched([FULL, window(0, 0, spec_kind="mamba")]) == 3
 
 
 # orphans
@@ -271,6 +400,46 @@ def test_counts_of_copies_do_not_outlive_a_clear() -> None:
     assert matched([stored(), stored(), AllBlocksCleared(), stored(), removed(103)]) == 2
 
 
+def test_the_memory_of_what_was_cleared_is_given_back_piece_by_piece() -> None:
+    engine = blocks()
+    count = 50_000
+    engine.apply(
+        BlockStored(
+            block_hashes=[i << 46 for i in range(count)],
+            parent_hash=None,
+            token_ids=[0] * count * SIZE,
+            block_size=SIZE,
+        )
+    )
+
+    assert engine.num_blocks == count
+    assert engine.num_bytes() > 60 * count
+
+    engine.forget()
+
+    assert engine.num_blocks == 0
+    assert engine.sweep(1000)
+
+    while engine.sweep(1000):
+        pass
+
+    assert not engine.sweep(1000)
+
+
+def test_hashes_of_evicted_blocks_are_forgotten() -> None:
+    """Or the bridge would grow where the index may not."""
+    index = MemoryIndex(max_blocks=100)
+    engine = EngineBlocks(HOLDER, 1, holdings=index)
+    for i in range(3000):
+        event = BlockStored(
+            block_hashes=[1 + (i << 50)], parent_hash=None, token_ids=[i], block_size=1
+        )
+        index.apply(engine.apply(event))
+
+    assert index.num_blocks(HOLDER) == 100
+    assert engine.num_blocks < 300
+
+
 def test_copies_are_counted() -> None:
     engine = blocks()
     for event in (stored(), stored(2, 3), removed(103), removed(103), removed(103)):
@@ -290,12 +459,18 @@ def hash_of(path: Sequence[int]) -> int:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["store", "remove"]), paths, tiers), max_size=30), paths)
+@given(
+    st.lists(st.tuples(st.sampled_from(["store", "remove"]), paths, tiers), max_size=30),
+    paths,
+    st.sampled_from([None, None, 5]),
+)
 def test_a_prompt_matches_what_some_tier_has_a_copy_of(
-    steps: list[tuple[str, list[int], str]], prompt: list[int]
+    steps: list[tuple[str, list[int], str]], prompt: list[int], max_blocks: int | None
 ) -> None:
-    """An engine of block size 1 that stores whole prompts and evicts any of their last blocks."""
-    engine, index = EngineBlocks(HOLDER, 1), MemoryIndex()
+    """An engine of block size 1 that stores whole prompts and evicts any of their last blocks.
+    An index with too little room never believes more."""
+    index = MemoryIndex(max_blocks=max_blocks)
+    engine = EngineBlocks(HOLDER, 1, holdings=index)
     copies: Counter[tuple[str, int]] = Counter()
     for step, path, tier in steps:
         hashes = [hash_of(path[: i + 1]) for i in range(len(path))]
@@ -316,5 +491,6 @@ def test_a_prompt_matches_what_some_tier_has_a_copy_of(
     ]
     expected = held.index(False) if False in held else len(held)
     keys = BlockHasher(1).keys(np.array(prompt, dtype=np.uint32))
+    found = asyncio.run(index.match(keys)).blocks.get(HOLDER, 0)
 
-    assert asyncio.run(index.match(keys)).get(HOLDER, 0) == expected
+    assert found == expected or (found < expected and index.evicted)

@@ -242,6 +242,17 @@ def test_tokens_that_are_not_the_blocks_tokens_are_refused(tokens: list[int]) ->
     assert reason(stored(token_ids=tokens)) == "non_dense_block_span"
 
 
+def test_tokens_of_a_window_groups_event_may_be_of_more_blocks() -> None:
+    """vLLM 0.32 keeps a window's last blocks only, and names the tokens of all."""
+    [event] = batch(
+        stored(token_ids=[1, 2, 3, 4, 5, 6], kv_cache_spec_kind="sliding_window")
+    ).events
+
+    assert isinstance(event, BlockStored)
+    assert event.token_ids == []
+    assert len(event.block_hashes) == 2
+
+
 def test_extra_keys_belong_to_one_block_each() -> None:
     assert reason(stored(extra_keys=[None])) == "extra_keys_mismatch"
 

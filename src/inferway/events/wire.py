@@ -20,6 +20,9 @@ from msgspec import Meta, Raw, Struct
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
 
+# Groups of KV caches that keep a prompt's last blocks only.
+WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
+
 _MASK = (1 << 64) - 1
 
 # What is typed
@@ -213,8 +216,8 @@ def normalise(event: Event) -> dict[str, object]:
 
 def _is_array(raw: Raw | bytes) -> bool:
     """msgpack: 0x90-0x9f fixarray, 0xdc array 16, 0xdd array 32."""
-    first = memoryview(raw)[:1].tobytes()
-    return b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")
+    view = memoryview(raw)
+    return len(view) > 0 and (0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD))
 
 
 def _second_look(raw: Raw | bytes, place: int, error: Exception) -> Event | EventError:
@@ -260,11 +263,13 @@ def _stored(event: _Stored[int] | _Stored[_Bigram], place: int) -> BlockStored |
     num_blocks = len(event.block_hashes)
     tokens = _tokens(event.token_ids)
     if tokens and len(tokens) != num_blocks * event.block_size:
-        return EventError(
-            "non_dense_block_span",
-            f"events[{place}]: {len(tokens)} tokens are not {num_blocks} blocks of "
-            f"{event.block_size}",
-        )
+        if event.kv_cache_spec_kind not in WINDOW_KINDS:
+            return EventError(
+                "non_dense_block_span",
+                f"events[{place}]: {len(tokens)} tokens are not {num_blocks} blocks of "
+                f"{event.block_size}",
+            )
+        tokens = []  # they are of blocks outside the window as well
     extra_keys = event.extra_keys
     if extra_keys is not None and len(extra_keys) != num_blocks:
         return EventError(
@@ -310,7 +315,10 @@ def canonical_hash(block_hash: int | bytes) -> int:
 
 
 def _canonical(hashes: list[_Hash]) -> list[int]:
-    return [canonical_hash(block_hash) for block_hash in hashes]
+    try:
+        return [block_hash & _MASK for block_hash in hashes]  # type: ignore[operator]
+    except TypeError:
+        return [canonical_hash(block_hash) for block_hash in hashes]
 
 
 def _lower(error: Exception) -> str:

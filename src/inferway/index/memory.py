@@ -1,90 +1,276 @@
-"""The index everybody uses: one dict in this process.
+"""The index everybody uses: one tree of blocks in this process.
 
-key -> a bitmask of holders, because a prompt's walk is then one dict probe and one AND per
-block for all holders together. Beside it, each holder's own set of keys: what `Clear` costs is
-what the holder holds, not what the index holds.
+Along a prompt holders only ever drop out, because what each can reuse is kept closed under
+"parent of" when it is written (`tree`). So `match` looks for the places where that happens by
+halving, instead of at each block (`matching`).
+
+Nothing here waits for long, however big the index: dicts are split before they are big, `Clear`
+gives a holder a fresh bit and leaves the old one to be swept in pieces (`clearing`), and so do
+operations that detach or attach a lot. A little of such work is done with every `apply`; `sweep`
+does more of it.
+
+With `max_blocks`, the blocks least likely to be asked for make room (`eviction`). What is believed
+stays true then, but is no longer all there is: `num_evicted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
-from inferway.index.protocol import Clear, Op, Remove, Store
+from inferway.index.clearing import Clearing
+from inferway.index.eviction import MATCHED, STORED, Eviction
+from inferway.index.holders import Holder, Holders
+from inferway.index.matching import drop_outs, runs, walked_drop_outs, window_blocks
+from inferway.index.protocol import (
+    TIER_WEIGHTS,
+    Clear,
+    Copy,
+    Found,
+    Holdings,
+    Op,
+    Remove,
+    Store,
+    Tier,
+    Window,
+)
+from inferway.index.tree import Tree
 from inferway.model import BlockKey, HolderId
+
+# What a block held by one engine costs at most, with its share of the bridge in events/bridge.py:
+# docs/performance.md has the measurement.
+BYTES_PER_BLOCK = 250
+
+_SLICE = 2048  # blocks that one operation may look at besides its own: about a millisecond
+_WITH_EACH_APPLY = 32  # of what was left over
+_WITH_EACH_MATCH = 1024  # of what keeps a match from halving
+
+_NOTHING = Found()
 
 
 class MemoryIndex:
-    """`index.protocol.Index` in plain dicts. One writer, and readers on the same event loop."""
+    """`index.protocol.Index` and `Holdings`. One writer, and readers on the same event loop."""
 
-    def __init__(self) -> None:
-        self._holders: dict[BlockKey, int] = {}
-        self._keys: dict[HolderId, set[BlockKey]] = {}
+    def __init__(
+        self,
+        *,
+        weights: Sequence[float] = TIER_WEIGHTS,
+        max_blocks: int | None = None,
+        max_bytes: int | None = None,
+        slice_blocks: int = _SLICE,
+    ) -> None:
+        """`weights`: what a block in each tier is worth, best first. `max_bytes` counts the
+        bridges of its holders as well, a block as BYTES_PER_BLOCK. `slice_blocks`: so many an
+        operation looks at; the rest is left for later."""
+        bounds = [max_blocks, None if max_bytes is None else max_bytes // BYTES_PER_BLOCK]
+        self.max_blocks = min((bound for bound in bounds if bound is not None), default=None)
+        self.evicted = 0  # blocks dropped for want of room, once for each holder
+        self._discounts = [1.0 - weight for weight in weights]
+        self._with_each_match = min(slice_blocks, _WITH_EACH_MATCH)
+        self._tree = Tree(slice_blocks)
+        self._holders = Holders()
+        self._clearing: Clearing | None = None
+        self._eviction = None if self.max_blocks is None else Eviction(self._tree.slots)
+
+    # what engines did
 
     def apply(self, ops: Iterable[Op]) -> None:
         for op in ops:
             match op:
-                case Store(holder, keys):
-                    self._store(holder, keys)
-                case Remove(holder, keys):
-                    self._remove(holder, keys)
-                case Clear(holder):
-                    self._remove(holder, list(self._keys.pop(holder, ())))
+                case Store():
+                    self._store(op)
+                case Remove():
+                    holder = self._holders.get(op.holder)
+                    if holder is not None:
+                        self._tree.remove(holder, op)
+                case Copy():
+                    holder = self._holders.get(op.holder)
+                    if holder is not None:
+                        self._holders.in_tier(holder, op.tier)
+                        self._tree.copy(holder, op)
+                case Clear():
+                    self._clear(op)
+                case Window():
+                    holder = self._holders.get_or_add(op.holder)
+                    self._holders.set_window(holder, op.group, op.blocks)
+        if self._tree.unsettled or self._tree.states.dead:
+            self.sweep(_WITH_EACH_APPLY)
+        if self._eviction is not None:
+            self._make_room(self._eviction)
 
-    async def match(self, keys: Sequence[BlockKey]) -> dict[HolderId, int]:
+    def sweep(self, max_blocks: int) -> bool:
+        """Does what operations left over, looking at about so many blocks (~1 µs each). Whether
+        there is more to do."""
+        tree, budget = self._tree, self._settle(max_blocks)
+        if self._clearing is None and tree.states.dead:
+            self._clearing = Clearing(tree)
+        if self._clearing is not None and self._clearing.run(budget):
+            self._holders.free(self._clearing.bits)
+            self._clearing = None
+        return bool(tree.unsettled or tree.states.dead)
+
+    def _settle(self, budget: int) -> int:
+        """Returns what is left of the budget."""
+        for holder in list(self._holders.of(self._tree.unsettled)):
+            if budget > 0:
+                budget = self._tree.settle(holder, budget)
+        return budget
+
+    def _store(self, op: Store) -> None:
+        if not op.keys:
+            return
+        holder = self._holders.get_or_add(op.holder)
+        self._holders.in_tier(holder, op.tier)
+        tree = self._tree
+        if self.evicted and op.parent is not None and not tree.slot(op.parent):
+            self._count_evicted(holder, len(op.keys))  # they would lie there, never matched
+            return
+        last = tree.store(holder, op)
+        if self._eviction is not None and not tree.slots.marks[last]:
+            tree.slots.marks[last] = STORED
+
+    def _clear(self, op: Clear) -> None:
+        holder = self._holders.drop(op.holder)
+        if holder is not None:
+            self._tree.states.dead |= holder.bit
+            self._tree.forget(holder.bit)
+
+    # what a prompt would find
+
+    async def match(self, keys: Sequence[BlockKey]) -> Found:
         return self.match_now(keys)
 
-    def match_now(self, keys: Sequence[BlockKey]) -> dict[HolderId, int]:
+    def match_now(self, keys: Sequence[BlockKey]) -> Found:
         """As `match`, for callers on this very event loop."""
         if not keys:
+            return _NOTHING
+        tree, holders = self._tree, self._holders
+        masks, settled = tree.states.attached, holders.live
+        if tree.unsettled:
+            self._settle(self._with_each_match)
+            settled &= ~tree.unsettled
+        found = drop_outs(keys, tree.shards, tree.slots.states, masks, settled)
+        if tree.unsettled:
+            found += walked_drop_outs(keys, tree.state, tree.states.known, tree.unsettled)
+        if not found:
+            return _NOTHING
+        blocks: dict[HolderId, int] = {}
+        ids = holders.ids
+        for mask, count in found:
+            for holder in ids.get(mask) or holders.remember_ids(mask):
+                blocks[holder] = count
+        if holders.windowed:
+            self._cut_to_windows(keys, blocks)
+        if self._eviction is not None and blocks:
+            tree.slots.marks[tree.slot(keys[max(blocks.values()) - 1])] = MATCHED
+        if holders.tiered:
+            return Found(blocks, self._discount(keys, blocks))
+        return Found(blocks)
+
+    def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
+        tree = self._tree
+        for holder in self._holders.of(self._holders.windowed):
+            count = blocks.pop(holder.id, 0)
+            windows = holder.windows
+            count = window_blocks(keys, count, tree.state, tree.states, holder.bit, windows)
+            if count:
+                blocks[holder.id] = count
+
+    def _discount(
+        self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
+    ) -> dict[HolderId, float]:
+        tiered = {
+            holder.bit: (holder.id, blocks[holder.id])
+            for holder in self._holders.of(self._holders.tiered)
+            if holder.id in blocks
+        }
+        if not tiered:
             return {}
-        get = self._holders.get
-        matched: dict[HolderId, int] = {}
-        holders = get(keys[0], 0)
-        for i, key in enumerate(keys):
-            mask = get(key, 0)
-            if mask == holders:
-                continue
-            still = holders & mask
-            if still != holders:
-                _note(matched, holders ^ still, i)
-                holders = still
-                if not holders:
-                    return matched
-        _note(matched, holders, len(keys))
-        return matched
+        wanted = sum(tiered)
+        discount: dict[HolderId, float] = {}
+        longest = max(count for _, count in tiered.values())
+        for state, start, end in runs(keys[:longest], self._tree.state):
+            for tier, mask in self._tree.states.best_tiers(state):
+                each = self._discounts[min(tier, len(self._discounts) - 1)]
+                for holder in self._holders.of(mask & wanted):
+                    holder_id, count = tiered[holder.bit]
+                    if each and count > start:
+                        lower = each * (min(count, end) - start)
+                        discount[holder_id] = discount.get(holder_id, 0.0) + lower
+        return discount
+
+    # how it is
+
+    @property
+    def holdings(self) -> Holdings:
+        return self
+
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        known = self._holders.get(holder)
+        if known is None:
+            return []
+        tree, bit = self._tree, known.bit
+        planes, plane = tree.states.planes, tree.states.plane(tier, group)
+        at, shift, column = tree.shards.at, tree.shards.shift, tree.slots.states
+        found = []
+        for key in keys:
+            slot = at[key >> shift].get(key)
+            if slot is not None:
+                masks = planes[column[slot]]
+                if plane < len(masks) and masks[plane] & bit:
+                    found.append(key)
+        return found
 
     def num_blocks(self, holder: HolderId) -> int:
-        return len(self._keys.get(holder, ()))
+        found = self._holders.get(holder)
+        return found.num_blocks if found is not None else 0
+
+    def num_evicted(self, holder: HolderId) -> int:
+        found = self._holders.get(holder)
+        return found.num_evicted if found is not None else 0
 
     @property
     def num_keys(self) -> int:
-        """How many different blocks somebody holds."""
-        return len(self._holders)
+        """How many different blocks are known; with those of cleared holders until they are
+        swept, and those that only stand for the parent of another."""
+        return self._tree.slots.num_used
 
-    def _store(self, holder: HolderId, keys: Iterable[BlockKey]) -> None:
-        bit = 1 << holder
-        holders = self._holders
-        for key in keys:
-            holders[key] = holders.get(key, 0) | bit
-        self._keys.setdefault(holder, set()).update(keys)
+    @property
+    def num_values(self) -> int:
+        """How many different sets of holders blocks have."""
+        return len(self._tree.states)
 
-    def _remove(self, holder: HolderId, keys: Iterable[BlockKey]) -> None:
-        bit = 1 << holder
-        holders = self._holders
-        for key in keys:
-            left = holders.get(key, 0) & ~bit
-            if left:
-                holders[key] = left
-            else:
-                holders.pop(key, None)
-        own = self._keys.get(holder)
-        if own is not None:
-            own.difference_update(keys)
+    def num_bytes(self) -> int:
+        """About what the index takes, bridges not counted. Takes a millisecond or two."""
+        shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
+        integers = 80 * self.num_keys  # a key's and a slot's
+        return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
 
+    # bounds
 
-def _note(matched: dict[HolderId, int], holders: int, blocks: int) -> None:
-    """Each holder in the mask stopped after so many blocks."""
-    while holders:
-        lowest = holders & -holders
-        matched[lowest.bit_length() - 1] = blocks
-        holders ^= lowest
+    def _make_room(self, eviction: Eviction) -> None:
+        assert self.max_blocks is not None
+        slots = self._tree.slots
+        while slots.num_used > self.max_blocks:
+            slot = eviction.next()
+            if not slot:
+                return
+            while slot and slots.num_used > self.max_blocks:
+                self._take_from_holders(slot)
+                slot = self._tree.evict(slot)
+                if slot and slots.marks[slot]:
+                    break
+
+    def _take_from_holders(self, slot: int) -> None:
+        states = self._tree.states
+        state = self._tree.slots.states[slot]
+        for holder in self._holders.of(states.known[state]):
+            holder.num_blocks -= 1
+            holder.num_detached -= not states.attached[state] & holder.bit
+            self._count_evicted(holder, 1)
+
+    def _count_evicted(self, holder: Holder, blocks: int) -> None:
+        holder.num_evicted += blocks
+        self.evicted += blocks

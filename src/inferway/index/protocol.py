@@ -1,52 +1,126 @@
 """What an index is: `apply` what engines did, `match` what a prompt would find.
 
+A key is a hash over all the tokens before it (blocks/keys.py), so a block has one parent, always
+the same, and what an engine holds are branches of one tree. A block can be reused only with all
+its ancestors. One that an engine has without them is *detached*: known, not matched, and back in
+the picture when they return.
+
 The contract that every implementation passes stands in tests/contract/test_index.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from inferway.model import BlockKey, HolderId
 
+# The group of KV caches whose blocks decide over a prefix: full attention. Others are windows.
+FULL_ATTENTION = 0
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """`holder` now has these blocks. Storing a block twice is storing it once."""
+# Where a block lies, best first: the number of a tier is its place in the index's weights.
+Tier = int
+GPU: Tier = 0
+CPU: Tier = 1
+STORAGE: Tier = 2
+
+# What a block in each tier is worth. llm-d weighs GPU 1.0 and CPU 0.8; storage is our guess: still
+# better than to compute it. A tier beyond the last weighs as the last.
+TIER_WEIGHTS = (1.0, 0.8, 0.5)
+
+
+# Structs and not dataclasses: one is made for every event, and a frozen dataclass takes 5 x longer.
+
+
+class Store(msgspec.Struct, frozen=True, gc=False):
+    """`holder` now has these blocks in `tier`. They are a chain: each is the child of the one
+    before it, the first the child of `parent` (None: it begins a prompt). Storing a block twice
+    is storing it once; a block may lie in several tiers."""
 
     holder: HolderId
     keys: Sequence[BlockKey]
+    parent: BlockKey | None = None
+    tier: Tier = GPU
+    group: int = FULL_ATTENTION
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """`holder` no longer has these blocks. Removing what it never had does nothing."""
+class Copy(msgspec.Struct, frozen=True, gc=False):
+    """`holder` has these blocks already, in whatever tier and group, and now in this one as well;
+    any blocks, in any order. Those it has nowhere are ignored."""
 
     holder: HolderId
     keys: Sequence[BlockKey]
+    tier: Tier = GPU
+    group: int = FULL_ATTENTION
 
 
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """`holder` has nothing any more."""
+class Remove(msgspec.Struct, frozen=True, gc=False):
+    """`holder` no longer has these blocks in `tier`; any blocks, in any order. Removing what it
+    never had does nothing."""
+
+    holder: HolderId
+    keys: Sequence[BlockKey]
+    tier: Tier = GPU
+    group: int = FULL_ATTENTION
+
+
+class Clear(msgspec.Struct, frozen=True, gc=False):
+    """`holder` has nothing any more, and no windows either."""
 
     holder: HolderId
 
 
-Op = Store | Remove | Clear
+class Window(msgspec.Struct, frozen=True, gc=False):
+    """`holder` has a sliding-window group as well: it reuses a prefix only if that group holds
+    the prefix's last `blocks` blocks (or all of them, if it has fewer), in any tier. 0 blocks
+    take the window back."""
+
+    holder: HolderId
+    group: int  # not FULL_ATTENTION
+    blocks: int
+
+
+Op = Store | Copy | Remove | Clear | Window
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a prompt would find. `blocks`: for each holder of the first key, how many keys it
+    holds from the start on without a hole, in any tier. `discount`: how much less than `blocks`
+    they weigh because some lie in lower tiers; holders without such are absent."""
+
+    blocks: Mapping[HolderId, int] = {}
+    discount: Mapping[HolderId, float] = {}
+
+
+class Holdings(Protocol):
+    """What an index in this very process can tell on the spot. `events.bridge` asks it instead
+    of remembering a second time which keys an engine has."""
+
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        """Those of `keys` that the holder has there already, in their order."""
+
+    def num_evicted(self, holder: HolderId) -> int:
+        """How many of its blocks were dropped for want of room; 0 again after `Clear`."""
 
 
 class Index(Protocol):
     """block key -> holders."""
 
+    @property
+    def holdings(self) -> Holdings | None:
+        """None: it is not in this process, or does not know at once."""
+
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
 
-    async def match(self, keys: Sequence[BlockKey]) -> dict[HolderId, int]:
-        """For each holder of `keys[0]`: how many of `keys` it holds from the start on,
-        without a hole. Holders of nothing are absent; no keys, no holders."""
+    async def match(self, keys: Sequence[BlockKey]) -> Found:
+        """What each holder has of `keys`, a prompt's blocks from its first one on. Holders of
+        nothing are absent; no keys, no holders."""
 
     def num_blocks(self, holder: HolderId) -> int:
-        """How many blocks we believe that `holder` has."""
+        """How many full-attention blocks we believe that `holder` has, detached ones too; one
+        that lies in several tiers is one."""

@@ -1,0 +1,116 @@
+"""Blocks in numbered slots, and the tree they form: 25 bytes a block, in columns.
+
+Slot 0 is no block; as a parent it stands for "none: the block begins a prompt". Children of a
+block are a doubly linked list: `first` child, `next` and `before`. The first child has no sibling
+before it and points to its parent instead, with `PARENT` added. So every block is reached from
+its parent, unlinked in one step, and knows its parent when it is an only child, which is when
+the parent may have to go, too. A block that somebody named as a parent before it was stored
+itself has `before` 0 until then: it belongs nowhere yet.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from inferway.model import BlockKey
+
+PARENT = 1 << 31  # at most so many slots
+_GROWTH = 4  # bytes of a link
+
+
+class Slots:
+    """Columns of equal length; the owner writes `states` and `marks`."""
+
+    __slots__ = ("before", "first", "free", "keys", "marks", "next", "states")
+
+    def __init__(self) -> None:
+        self.keys = array("Q", [0])
+        self.states = array("I", [0])  # who holds it: an id of `states.States`
+        self.first = array("I", [0])
+        self.next = array("I", [0])
+        self.before = array("I", [0])
+        self.marks = bytearray(1)  # how lately it was of use
+        self.free = array("I")  # slots without a block; their columns are 0
+
+    @property
+    def num_used(self) -> int:
+        return len(self.states) - 1 - len(self.free)
+
+    def new(self, key: BlockKey, state: int) -> int:
+        """A slot for a block that belongs nowhere yet."""
+        if self.free:
+            slot = self.free.pop()
+            self.keys[slot] = key
+            self.states[slot] = state
+            return slot
+        self.keys.append(key)
+        self.states.append(state)
+        self.first.append(0)
+        self.next.append(0)
+        self.before.append(0)
+        self.marks.append(0)
+        return len(self.states) - 1
+
+    def new_chain(self, keys: Sequence[BlockKey], state: int, parent: int) -> Sequence[int]:
+        """Slots for new blocks, each the child of the one before it, the first of `parent`."""
+        if self.free:
+            slots = [self.new(key, state) for key in keys]
+            for slot in slots:
+                self.link(slot, parent)
+                parent = slot
+            return slots
+        start, count = len(self.states), len(keys)
+        end = start + count
+        self.keys.extend(array("Q", keys))
+        self.states.extend(array("I", [state]) * count)
+        self.first.extend(range(start + 1, end))
+        self.first.append(0)
+        self.next.frombytes(bytes(self.next.itemsize * count))
+        self.before.append(0)
+        self.before.extend(range(start | PARENT, end - 1 | PARENT))
+        self.marks.extend(bytes(count))
+        self.link(start, parent)
+        return range(start, end)
+
+    def link(self, slot: int, parent: int) -> None:
+        """`slot` belongs nowhere yet; now it is a child of `parent`."""
+        self.before[slot] = PARENT | parent
+        if not parent:
+            return
+        sibling = self.first[parent]
+        self.first[parent] = slot
+        if sibling:
+            self.next[slot] = sibling
+            self.before[sibling] = slot
+
+    def parent(self, slot: int) -> int | None:
+        """Takes a step per sibling. 0: it begins a prompt; None: it belongs nowhere yet."""
+        before = self.before[slot]
+        while before and not before & PARENT:
+            before = self.before[before]
+        return before ^ PARENT if before else None
+
+    def release(self, slot: int) -> int:
+        """Frees the slot of a block without children. Returns its parent if that has no more
+        children either, else 0."""
+        before, sibling = self.before[slot], self.next[slot]
+        childless = 0
+        if before & PARENT:
+            parent = before ^ PARENT
+            if parent:
+                self.first[parent] = sibling
+                if not sibling:
+                    childless = parent
+        elif before:
+            self.next[before] = sibling
+        if sibling:
+            self.before[sibling] = before
+        self.before[slot] = self.next[slot] = 0
+        self.states[slot] = self.marks[slot] = 0
+        self.free.append(slot)
+        return childless
+
+    def num_bytes(self) -> int:
+        columns = (self.keys, self.states, self.first, self.next, self.before, self.free)
+        return sum(c.itemsize * len(c) for c in columns) + len(self.marks)
