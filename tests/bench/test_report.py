@@ -1,4 +1,4 @@
-"""A run is kept as lines, shown as tables, and put into a document."""
+"""A run of `inferway bench route` is kept as lines and shown as tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import io
 from pathlib import Path
 
 import msgspec
-import pytest
 from rich.console import Console
 
 from inferway.bench.machine import Machine, this_machine
 from inferway.bench.parts import Part
-from inferway.bench.processes import BenchError
-from inferway.bench.report import cpu_table, markdown, parts_table, update_document
+from inferway.bench.report import cpu_table, markdown, parts_table
 from inferway.bench.results import Measurement, RouteRun, load_run, read_lines, write_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -93,23 +91,6 @@ def test_figures_from_a_busy_machine_are_called_provisional() -> None:
 
     assert "provisional" in markdown(busy)
     assert "provisional" not in markdown(RUN)
-
-
-def test_a_document_gets_the_tables_between_its_marks_and_keeps_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "performance.md"
-    begin, end = "<!-- begin: inferway bench route -->", "<!-- end: inferway bench route -->"
-    path.write_text(f"# Title\n\n{begin}\nold\n{end}\n\nNotes.\n")
-
-    update_document(path, RUN)
-
-    assert path.read_text() == f"# Title\n\n{begin}\n{markdown(RUN)}{end}\n\nNotes.\n"
-
-
-def test_a_document_without_marks_is_refused_with_the_cure(tmp_path: Path) -> None:
-    (tmp_path / "performance.md").write_text("# Title\n")
-
-    with pytest.raises(BenchError, match="add these two lines"):
-        update_document(tmp_path / "performance.md", RUN)
 
 
 def test_the_documents_tables_are_those_of_the_stored_result() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferway.bench.peers import Peers
 from inferway.bench.routers import (
     EngineAddress,
     Inferway,
@@ -16,8 +15,9 @@ from inferway.bench.routers import (
     since,
     total,
 )
+from inferway.bench.venvs import Venv
 
-PEERS = Peers(Path("/peers"))
+PEERS = Venv(Path("/peers"))
 ENGINES = [EngineAddress("http://127.0.0.1:1", "tcp://127.0.0.1:2")]
 PLACE = Place(port=3, metrics_port=4, engines=ENGINES, model="m", directory=Path("/tmp/x"))
 

@@ -25,6 +25,17 @@ _MARK = "<<number>>"
 NUMBER_DIGITS = 9
 
 
+# A system prompt as small services have it.
+SHOP_RULES = (
+    "You are a helpful assistant of a small bookshop. Be friendly and brief. Never promise "
+    "a delivery date. Prices are in euro and include tax. When a book is out of print, offer "
+    "to look for a used copy. When you are asked for advice on medicine or law, say that you "
+    "cannot give it. Answer in the language of the question, in at most three sentences, and "
+    "end with the number of the shop, 555 0142, when somebody wants to order. Opening hours "
+    "are Monday to Saturday from nine to six."
+)
+
+
 class _Message(msgspec.Struct):
     role: str
     content: str
@@ -61,15 +72,7 @@ def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
 
 def short_chat(model: str) -> list[BodyTemplate]:
     """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
-    rules = (
-        "You are a helpful assistant of a small bookshop. Be friendly and brief. Never promise "
-        "a delivery date. Prices are in euro and include tax. When a book is out of print, offer "
-        "to look for a used copy. When you are asked for advice on medicine or law, say that you "
-        "cannot give it. Answer in the language of the question, in at most three sentences, and "
-        "end with the number of the shop, 555 0142, when somebody wants to order. Opening hours "
-        "are Monday to Saturday from nine to six."
-    )
-    history = [{"role": "system", "content": rules}]
+    history = [{"role": "system", "content": SHOP_RULES}]
     return [_template(model, history, question, 0) for question in _sample().questions]
 
 

@@ -78,14 +78,16 @@ def get(url: str) -> bytes:
     return request(url)[0]
 
 
-def request(url: str, body: bytes | None = None) -> tuple[bytes, Mapping[str, str]]:
+def request(
+    url: str, body: bytes | None = None, seconds: float = 10
+) -> tuple[bytes, Mapping[str, str]]:
     """Body and headers (names in lower case) of a GET, or of a POST of JSON.
 
     Raises OSError when nobody listens, BenchError for a status that is not 2xx.
     """
     wanted = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
     try:
-        with _OPENER.open(wanted, timeout=10) as answer:
+        with _OPENER.open(wanted, timeout=seconds) as answer:
             headers = {name.lower(): value for name, value in answer.headers.items()}
             return answer.read(), headers
     except urllib.error.HTTPError as e:

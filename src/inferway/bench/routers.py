@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from inferway import __version__
-from inferway.bench.peers import PEERS, Peers
+from inferway.bench.peers import PEERS
 from inferway.bench.processes import get, request
+from inferway.bench.venvs import Venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
 
@@ -122,7 +123,7 @@ class Inferway:
 class VllmRouter:
     """vllm-router from PyPI."""
 
-    peers: Peers
+    peers: Venv
     policy: str
     version: str = PEERS["vllm-router"]
 
@@ -174,7 +175,7 @@ class VllmRouter:
 class SglangRouter:
     """sglang-router from PyPI."""
 
-    peers: Peers
+    peers: Venv
     policy: str
     version: str = PEERS["sglang-router"]
     engines_render: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -31,6 +32,19 @@ from inferway.errors import ConfigError
     metavar="MODEL=PATH",
     help="A model's tokenizer: directory, tokenizer.json or hub id.",
 )
+@click.option(
+    "--chat-template",
+    "chat_templates",
+    multiple=True,
+    metavar="MODEL=PATH",
+    help="A model's chat template, as its engines were given it: a .jinja file.",
+)
+@click.option(
+    "--trust-request-chat-template",
+    is_flag=True,
+    help="Render chat templates that requests bring, in a process of their own. Give it if the "
+    "engines were given it.",
+)
 @click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts.")
 @click.option(
     "--publish",
@@ -48,6 +62,7 @@ from inferway.errors import ConfigError
     "--scrape-seconds", type=float, help="How often each engine's load is read.  [default: 0.5]"
 )
 def serve(engines: tuple[str, ...], config: Path | None, tokenizers: tuple[str, ...],
+          chat_templates: tuple[str, ...], trust_request_chat_template: bool,
           no_scoring: bool, publish_text: bool, **flags: object) -> None:  # fmt: skip
     """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold."""
     try:
@@ -55,8 +70,10 @@ def serve(engines: tuple[str, ...], config: Path | None, tokenizers: tuple[str, 
         if engines:
             parsed = [parse_engine(spec) for spec in engines]
             overrides["engines"] = [_given(settings) for settings in parsed]
-        if tokenizers:
-            overrides["tokenizers"] = dict(_pair(text) for text in tokenizers)
+        if tokenizers or chat_templates:
+            overrides["models"] = _models(tokenizers, chat_templates)
+        if trust_request_chat_template:
+            overrides["trust_request_chat_template"] = True
         if no_scoring:
             overrides["scoring"] = False
         if publish_text:
@@ -86,8 +103,21 @@ def _given(settings: msgspec.Struct) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _models(tokenizers: Iterable[str], chat_templates: Iterable[str]) -> dict[str, object]:
+    """What the flags say of single models, as the key `models` has it."""
+    models: dict[str, dict[str, str]] = {}
+    for flag, key, texts in (
+        ("--tokenizer", "tokenizer", tokenizers),
+        ("--chat-template", "chat_template", chat_templates),
+    ):
+        for text in texts:
+            model, path = _pair(flag, text)
+            models.setdefault(model, {})[key] = path
+    return dict(models)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
     model, equals, path = text.rpartition("=")
     if not equals or not model or not path:
-        raise ConfigError(f"--tokenizer {text!r}: expected MODEL=PATH")
+        raise ConfigError(f"{flag} {text!r}: expected MODEL=PATH")
     return model, path

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from inferway.blocks.dialects import DEFAULT_SEED
+from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
 from inferway.prompts.prepare import is_prepared, prepared_model_dir
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
@@ -35,6 +36,7 @@ def duration(text: str) -> float:
 @click.command(context_settings={"show_default": True})
 @click.option("--model", help="Directory or hub id; unset: SmolLM2, once prepared.")
 @click.option("--tokenizer", help="Directory or hub id of its tokenizer; unset: the model's own.")
+@click.option("--chat-template", metavar="PATH", help="Instead of the model's own.")
 @click.option("--served-model-name", multiple=True, help="What clients call it; repeat for more.")
 @click.option("--lora-modules", multiple=True, metavar="NAME=PATH", help="An adapter; repeatable.")
 @click.option("--host", default="127.0.0.1")
@@ -52,6 +54,7 @@ def duration(text: str) -> float:
 @click.option("--prefill-time-per-token", type=duration, default="0", help="Of uncached tokens.")
 @click.option("--inter-token-latency", type=duration, default="0")
 @click.option("--time-factor-under-load", default=1.0, help="Times are so much longer when full.")
+@click.option("--enable-scale-out", is_flag=True, help="It renders for others: …/render.")
 @click.option("--zmq-endpoint", default="tcp://*:0", help="Where KV events go; none: nowhere.")
 @click.option("--kv-events-replay-endpoint", default="tcp://*:0", help="none: no replay.")
 @click.option("--kv-events-replay-queue-size", default=10_000, help="Batches kept for replay.")
@@ -79,7 +82,8 @@ async def _run(flags: dict[str, Any]) -> None:
     try:
         wanted = GetOrCreateTokenizerKeyRequest(flags["tokenizer"] or config.model)
         key = await renderer.get_or_create_tokenizer_key_async(wanted)
-        model = RenderedModel(renderer, key, config.max_model_len)
+        shaping = ModelSettings(chat_template=flags["chat_template"])
+        model = RenderedModel(renderer, key, config.max_model_len, shaping)
         async with SimulatedEngine(config, model) as engine:
             click.echo(_ready(engine))
             await stop.wait()

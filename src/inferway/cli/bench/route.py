@@ -1,4 +1,4 @@
-"""`inferway bench …`: measurements that anybody can repeat."""
+"""`inferway bench route`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from inferway.bench.document import update_document
 from inferway.bench.peers import install_peers
-from inferway.bench.report import cpu_table, notes, parts_table, update_document
+from inferway.bench.report import cpu_table, markdown, notes, parts_table
 from inferway.bench.results import RouteRun, write_lines
 from inferway.bench.route import Plan, run_route
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
@@ -19,12 +20,7 @@ from inferway.prompts.prepare import prepare_smollm2
 _QUICK = Plan(repeats=2, seconds=1, warm_up_seconds=1, part_repeats=60)
 
 
-@click.group()
-def bench() -> None:
-    """Measure the gateway beside its peers."""
-
-
-@bench.command()
+@click.command()
 @click.option("--quick", is_flag=True, help="Fewer and shorter repeats: a look, not a result.")
 @click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.")
 @click.option("--seconds", type=click.IntRange(min=1), help="Load per repeat.")
@@ -95,7 +91,7 @@ def _wanted(router: Router, only: tuple[str, ...]) -> bool:
 def _save(run: RouteRun, docs: Path) -> None:
     (docs / "results").mkdir(exist_ok=True)
     (docs / "results" / "route.json").write_text(write_lines(run))
-    update_document(docs / "performance.md", run)
+    update_document(docs / "performance.md", "route", markdown(run))
 
 
 def _show(run: RouteRun, console: Console) -> None:

@@ -1,0 +1,194 @@
+"""A run of `inferway bench chat-overhead` as tables: in the terminal, and as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.table import Table
+
+from inferway.bench.chat_overhead.fitting import GOAL_SHARE, SEED_ITL, SEED_TTFT
+from inferway.bench.chat_overhead.results import GOAL_MS, ChatOverheadRun, Pairs, Stage
+from inferway.bench.chat_overhead.workload import KINDS, Arm, Kind
+from inferway.bench.document import machine_line, table_lines, versions_line
+from inferway.bench.spread import Interval, mean_interval, median_interval
+
+KIND_NAMES: dict[Kind, str] = {"text": "its text", "ids": "its token ids"}
+
+_TOTAL_HEAD = (
+    "chat beside a completion with",
+    "pairs",
+    "TTFT: completion",
+    "chat",
+    "added, mean (95 %)",
+    "added, median (95 %)",
+    "asked",
+    "met",
+    "ITL: completion",
+    "chat",
+    "added, mean (95 %)",
+)
+_STAGE_HEAD = (
+    "requests/s",
+    "answered",
+    "TTFT: completions, mean / median",
+    "chats, mean / median",
+    "added to text (95 %)",
+    "added to token ids (95 %)",
+    "left late by, median / 99 %",
+)
+
+
+def terminal_table(run: ChatOverheadRun) -> Table:
+    """By rate; what the width of a terminal holds."""
+    table = Table(title="Time to first token by rate, ms: means", title_justify="left")
+    for head in ("requests/s", "answered", "completions", "chats", "added to text", "added to ids"):
+        table.add_column(head, justify="right")
+    for stage in run.stages:
+        completions, chats = _ttft_us(stage, "completion"), _ttft_us(stage, "chat")
+        added = (_added(stage.pairs[kind]) for kind in KINDS)
+        rate, answered = f"{stage.rate:g}", f"{stage.num_succeeded:,} of {stage.num_sent:,}"
+        table.add_row(rate, answered, _mean(completions), _mean(chats), *added)
+    return table
+
+
+def summary(run: ChatOverheadRun) -> list[str]:
+    """A line for each kind of pair."""
+    lines = []
+    for kind in run.kinds:
+        met = "met" if run.is_met(kind) else "not met"
+        goal = f"; asked: upper end ≤ {GOAL_MS:.2f}: {met}" if run.fit is not None else ""
+        added = _interval(run.added_ttft(kind))
+        lines.append(f"a chat beside a completion with {KIND_NAMES[kind]}: {added} ms{goal}")
+    return lines
+
+
+def markdown(run: ChatOverheadRun) -> str:
+    sent = sum(stage.num_sent for stage in run.stages)
+    succeeded = sum(stage.num_succeeded for stage in run.stages)
+    lines = [
+        f"Measured {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
+        f"seed {run.seed}:",
+        f"{run.engines}; {run.seconds:g} s at each rate, {sent:,} requests, "
+        f"{succeeded / sent:.2%} of them answered. Text: {run.text}.",
+        machine_line(run.machine),
+        versions_line(run.machine),
+        "",
+        *_fit_lines(run),
+        "All rates together, in milliseconds:",
+        "",
+        *table_lines(_TOTAL_HEAD, _total_rows(run)),
+        "",
+        "By rate, in milliseconds:",
+        "",
+        *table_lines(_STAGE_HEAD, (_stage_row(stage) for stage in run.stages)),
+        "",
+        *_what_was_the_same(run),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _fit_lines(run: ChatOverheadRun) -> list[str]:
+    if run.fit is None:
+        return []
+    completions = [us / 1e3 for kind in KINDS for us in run.pooled(kind).ttft_us["completion"]]
+    reached = mean_interval(completions)
+    return [
+        f"Fit: completions took {run.fit.overhead_ms:.1f} ms to engines that take no time, so the "
+        f"simulated ones take {run.fit.prefill_us_per_token:.1f} µs for each of "
+        f"{run.fit.uncached_tokens:.0f} uncached tokens and {run.fit.inter_token_ms:g} ms for each "
+        f"further one. Reached: {_ms(reached)} ms where the seed has "
+        f"{SEED_TTFT['completion'] * 1e3:.0f}.",
+        "",
+    ]
+
+
+def _what_was_the_same(run: ChatOverheadRun) -> list[str]:
+    prompts = [n for stage in run.stages for n in stage.prompt_tokens]
+    matched = [n for stage in run.stages for n in stage.matched_blocks]
+    cached = [n for stage in run.stages for n in stage.cached_tokens or ()]
+    unlike = sum(stage.num_unlike for stage in run.stages)
+    busiest = max(stage.generator_cpu for stage in run.stages)
+    engines = f"{min(cached)}-{max(cached)} tokens" if cached else "not told by the engines"
+    return [
+        f"Both arms of a pair had the same number of prompt tokens ({min(prompts)}-{max(prompts)}) "
+        f"in every pair, as the engines count them; cached of them: {engines}; matched by the "
+        f"gateway: {min(matched)}-{max(matched)} blocks. Pairs left out because cache or match "
+        f"differed: {unlike}. The load generator took {busiest:.1%} of a core at most.",
+    ]
+
+
+def _total_rows(run: ChatOverheadRun) -> Iterator[list[str]]:
+    for kind in run.kinds:
+        pairs = run.pooled(kind)
+        added = run.added_ttft(kind)
+        yield [
+            KIND_NAMES[kind],
+            f"{len(pairs.ttft_us['chat']):,}",
+            _mean(pairs.ttft_us["completion"]),
+            _mean(pairs.ttft_us["chat"]),
+            f"{_interval(added)}, {_percent(added.value, pairs.ttft_us['completion'])}",
+            _interval(median_interval(pairs.added_ttft_ms())),
+            f"upper end ≤ {GOAL_MS:.2f} ({GOAL_SHARE:.0%})" if run.fit is not None else "",
+            ("yes" if run.is_met(kind) else "**no**") if run.fit is not None else "",
+            *_itl_cells(pairs),
+        ]
+    yield [
+        "seed 000",
+        "",
+        *(f"{SEED_TTFT[arm] * 1e3:.0f}" for arm in ("completion", "chat")),
+        "+11, +10 %",
+        *("", "", ""),
+        *(f"{SEED_ITL[arm] * 1e3:.1f}" for arm in ("completion", "chat")),
+        "+0.4, +14 %",
+    ]
+
+
+def _itl_cells(pairs: Pairs) -> list[str]:
+    if not pairs.itl_us["chat"]:
+        return ["", "", ""]
+    added = mean_interval(pairs.added_itl_ms())
+    return [
+        _mean(pairs.itl_us["completion"]),
+        _mean(pairs.itl_us["chat"]),
+        f"{_interval(added)}, {_percent(added.value, pairs.itl_us['completion'])}",
+    ]
+
+
+def _stage_row(stage: Stage) -> list[str]:
+    completions, chats = _ttft_us(stage, "completion"), _ttft_us(stage, "chat")
+    median_lag, late_lag = (us / 1e3 for us in stage.lag_us)
+    return [
+        f"{stage.rate:g}",
+        f"{stage.num_succeeded:,} of {stage.num_sent:,}",
+        f"{_mean(completions)} / {np.median(completions) / 1e3:.1f}",
+        f"{_mean(chats)} / {np.median(chats) / 1e3:.1f}",
+        *(_added(stage.pairs[kind]) for kind in KINDS),
+        f"{median_lag:.2f} / {late_lag:.2f}",
+    ]
+
+
+def _ttft_us(stage: Stage, arm: Arm) -> list[int]:
+    return [us for kind in KINDS for us in stage.pairs[kind].ttft_us[arm]]
+
+
+def _added(pairs: Pairs) -> str:
+    differences = pairs.added_ttft_ms()
+    return _interval(mean_interval(differences)) if differences else ""
+
+
+def _mean(us: Sequence[float]) -> str:
+    mean = float(np.mean(us)) / 1e3 if us else 0.0
+    return f"{mean:.1f}" if mean >= 10 else f"{mean:.2f}"
+
+
+def _interval(ms: Interval) -> str:
+    return f"{ms.value:+.2f} ({ms.low:+.2f} to {ms.high:+.2f})"
+
+
+def _ms(ms: Interval) -> str:
+    return f"{ms.value:.1f} ({ms.low:.1f}-{ms.high:.1f})"
+
+
+def _percent(ms: float, of_us: Sequence[float]) -> str:
+    return f"{ms * 1e3 / float(np.mean(of_us)):+.1%}".replace("%", " %")

@@ -1,0 +1,68 @@
+"""A fleet and a model for a director that is measured without them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inferway.bench.index.workload import NUM_ENGINES
+from inferway.model import Candidates, Endpoint, HolderId, TokenIds, Tokenized
+from inferway.openai_api.requests import Body, ChatRequest
+from inferway.prompts.served import ServedModel
+
+
+class GivenTokens:
+    """Every prompt is `token_ids`."""
+
+    def __init__(self, token_ids: TokenIds) -> None:
+        self.token_ids = token_ids
+
+    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+        return Tokenized([self.token_ids])
+
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
+
+    @property
+    def local(self) -> None:
+        return None
+
+
+class EightEngines:
+    """Idle ones that serve one model."""
+
+    def __init__(self, block_size: int, prompts: GivenTokens) -> None:
+        self._block_size = block_size
+        self._model = ServedModel("m", prompts, block_sizes=(block_size,))
+        self._endpoints = [
+            Endpoint(f"engine-{i}", f"http://127.0.0.1:{8000 + i}", i) for i in range(NUM_ENGINES)
+        ]
+        self._nothing = np.zeros(NUM_ENGINES)
+
+    def model(self, name: str) -> ServedModel:  # noqa: ARG002
+        return self._model
+
+    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
+        return Candidates(
+            endpoints=self._endpoints,
+            rows={i: i for i in range(NUM_ENGINES)},
+            block_sizes=np.full(NUM_ENGINES, self._block_size),
+            in_flight=self._nothing,
+            others=self._nothing,
+            waiting=self._nothing,
+            kv_usage=self._nothing,
+            recent_tokens=self._nothing,
+            matched_blocks=self._nothing,
+            prompt_blocks=self._nothing,
+        )
+
+    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
+        return self._block_size
+
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        pass
+
+    def release(self, endpoint: Endpoint) -> None:
+        pass
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        pass

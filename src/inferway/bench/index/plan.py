@@ -1,0 +1,47 @@
+"""How much is measured."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import field
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a run does; its workers get it as JSON."""
+
+    seed: int = 1
+    rounds: int = 5  # in which both systems are measured, taking turns
+    block_size: int = 32
+    # match: prompts of each length, and blocks of other prompts beside them
+    prompts: dict[int, int] = field(default_factory=lambda: {512: 200, 8192: 20})
+    filler_blocks: int = 1_000_000
+    match_repeats: int = 15
+    # blocks per event -> events
+    events: dict[int, int] = field(default_factory=lambda: {16: 4_000, 1: 20_000})
+    event_repeats: int = 3
+    key_tokens: int = 8_000
+    # growth
+    growth_blocks: int = 6_000_000
+    blocks_per_second: int = 100_000
+    quiet_seconds: float = 10.0  # of decisions alone, to compare with
+    memory_blocks: int = 6_000_000
+    # memory by number of engines
+    engines: tuple[int, ...] = (1, 10, 100, 1000)
+    engine_blocks: int = 1_000_000  # held, all engines together
+    peer_blocks: int = 1_000_000
+
+
+QUICK = Plan(
+    rounds=2,
+    prompts={512: 50, 8192: 5},
+    filler_blocks=50_000,
+    match_repeats=7,
+    events={16: 500, 1: 2_000},
+    event_repeats=2,
+    growth_blocks=500_000,
+    quiet_seconds=2.0,
+    memory_blocks=500_000,
+    engines=(1, 10, 100),
+    engine_blocks=200_000,
+    peer_blocks=200_000,
+)

@@ -1,0 +1,1 @@
+"""`inferway bench prompts`: real chats -> what their tokens cost, beside transformers."""

@@ -1,0 +1,128 @@
+"""The models that are measured, and the conversations of seed 003 and of its source."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from inferway.bench.npm import npm_tokenizer
+from inferway.bench.processes import BenchError
+from inferway.prompts.prepare import prepare_smollm2
+
+OnStep = Callable[[str], None]
+Chat = list[dict[str, str]]
+
+_GRANITE = "ibm-granite-granite-3.3-2B-Instruct"  # seed 003's model
+
+# What TinyLlama and Zephyr are trained with: the end-of-sequence token stands between turns.
+_ZEPHYR = """\
+{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\n'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}"""
+
+# reference: seed 003's demo; the last is the one that llm-d's own Go benchmark renders, from
+# which the seed's figures are.
+SEED_003: dict[str, Chat] = {
+    "system + user": [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Hello! Can you help me understand how KV-cache works?"},
+    ],
+    "user": [
+        {"role": "user", "content": "What are the benefits of using template rendering?"},
+    ],
+    "system + 3 turns": [
+        {"role": "system", "content": "You are an expert in machine learning."},
+        {"role": "user", "content": "Explain the concept of attention mechanisms."},
+        {"role": "assistant", "content": "Attention lets each token weigh all tokens before it."},
+        {"role": "user", "content": "Can you give me a practical example?"},
+    ],
+    "2 short turns": [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi there!"},
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A directory that both systems can load."""
+
+    label: str
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModels:
+    """`fallback` and `others` are there unless npm is left out."""
+
+    plain: BenchModel  # the chats are measured with it
+    granite: BenchModel
+    fallback: BenchModel | None  # fastokens refuses its tokenizer
+    others: tuple[BenchModel, ...]  # large vocabularies, long templates
+
+    @property
+    def with_chats(self) -> list[BenchModel]:
+        return [self.plain] if self.fallback is None else [self.plain, self.fallback]
+
+
+def gather_models(data: Path, work: Path, on_step: OnStep, *, npm: bool) -> BenchModels:
+    """Raises BenchError or ConfigError when one cannot be had."""
+    smollm2 = prepare_smollm2()
+    granite = _with_template(
+        work / "granite", smollm2, _stored_template(data / "templates", _GRANITE)
+    )
+    fallback = None
+    others: tuple[BenchModel, ...] = ()
+    if npm:
+        # Its LlamaTokenizer is built anew by transformers, and by us.
+        directory = _with_template(work / "llama", npm_tokenizer("llama2", on_step), _ZEPHYR)
+        fallback = BenchModel("Llama tokenizer, Zephyr's template", directory)
+        others = (
+            BenchModel("Qwen3", npm_tokenizer("qwen3", on_step)),
+            BenchModel("Gemma 3", npm_tokenizer("gemma3", on_step)),
+        )
+    return BenchModels(
+        plain=BenchModel("SmolLM2", smollm2),
+        granite=BenchModel("Granite 3.3", granite),
+        fallback=fallback,
+        others=others,
+    )
+
+
+def _with_template(directory: Path, tokenizer: Path, template: str) -> Path:
+    """A model in `directory`: the tokenizer's files, and another template."""
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, directory / name)
+    (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+class _StoredTemplate(msgspec.Struct):
+    names: list[tuple[str, str]]
+    chat_template: str
+
+
+def _stored_template(directory: Path, name: str) -> str:
+    path = directory / "chat_templates.jsonl.gz"
+    if not path.is_file():
+        raise BenchError(f"{path}: no such file; the cure: --data DIR, the project's data")
+    for line in gzip.decompress(path.read_bytes()).splitlines():
+        stored = msgspec.json.decode(line, type=_StoredTemplate)
+        if name in {known for _, known in stored.names}:
+            return stored.chat_template
+    raise BenchError(f"{path}: no template of {name}")

@@ -1,0 +1,21 @@
+"""`inferway bench …`: measurements that anybody can repeat."""
+
+from __future__ import annotations
+
+import click
+
+from inferway.cli.bench.chat_overhead import chat_overhead
+from inferway.cli.bench.index import index
+from inferway.cli.bench.prompts import prompts
+from inferway.cli.bench.route import route
+
+
+@click.group()
+def bench() -> None:
+    """Measure the gateway beside its peers."""
+
+
+bench.add_command(route)
+bench.add_command(prompts)
+bench.add_command(chat_overhead)
+bench.add_command(index)

