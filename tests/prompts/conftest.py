@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.prepare import prepare_smollm2
 
 Row = dict[str, Any]
@@ -37,6 +39,18 @@ def read_rows(shared_data: Path) -> ReadRows:
 @pytest.fixture(scope="session")
 def read_golden() -> Callable[[Path], list[Row]]:
     return read_jsonl
+
+
+@pytest.fixture(scope="session")
+def real_templates(read_rows: ReadRows) -> dict[str, ChatTemplate]:
+    """All of the shared data by id, compiled once; their clock stands where it stood when the
+    goldens were made."""
+    meta = read_rows("templates/goldens_transformers.jsonl.gz")[0]["meta"]
+    now = datetime.fromisoformat(meta["now"])
+    return {
+        row["id"]: ChatTemplate(row["chat_template"], now=lambda: now)
+        for row in read_rows("templates/chat_templates.jsonl.gz")
+    }
 
 
 def read_jsonl(path: Path) -> list[Row]:

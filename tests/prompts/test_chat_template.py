@@ -34,15 +34,6 @@ def goldens(read_rows: ReadRows) -> list[Row]:
     return read_rows("templates/goldens_transformers.jsonl.gz")
 
 
-@pytest.fixture(scope="module")
-def compiled(read_rows: ReadRows, goldens: list[Row]) -> dict[str, ChatTemplate]:
-    now = datetime.fromisoformat(goldens[0]["meta"]["now"])
-    return {
-        row["id"]: ChatTemplate(row["chat_template"], now=lambda: now)
-        for row in read_rows("templates/chat_templates.jsonl.gz")
-    }
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -51,7 +42,7 @@ def compiled(read_rows: ReadRows, goldens: list[Row]) -> dict[str, ChatTemplate]
     ],
 )
 def test_every_real_template_gives_the_text_of_transformers(
-    case: str, goldens: list[Row], compiled: dict[str, ChatTemplate]
+    case: str, goldens: list[Row], real_templates: dict[str, ChatTemplate]
 ) -> None:
     meta = goldens[0]["meta"]
     tokens = {"bos_token": meta["bos_token"], "eos_token": meta["eos_token"]}
@@ -59,7 +50,7 @@ def test_every_real_template_gives_the_text_of_transformers(
 
     for golden in goldens[1:]:
         try:
-            text = compiled[golden["id"]].render(chat(meta["cases"][case], **tokens))
+            text = real_templates[golden["id"]].render(chat(meta["cases"][case], **tokens))
         except TemplateError:
             text = None
         if text != golden["outputs"][case].get("text"):
@@ -134,12 +125,39 @@ def test_loops_may_be_left_early() -> None:
     )
 
 
-def test_the_clock_is_the_one_it_was_given() -> None:
-    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2024, 7, 26))
+def test_a_day_after_midnight_is_another_day() -> None:
+    moments = iter([datetime(2024, 7, 26, 23, 59, 59), datetime(2024, 7, 27)])
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=lambda: next(moments))
 
-    text = template.render(ChatInput(HI))
+    texts = [template.render(ChatInput(HI)) for _ in range(2)]
 
-    assert (text, template.reads_clock) == ("26 Jul 2024", True)
+    assert (texts, template.reads_clock) == (["26 Jul 2024", "27 Jul 2024"], True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if x %}{{ strftime_now('%d') }}{% endif %}",
+        "{% set now = strftime_now %}{{ now('%d') }}",
+        "{% macro day() %}{{ strftime_now('%d') }}{% endmacro %}{{ day() }}",
+        "{{ ['%d'] | map(strftime_now) | list }}",
+        "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}",
+    ],
+)
+def test_whoever_hands_the_clock_on_reads_it(source: str) -> None:
+    assert ChatTemplate(source).reads_clock
+
+
+def test_a_template_that_only_speaks_of_the_clock_does_not_read_it() -> None:
+    assert not ChatTemplate("{# strftime_now #}{{ 'strftime_now' }}").reads_clock
+
+
+def test_a_variable_may_stand_in_for_the_clock() -> None:
+    assert render("{{ strftime_now('%d') }}", strftime_now=str.upper) == "%D"
+
+
+def test_what_is_given_under_no_name_of_the_template_changes_nothing() -> None:
+    assert render("{{ x }}", x=1, y=2) == "1"
 
 
 def test_a_template_that_refuses_gives_its_own_reason() -> None:
@@ -242,6 +260,8 @@ def test_a_continued_message_stays_open(source: str, content: Any, text: str) ->
         (CONTINUED, [{"type": "image"}], "no text to continue"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "I", "does not show"),
         ("{{ messages[0].content }}", "I", "drops or changes"),
+        (CONTINUED, [{"type": "text", "text": None}], "no text to continue"),
+        (CONTINUED, ["some text"], "no text to continue"),
     ],
 )
 def test_a_message_that_cannot_be_continued_names_the_field(
@@ -251,6 +271,18 @@ def test_a_message_that_cannot_be_continued_names_the_field(
         continue_final(source, content)
 
     assert e.value.param == "continue_final_message"
+
+
+def test_another_field_than_the_content_can_be_continued() -> None:
+    request = ChatInput(
+        [*HI, {"role": "assistant", "content": "", "thinking": "Well, "}],
+        add_generation_prompt=False,
+        continue_final_message="thinking",
+    )
+
+    text = ChatTemplate("{% for m in messages %}<{{ m.thinking }}>{% endfor %}").render(request)
+
+    assert text == "<><Well, "
 
 
 def test_a_message_is_not_continued_and_answered_at_once() -> None:

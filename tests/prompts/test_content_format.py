@@ -1,15 +1,25 @@
-"""The form of content that a template wants, as vLLM detects it.
-
-All 347 templates of the shared data agree with vLLM 0.32's own answer (docs/fidelity.md).
-"""
+"""The form of content that a template wants, as vLLM detects it."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 
 from inferway.prompts.chat_template import ChatTemplate
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_formats.json"
+
 LOOP = "{% for m in messages %}BODY{% endfor %}"
+
+
+def test_every_real_template_gets_the_form_that_vllm_gives_it(
+    real_templates: dict[str, ChatTemplate],
+) -> None:
+    found = {id: template.content_format for id, template in real_templates.items()}
+
+    assert found == json.loads(GOLDEN.read_text())
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden.prompts.chat_rules import RULES
 
+from inferway.config import ModelSettings
 from inferway.errors import InferwayError, InvalidRequestError, RenderError
-from inferway.openai_api.requests import ChatRequest
+from inferway.openai_api.requests import ChatRequest, parse_chat
 from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.conversation import chat_render_request, conversation
+from inferway.prompts.conversation import (
+    chat_render_request,
+    conversation,
+    forwarded_ids,
+)
 from inferway.prompts.renderer import RenderChatRequest, chat_input
+from inferway.prompts.template_arguments import sees_tools
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"
+NUM_DRAWN = 160
 
 TEXT = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 PARTS = ChatTemplate(
@@ -40,31 +48,53 @@ def golden_rows(read_golden: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def test_62_bodies_give_the_prompts_of_vllm_with_24_real_templates(
-    golden_rows: list[dict[str, Any]], read_rows: Any
+@pytest.fixture(scope="module")
+def templates(
+    golden_rows: list[dict[str, Any]], real_templates: dict[str, ChatTemplate]
+) -> dict[str, ChatTemplate]:
+    return {id: real_templates[id] for id in golden_rows[0]["meta"]["templates"]}
+
+
+@pytest.mark.parametrize("rule", [*RULES, "drawn"])
+def test_bodies_give_the_prompts_of_vllm_with_24_real_templates(
+    rule: str, golden_rows: list[dict[str, Any]], templates: dict[str, ChatTemplate]
 ) -> None:
     meta, *cases = golden_rows
     tokens = meta["meta"]["special_tokens"]
-    sources = {t["id"]: t["chat_template"] for t in read_rows("templates/chat_templates.jsonl.gz")}
-    templates = {id: ChatTemplate(sources[id]) for id in cases[0]["expected"]}
     misses = []
 
-    for number, case in enumerate(cases):
-        for id, expected in case["expected"].items():
-            try:
-                asked = chat_render_request(as_chat(case["body"]), "key", templates[id])
-                text = templates[id].render(chat_input(asked, tokens))
-            except InferwayError:
-                text = None
-            if text != expected:
-                misses.append((number, id))
+    for case in cases:
+        # What vLLM refuses before it renders, it will refuse, whatever we make of it.
+        if case["rule"] == rule and case["valid"]:
+            misses += [
+                (case["body"], id)
+                for id, expected in case["expected"].items()
+                if rendered(case["body"], templates[id], tokens) != expected
+            ]
 
     assert misses == []
 
 
+def rendered(fields: dict[str, Any], template: ChatTemplate, tokens: dict[str, str]) -> str | None:
+    asked = as_chat(fields)
+    if asked.chat_template is not None:
+        template = ChatTemplate(asked.chat_template)
+    try:
+        request = chat_render_request(asked, "key", template, trust_request_template=True)
+        return template.render(chat_input(request, tokens))
+    except InferwayError:
+        return None
+
+
+def test_each_rule_is_asked_as_often_as_it_was_recorded(golden_rows: list[dict[str, Any]]) -> None:
+    recorded = [(case["rule"], case["body"]) for case in golden_rows[1:]]
+
+    assert recorded[:-NUM_DRAWN] == [(rule, body) for rule in RULES for body in RULES[rule]]
+    assert {rule for rule, _ in recorded[-NUM_DRAWN:]} == {"drawn"}
+
+
 def as_chat(fields: dict[str, Any]) -> ChatRequest:
-    known = {k: v for k, v in fields.items() if k in ChatRequest.__struct_fields__}
-    return ChatRequest(**known)
+    return parse_chat(json.dumps(fields).encode()).body
 
 
 def test_text_templates_get_parts_joined_by_newlines() -> None:
@@ -231,7 +261,7 @@ def test_a_template_in_the_request_is_not_run(fields: dict[str, Any]) -> None:
 
 def test_a_trusted_template_in_the_request_decides_over_the_content_format() -> None:
     asked = chat_render_request(
-        body(user("a"), chat_template=PARTS.source), "key", TEXT, trust_request_template=True
+        body(user("a"), chat_template=PARTS.source), "key", PARTS, trust_request_template=True
     )
 
     assert asked.conversation == [user([{"type": "text", "text": "a"}])]
@@ -241,3 +271,78 @@ def test_claude_codes_changing_header_is_dropped() -> None:
     system = {"role": "system", "content": "x-anthropic-billing-header: cch=1\nBe kind."}
 
     assert conversation([system], TEXT) == [{"role": "system", "content": "Be kind."}]
+
+
+FORWARDED = {"kv_transfer_params": {"prompt_token_ids": [5, 6, 7]}}
+
+
+def test_ids_that_a_request_carries_are_its_prompt() -> None:
+    assert forwarded_ids(body(user(), **FORWARDED)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kv_transfer_params": {"do_remote_prefill": True}},
+        {"kv_transfer_params": {"prompt_token_ids": None}},
+        {**FORWARDED, "echo": True},
+    ],
+)
+def test_without_them_the_messages_are_the_prompt(fields: dict[str, Any]) -> None:
+    assert forwarded_ids(body(user(), **fields)) is None
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "a", "image_url": 1}]
+)
+def test_ids_do_not_stand_for_media(part: dict[str, Any]) -> None:
+    assert forwarded_ids(body(user([part]), **FORWARDED)) is None
+
+
+@pytest.mark.parametrize("ids", [[], "x", [1, -1], [True], [1.0], {"a": 1}])
+def test_ids_that_are_none_are_refused(ids: Any) -> None:
+    with pytest.raises(InvalidRequestError) as e:
+        forwarded_ids(body(user(), kv_transfer_params={"prompt_token_ids": ids}))
+
+    assert e.value.param == "kv_transfer_params.prompt_token_ids"
+
+
+@pytest.mark.parametrize("name", ["conversation", "tokenizer", "model_config"])
+def test_arguments_of_the_call_itself_are_not_for_requests_to_give(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as e:
+        request(chat_template_kwargs={name: 1})
+
+    assert e.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("others", [{"truncation": True}, {"max_length": 3}])
+def test_tokenization_by_the_template_call_is_not_followed(others: dict[str, Any]) -> None:
+    with pytest.raises(RenderError):
+        request(chat_template_kwargs={"tokenize": True, **others})
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags", "sees"),
+    [
+        ({}, {}, False),
+        ({"tools": [{}]}, {}, True),
+        ({"tools": [{}], "tool_choice": "none"}, {}, True),
+        (
+            {"tools": [{}], "tool_choice": "none"},
+            {"exclude_tools_when_tool_choice_none": True},
+            False,
+        ),
+        ({"chat_template_kwargs": {"tools": [{}]}}, {}, True),
+        ({"chat_template_kwargs": {"tools": None}}, {}, False),
+        (
+            {"chat_template_kwargs": {"tools": "auto"}},
+            {"chat_template_kwargs": {"tools": []}},
+            True,
+        ),
+    ],
+)
+def test_any_tools_decide_for_the_template_for_tools(
+    fields: dict[str, Any], flags: dict[str, Any], sees: bool
+) -> None:
+    assert sees_tools(body(user(), **fields), ModelSettings(**flags)) is sees

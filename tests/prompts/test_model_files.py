@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferway.errors import RenderError
-from inferway.prompts.model_files import read_model_files, special_tokens
+from inferway.prompts.model_files import read_model_files
 
 
 @pytest.fixture
@@ -45,10 +45,14 @@ def test_a_config_may_list_named_templates(directory: Path) -> None:
     assert read_model_files(directory).templates == {"default": "d", "rag": "r"}
 
 
-def test_a_processors_template_is_the_last_resort(directory: Path) -> None:
+def test_a_processors_template_is_kept_apart(directory: Path) -> None:
+    write(directory, "tokenizer_config.json", {"chat_template": "config"})
     write(directory, "chat_template.json", {"chat_template": "old"})
+    write(directory, "preprocessor_config.json", {"processor_class": "LlavaProcessor"})
 
-    assert read_model_files(directory).templates == {"default": "old"}
+    files = read_model_files(directory)
+
+    assert (files.templates, files.processor_template) == ({"default": "config"}, "old")
 
 
 def test_the_path_of_a_tokenizer_file_stands_for_its_directory(directory: Path) -> None:
@@ -57,30 +61,20 @@ def test_the_path_of_a_tokenizer_file_stands_for_its_directory(directory: Path) 
     assert read_model_files(directory / "tokenizer.json").templates == {"default": "file"}
 
 
-def test_special_tokens_are_text_or_objects() -> None:
-    config = {
-        "bos_token": {"content": "<s>", "lstrip": False},
-        "eos_token": "</s>",
-        "pad_token": None,
+def test_files_that_decide_over_the_tokenizer_are_read_as_they_are(directory: Path) -> None:
+    written = {
+        "tokenizer_config": {"bos_token": "<config>"},
+        "special_tokens_map": {"bos_token": "<map>"},
+        "added_tokens": {"<new>": 7},
     }
+    for name, value in written.items():
+        write(directory, f"{name}.json", value)
+    write(directory, "config.json", {"model_type": "llama"})
 
-    assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}
+    files = read_model_files(directory).tokenizer
 
-
-def test_the_special_tokens_map_counts_where_the_config_lists_no_added_tokens(
-    directory: Path,
-) -> None:
-    write(directory, "special_tokens_map.json", {"bos_token": "<map>"})
-    write(directory, "tokenizer_config.json", {"bos_token": "<config>"})
-
-    assert read_model_files(directory).config["bos_token"] == "<map>"
-
-
-def test_the_special_tokens_map_does_not_count_beside_added_tokens(directory: Path) -> None:
-    write(directory, "special_tokens_map.json", {"bos_token": "<map>"})
-    write(directory, "tokenizer_config.json", {"bos_token": "<c>", "added_tokens_decoder": {}})
-
-    assert read_model_files(directory).config["bos_token"] == "<c>"
+    assert {name: getattr(files, name) for name in written} == written
+    assert files.model_config == {"model_type": "llama"}
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
+from inferway.prompts.model_prompts import MAX_PROMPTS
 
 MakeModel = Callable[..., Path]
 MakePrompts = Callable[..., ModelPrompts]
@@ -199,11 +199,50 @@ def test_the_encoder_and_its_reason_can_be_told(prompts: MakePrompts) -> None:
     assert (model.encoder, model.why[:6]) == ("fastokens", "agrees")
 
 
-@pytest.mark.parametrize("body", [chat(), completion("a b c d")])
-def test_a_truncation_we_do_not_follow_is_left_to_the_engine(
-    prompts: MakePrompts, body: Body
+def test_more_prompts_in_one_request_than_are_looked_at_go_by_load_only(
+    prompts: MakePrompts,
 ) -> None:
-    cut = msgspec.structs.replace(body, truncate_prompt_tokens=2, truncation_side="right")
+    assert len(tokenize(prompts(), completion(["a"] * MAX_PROMPTS))) == MAX_PROMPTS
 
-    with pytest.raises(RenderError, match="truncation_side"):
-        tokenize(prompts(), cut)
+    with pytest.raises(RenderError) as e:
+        tokenize(prompts(), completion(["a"] * (MAX_PROMPTS + 1)))
+
+    assert e.value.reason == "many-prompts"
+
+
+def test_a_completion_leaves_room_for_16_tokens_unless_told_otherwise(
+    prompts: MakePrompts,
+) -> None:
+    kept = [
+        tokenize(prompts(4), completion(FRANCE, truncate_prompt_tokens=-1, **more))
+        for more in ({}, {"max_tokens": 3})
+    ]
+
+    assert kept == [[FRANCE_IDS[-3:]]] * 2
+
+
+def test_ids_that_a_chat_carries_are_its_prompt(prompts: MakePrompts) -> None:
+    body = chat("not looked at", kv_transfer_params={"prompt_token_ids": [5, 6, 7]})
+
+    assert tokenize(prompts(), body) == [[5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"prompt_embeds": "AAAA"}, "media"), ({"suffix": "end"}, "own-renderer")],
+)
+def test_prompts_that_the_engine_makes_of_more_than_text_are_beyond_us(
+    prompts: MakePrompts, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(RenderError) as e:
+        tokenize(prompts(), completion(FRANCE, **fields))
+
+    assert e.value.reason == reason
+
+
+def test_a_chat_that_others_would_wait_for_is_not_rendered_for_people(
+    prompts: MakePrompts,
+) -> None:
+    texts = [prompts().rendered_text(chat("word " * count)) for count in (10, 20_000)]
+
+    assert [text is not None for text in texts] == [True, False]

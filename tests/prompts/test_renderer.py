@@ -19,6 +19,7 @@ from inferway.prompts import (
     Renderer,
     RenderRequest,
 )
+from inferway.prompts.renderer import MAX_GIVEN_TEMPLATES
 
 MakeModel = Callable[..., Path]
 
@@ -162,6 +163,18 @@ def test_a_request_may_bring_a_template_and_its_variables(
     )
 
     assert result.text == "<|im_start|>7doctool"
+
+
+def test_a_template_that_is_brought_again_is_compiled_once(
+    renderer: Renderer, smollm2_key: str
+) -> None:
+    model = renderer.loaded(smollm2_key)
+    first = model.template("{{ 0 }}")
+
+    assert model.template("{{ 0 }}") is first
+    for i in range(MAX_GIVEN_TEMPLATES):
+        model.template(f"{{{{ {i + 1} }}}}")
+    assert model.template("{{ 0 }}") is not first
 
 
 def test_special_tokens_may_be_overridden(renderer: Renderer, smollm2_key: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,39 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prompts.texts import drawn_texts
+from tests.prompts.transformers_oracle import load_theirs
 
 from inferway.errors import InvalidRequestError, RenderError
+from inferway.prompts.check_texts import CHECK_TEXTS
 from inferway.prompts.model_files import read_model_files
 from inferway.prompts.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Path]
+SharedTokenizer = Callable[[str], tuple[Path, Tokenizer]]
 
 BY_FASTOKENS = ["phi-3", "starcoder", "gpt-2"]
 BY_TOKENIZERS = ["falcon", "bert-bge", "t5-small"]
 
 
 def load(directory: Path) -> Tokenizer:
-    return Tokenizer(read_model_files(directory))
+    return Tokenizer(read_model_files(directory).tokenizer)
+
+
+@pytest.fixture(scope="module")
+def shared_tokenizer(
+    shared_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, Tokenizer]]:
+    """One of the shared tokenizers without a config, and its directory; loaded once."""
+
+    @cache
+    def get(name: str) -> tuple[Path, Tokenizer]:
+        packed = (shared_data / "tokenizers" / f"{name}.tokenizer.json.gz").read_bytes()
+        directory = tmp_path_factory.mktemp(name)
+        (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+        return directory, load(directory)
+
+    return get
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +55,9 @@ def smollm2_tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("name", ["phi-3", "falcon", "starcoder", "gpt-2", "bert-bge"])
 def test_ids_are_those_that_llama_cpp_recorded(
-    name: str, make_model: MakeModel, read_rows: Any
+    name: str, shared_tokenizer: SharedTokenizer, read_rows: Any
 ) -> None:
-    tokenizer = load(make_model(name))
+    _, tokenizer = shared_tokenizer(name)
     vectors = read_rows("tokenizers/llama_cpp_token_vectors.jsonl.gz")
     vectors = [row for row in vectors if row["model"] == name]
     misses = [
@@ -50,9 +72,9 @@ def test_ids_are_those_that_llama_cpp_recorded(
 
 @pytest.mark.parametrize("name", [*BY_FASTOKENS, *BY_TOKENIZERS])
 def test_real_chats_get_the_ids_of_the_reference(
-    name: str, make_model: MakeModel, chat_texts: list[str]
+    name: str, shared_tokenizer: SharedTokenizer, chat_texts: list[str]
 ) -> None:
-    tokenizer = load(make_model(name))
+    _, tokenizer = shared_tokenizer(name)
 
     for text in chat_texts:
         ids = tokenizer.encode(text, add_special_tokens=True)
@@ -74,19 +96,84 @@ def first_texts(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", BY_FASTOKENS)
-def test_fastokens_encodes_what_it_encodes_exactly(name: str, make_model: MakeModel) -> None:
-    tokenizer = load(make_model(name))
+def test_fastokens_encodes_what_it_encodes_exactly(
+    name: str, shared_tokenizer: SharedTokenizer
+) -> None:
+    _, tokenizer = shared_tokenizer(name)
 
     assert tokenizer.encoder == "fastokens"
     assert re.fullmatch(r"agrees with tokenizers on \d+ texts", tokenizer.why)
 
 
 @pytest.mark.parametrize("name", BY_TOKENIZERS)
-def test_tokenizers_encodes_what_fastokens_refuses(name: str, make_model: MakeModel) -> None:
-    tokenizer = load(make_model(name))
+def test_tokenizers_encodes_what_fastokens_refuses(
+    name: str, shared_tokenizer: SharedTokenizer
+) -> None:
+    _, tokenizer = shared_tokenizer(name)
 
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.why.startswith("fastokens refuses it: ")
+
+
+@pytest.mark.parametrize("name", [*BY_FASTOKENS, *BY_TOKENIZERS])
+def test_drawn_texts_get_the_ids_and_offsets_of_transformers(
+    name: str, shared_tokenizer: SharedTokenizer
+) -> None:
+    directory, tokenizer = shared_tokenizer(name)
+    theirs = load_theirs(directory)
+    added = list(theirs.get_added_vocab())
+
+    for text in [*CHECK_TEXTS, *drawn_texts(5, 150, added)]:
+        ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=True)
+        expected = theirs(text, return_offsets_mapping=True)
+
+        assert ids.tolist() == expected["input_ids"]
+        assert [tuple(offset) for offset in offsets.tolist()] == expected["offset_mapping"]
+        assert tokenizer.encode(text, add_special_tokens=True).tolist() == expected["input_ids"]
+
+
+# tokenizer_config.json's class, and a vocabulary that suits it.
+REBUILT = [
+    ("LlamaTokenizer", "phi-3", "tokenizers"),
+    ("CodeLlamaTokenizer", "phi-3", "tokenizers"),
+    ("GemmaTokenizer", "phi-3", "fastokens"),
+    ("GPT2Tokenizer", "starcoder", "fastokens"),
+    ("GPTNeoXTokenizer", "gpt-2", "fastokens"),
+    ("Qwen2Tokenizer", "gpt-2", "fastokens"),
+    ("CohereTokenizer", "gpt-2", "fastokens"),
+    ("T5Tokenizer", "t5-small", "tokenizers"),
+]
+
+
+@pytest.mark.parametrize(("tokenizer_class", "name", "encoder"), REBUILT)
+def test_rebuilt_tokenizers_give_the_ids_of_transformers(
+    tokenizer_class: str, name: str, encoder: str, make_model: MakeModel
+) -> None:
+    directory = make_model(name, tokenizer_class=tokenizer_class)
+    tokenizer, theirs = load(directory), load_theirs(directory)
+
+    assert tokenizer.encoder == encoder
+    added = [token for token in theirs.get_added_vocab() if token != "<FILL_ME>"]
+    for text in drawn_texts(6, 100, added):
+        expected = theirs(text)["input_ids"]
+
+        assert tokenizer.encode(text, add_special_tokens=True).tolist() == expected
+
+
+def test_code_llamas_infilling_is_said_not_to_be_followed(make_model: MakeModel) -> None:
+    tokenizer = load(make_model("phi-3", tokenizer_class="CodeLlamaTokenizer"))
+
+    with pytest.raises(RenderError, match="rearranges a text with '<FILL_ME>'"):
+        tokenizer.encode("def f():\n<FILL_ME>\n", add_special_tokens=True)
+
+
+def test_special_tokens_may_be_ordinary_text(make_model: MakeModel) -> None:
+    directory = make_model("gpt-2", split_special_tokens=True)
+    tokenizer = load(directory)
+    expected = load_theirs(directory)("a<|endoftext|>b")["input_ids"]
+
+    assert tokenizer.encode("a<|endoftext|>b", add_special_tokens=False).tolist() == expected
+    assert tokenizer.encoder == "tokenizers"
 
 
 PIECES = st.sampled_from(
@@ -141,9 +228,9 @@ def test_decoding_may_leave_special_tokens_out(smollm2_tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("name", ["smollm2", "falcon"])
 def test_a_lone_surrogate_is_the_clients_fault(
-    name: str, make_model: MakeModel, smollm2: Path
+    name: str, shared_tokenizer: SharedTokenizer, smollm2_tokenizer: Tokenizer
 ) -> None:
-    tokenizer = load(smollm2 if name == "smollm2" else make_model(name))
+    tokenizer = smollm2_tokenizer if name == "smollm2" else shared_tokenizer(name)[1]
 
     with pytest.raises(InvalidRequestError, match="lone surrogate"):
         tokenizer.encode("a\ud800b", add_special_tokens=False)

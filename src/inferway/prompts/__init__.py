@@ -1,13 +1,22 @@
-"""A parsed request -> the token ids that the engine will see."""
+"""A parsed request -> the token ids that the engine will see.
 
-from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.renderer import (
-    GetOrCreateTokenizerKeyRequest,
-    RenderChatRequest,
-    Renderer,
-    RenderRequest,
-    RenderResult,
-)
+Names are loaded on first use (PEP 562): the helper process needs some modules of this room, and
+none of the tokenizers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferway.prompts.model_prompts import ModelPrompts
+    from inferway.prompts.renderer import (
+        GetOrCreateTokenizerKeyRequest,
+        RenderChatRequest,
+        Renderer,
+        RenderRequest,
+        RenderResult,
+    )
 
 __all__ = [
     "GetOrCreateTokenizerKeyRequest",
@@ -17,3 +26,12 @@ __all__ = [
     "RenderResult",
     "Renderer",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    home = "model_prompts" if name == "ModelPrompts" else "renderer"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,34 +1,33 @@
 """A Jinja chat template -> text, exactly as transformers' `apply_chat_template` renders it.
 
-The environment's rules (transformers utils/chat_template_utils.py): immutable sandbox,
-`trim_blocks` and `lstrip_blocks`, loop controls, `tojson` that escapes no HTML and keeps
-non-ASCII text, `raise_exception`, `strftime_now`, and `{% generation %}` around what the
-assistant wrote. A template is compiled once; rendering keeps no state, so any thread may.
+A template is compiled once; rendering keeps no state, so any thread may.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import msgspec
+from jinja2 import meta
+from jinja2.runtime import Context
 
 from inferway.errors import RenderError, TemplateError
 from inferway.model import Reason
 from inferway.prompts.content_format import ContentFormat, detect_content_format
+from inferway.prompts.template_environment import (
+    CLOCK,
+    GenerationSpans,
+    RaisedByTemplateError,
+    Span,
+    names_read,
+    note_generation,
+    template_environment,
+)
 
 Message = dict[str, Any]
-
-# [start, end) in characters of the rendered text.
-Span = tuple[int, int]
 
 MAX_REASON_CHARS = 300
 
@@ -37,78 +36,102 @@ MAX_REASON_CHARS = 300
 # that a template which looks at the end of a message sees the same.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
-_SPANS = "_inferway_generation_spans"
+# What a template gets besides the variables of a ChatInput.
+_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
-@dataclass(frozen=True, slots=True)
-class ChatInput:
+class ChatInput(msgspec.Struct, frozen=True):
     """What a template gets to see, in the words of `apply_chat_template`."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)  # special tokens, kwargs
-
-    def context(self) -> dict[str, Any]:
-        named = {
-            "messages": self.messages,
-            "tools": self.tools,
-            "documents": self.documents,
-            "add_generation_prompt": self.add_generation_prompt,
-        }
-        clash = sorted(named.keys() & self.variables.keys())
-        if clash:
-            raise TemplateError(
-                f"chat_template_kwargs: {clash[0]!r} is given already",
-                param=f"chat_template_kwargs.{clash[0]}",
-            )
-        return {**self.variables, **named}
+    continue_final_message: bool | str = False  # a name: of the field to continue
+    variables: Mapping[str, Any] = {}  # special tokens, kwargs
 
 
 class ChatTemplate:
-    """One compiled template. Raises RenderError if the source is no template."""
+    """One compiled template. Raises RenderError if the source is no template.
+
+    `names` are the variables it may look at; only these are handed to it. `reads_clock`: what
+    it writes changes with time.
+    """
 
     def __init__(self, source: str, *, now: Callable[[], datetime] = datetime.now) -> None:
         self.source = source
-        environment = _environment(now)
+        environment = self._environment = template_environment(now)
         try:
-            self._template = environment.from_string(source)
             tree = environment.parse(source)
+            self.content_format: ContentFormat = detect_content_format(tree)
+            self.names = frozenset(names_read(tree))
+            template = environment.from_string(tree)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as e:
             raise RenderError(
                 f"the chat template does not compile: {e}", reason=Reason.BAD_TEMPLATE
             ) from e
-        self.content_format: ContentFormat = detect_content_format(tree)
+        self._write, self._blocks = template.root_render_func, template.blocks
+        self._globals = {n: v for n, v in environment.globals.items() if n in self.names}
+        self._variables = tuple(self.names - _ARGUMENTS)
         # vLLM's own test; where it fails, developer messages become system messages.
         self.knows_developer = '"developer"' in source or "'developer'" in source
-        self.reads_clock = "strftime_now" in source
+        self.reads_clock = CLOCK in self.names
+
+    def variables(self) -> set[str]:
+        """What it may read of its arguments: `messages`, `tools`, names in
+        `chat_template_kwargs` and the like."""
+        return meta.find_undeclared_variables(self._environment.parse(self.source))
 
     def render(self, chat: ChatInput) -> str:
         """Raises TemplateError if the template refuses this conversation."""
         if chat.continue_final_message:
             return self._render_open_ended(chat)
-        return self._render(chat.context())
+        return self._render(self._seen(chat))
 
     def render_with_spans(self, chat: ChatInput) -> tuple[str, list[Span]]:
         """The text, and where `{% generation %}` blocks stand in it."""
-        spans = _GenerationSpans()
+        spans = GenerationSpans()
         pieces = []
+        context = self._context(self._seen(chat))
+        note_generation(context, spans)
         try:
-            for piece in self._template.generate({**chat.context(), _SPANS: spans}):
+            for piece in self._write(context):
                 pieces.append(piece)
                 spans.written += len(piece)
         except Exception as e:
             raise _template_error(e) from e
         return "".join(pieces), spans.spans
 
-    def _render(self, context: dict[str, Any]) -> str:
+    def _render(self, seen: dict[str, Any]) -> str:
         # A template is a program of the model's author: it may fail in any way.
         try:
-            return self._template.render(context)
+            return "".join(self._write(self._context(seen)))
         except Exception as e:
             raise _template_error(e) from e
+
+    def _context(self, seen: dict[str, Any]) -> Context:
+        return Context(self._environment, seen, None, self._blocks)
+
+    def _seen(self, chat: ChatInput) -> dict[str, Any]:
+        """Every value that the template may look up, by name."""
+        variables = chat.variables
+        if not _ARGUMENTS.isdisjoint(variables):
+            name = min(_ARGUMENTS & variables.keys())
+            raise TemplateError(
+                f"chat_template_kwargs: {name!r} is given already",
+                param=f"chat_template_kwargs.{name}",
+            )
+        seen = {
+            **self._globals,
+            "messages": chat.messages,
+            "tools": chat.tools,
+            "documents": chat.documents,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        for name in self._variables:
+            if name in variables:
+                seen[name] = variables[name]
+        return seen
 
     def _render_open_ended(self, chat: ChatInput) -> str:
         if chat.add_generation_prompt:
@@ -117,11 +140,12 @@ class ChatTemplate:
                 " true unless given); send add_generation_prompt: false",
                 param="continue_final_message",
             )
-        if "content" not in self.source:
-            raise _cannot_continue("the chat template does not show messages' content")
-        tagged, final = _tag_final_message(chat.messages)
-        context = {**chat.context(), "messages": tagged}
-        text = self._render(context)
+        given = chat.continue_final_message
+        field = given if isinstance(given, str) else "content"
+        if field not in self.source:
+            raise _cannot_continue(f"the chat template does not show messages' {field}")
+        tagged, final = _tag_final_message(chat.messages, field)
+        text = self._render({**self._seen(chat), "messages": tagged})
         tag = _CONTINUE_TAG.strip()
         if final.strip() not in text or tag not in text:
             raise _cannot_continue("the chat template drops or changes the final message")
@@ -132,7 +156,7 @@ class ChatTemplate:
 
 
 def _template_error(e: Exception) -> TemplateError:
-    if isinstance(e, _RaisedByTemplateError):
+    if isinstance(e, RaisedByTemplateError):
         reason = f"refuses these messages: {str(e)[:MAX_REASON_CHARS]}"
     else:
         # The error's own words may quote the conversation, so only its kind is told.
@@ -140,95 +164,22 @@ def _template_error(e: Exception) -> TemplateError:
     return TemplateError(f"the model's chat template {reason}", param="messages")
 
 
-class _RaisedByTemplateError(jinja2.TemplateError):
-    """The template called `raise_exception`."""
-
-
-def _raise_exception(message: object) -> None:
-    raise _RaisedByTemplateError(str(message))
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-# What `loop` shows. The sandbox checks each access anew, which is most of a long chat's
-# rendering; these are safe for every template.
-_LOOP_NAMES = frozenset(
-    name
-    for name in vars(LoopContext)
-    if isinstance(vars(LoopContext)[name], property) and not name.startswith("_")
-) | {"index0"}
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a short way to `loop.first` and its like."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is LoopContext and attribute in _LOOP_NAMES:
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
-    return environment
-
-
-@dataclass(slots=True)
-class _GenerationSpans:
-    """Written by one rendering: how much text is out, and the generation blocks in it."""
-
-    written: int = 0
-    spans: list[Span] = field(default_factory=list)
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: renders its body, and notes where it stands."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2's interface)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
-
-    @jinja2.pass_context
-    def _note(self, context: Context, caller: Macro) -> str:
-        text: str = caller()
-        spans = context.get(_SPANS)
-        if isinstance(spans, _GenerationSpans):
-            spans.spans.append((spans.written, spans.written + len(text)))
-        return text
-
-
-def _tag_final_message(messages: Sequence[Message]) -> tuple[list[Message], str]:
+def _tag_final_message(messages: Sequence[Message], field: str) -> tuple[list[Message], str]:
     """The messages with the tag behind the last text of the last one, and that text."""
-    final = dict(messages[-1])
-    content = final.get("content")
+    before, final = messages[:-1], messages[-1]
+    content = final.get(field)
     if isinstance(content, str):
-        final["content"] = content + _CONTINUE_TAG
-        return [*messages[:-1], final], content
+        return [*before, {**final, field: content + _CONTINUE_TAG}], content
     parts = list(content) if isinstance(content, list) else []
     for i in reversed(range(len(parts))):
-        if "text" in parts[i]:
-            text: str = parts[i]["text"]
-            parts[i] = {**parts[i], "text": text + _CONTINUE_TAG}
-            final["content"] = parts
-            return [*messages[:-1], final], text
+        part = parts[i]
+        if isinstance(part, dict | str) and "text" not in part:
+            continue
+        text = part["text"] if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            break
+        parts[i] = {**part, "text": text + _CONTINUE_TAG}
+        return [*before, {**final, field: parts}], text
     raise _cannot_continue("the final message has no text to continue")
 
 

@@ -1,129 +1,137 @@
 """A `/v1/chat/completions` body -> what is rendered, by the rules of vLLM 0.32's chat endpoint.
 
 Sources: entrypoints/openai/chat_completion/protocol.py (defaults, order of fields after
-validation), renderers/chat_utils.py (messages), renderers/hf.py (developer messages),
-renderers/online_renderer.py and params.py (which argument wins over which).
+validation), renderers/chat_utils.py (messages), renderers/hf.py (developer messages); for what
+a template gets besides messages see template_arguments.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
-from inferway.prompts.chat_template import ChatTemplate, Message
+from inferway.prompts.chat_template import Message
 from inferway.prompts.content_format import ContentFormat
 from inferway.prompts.renderer import RenderChatRequest
+from inferway.prompts.template_arguments import template_arguments
 
 JsonObject = dict[str, Any]
 
-# Arguments of `apply_chat_template` that a request cannot change in effect.
-_IGNORED = {"tokenize", "return_dict", "chat_template"}
+NO_FLAGS = ModelSettings()
+
+
+class TemplateFacts(Protocol):
+    """What these rules go by: a ChatTemplate, or what is known of a template that is rendered
+    elsewhere."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def content_format(self) -> ContentFormat: ...
+    @property
+    def knows_developer(self) -> bool: ...
 
 
 def chat_render_request(
     body: ChatRequest,
     key: str,
-    template: ChatTemplate,
+    template: TemplateFacts,
     *,
+    flags: ModelSettings = NO_FLAGS,
     truncate_prompt_tokens: int | None = None,
+    max_chars: int | None = None,
     trust_request_template: bool = False,
 ) -> RenderChatRequest:
     """Raises InvalidRequestError for what vLLM refuses, RenderError for what we cannot follow
-    (`media`, `request_template`). `template` is the model's own for this body;
+    (`media`, `request_template`). `template` is the model's for this body (`flags` may name it),
+    or, with `trust_request_template`, whichever the request decides for;
     `truncate_prompt_tokens` the body's, -1 resolved."""
     given = dict(body.chat_template_kwargs or {})
-    request_template = body.chat_template or given.get("chat_template")
-    if request_template is not None:
-        if not trust_request_template:
-            raise RenderError(
-                "chat_template: the request brings its own, which is not trusted",
-                reason=Reason.REQUEST_TEMPLATE,
-            )
-        template = ChatTemplate(request_template)
-    settings = _settings(body, given)
-    messages = conversation(body.messages, template)
+    if brings_template(body) and not trust_request_template:
+        raise untrusted_template()
+    settings = template_arguments(body, given, flags)
+    messages = conversation(body.messages, template, _content_format(template, flags))
     return RenderChatRequest(
         key=key,
         conversation=messages,
         tools=settings.pop("tools"),
         documents=settings.pop("documents"),
-        chat_template=request_template,
+        chat_template=template.source,
         continue_final_message=settings.pop("continue_final_message"),
         add_generation_prompt=settings.pop("add_generation_prompt"),
         chat_template_kwargs=settings,
         truncate_prompt_tokens=truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
+        max_chars=max_chars,
         add_special_tokens=bool(body.add_special_tokens),
     )
 
 
-def _settings(body: ChatRequest, given: JsonObject) -> JsonObject:
-    """Arguments of the template: the body's fields win over `chat_template_kwargs`, which win
-    over what vLLM sets; null and "auto" count as not given."""
-    own: JsonObject = {
-        "tools": _tools(body.tools),
-        "documents": None,
-        **{name: value for name, value in given.items() if _is_set(value)},
-    }
-    for name in _IGNORED:
-        own.pop(name, None)
-    fields: JsonObject = {
-        "add_generation_prompt": body.add_generation_prompt is not False,
-        "continue_final_message": body.continue_final_message is True,
-        "documents": body.documents,
-        "reasoning_effort": body.reasoning_effort,
-    }
-    if body.reasoning_effort is not None and "enable_thinking" not in given:
-        fields["enable_thinking"] = body.reasoning_effort != "none"
-    return {**own, **{name: value for name, value in fields.items() if _is_set(value)}}
-
-
-def _is_set(value: object) -> bool:
-    return value is not None and value != "auto"
-
-
-def _tools(tools: Iterable[JsonObject] | None) -> list[JsonObject] | None:
-    """Tools as vLLM's models write them: known fields only, in their order, with nulls."""
-    if tools is None:
+def forwarded_ids(body: ChatRequest) -> list[int] | None:
+    """The prompt's ids, where the request carries them: what a prefill engine has rendered, for
+    the engine that decodes. vLLM then looks at no message."""
+    ids = (body.kv_transfer_params or {}).get("prompt_token_ids")
+    if ids is None or body.echo or any(map(carries_media, body.messages)):
         return None
-    written = []
-    for i, tool in enumerate(tools):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidRequestError(
-                f"tools[{i}].function.name: required field is missing",
-                param=f"tools[{i}].function.name",
-            )
-        written.append(_tool(tool, function))
-    return written
+    if not isinstance(ids, list) or not ids or any(type(id) is not int or id < 0 for id in ids):
+        param = "kv_transfer_params.prompt_token_ids"
+        raise InvalidRequestError(f"{param}: must be a list of token ids", param=param)
+    return ids
 
 
-def _tool(tool: JsonObject, function: JsonObject) -> JsonObject:
-    inherited = {**_given(tool, "defer_loading"), **_given(function, "defer_loading")}
-    return {
-        "type": tool.get("type", "function"),
-        "function": {
-            "name": function["name"],
-            "description": function.get("description"),
-            "parameters": function.get("parameters"),
-            **_given(function, "strict"),
-            **_given(inherited, "defer_loading"),
-        },
-        **_given(tool, "defer_loading"),
-    }
+def carries_media(message: JsonObject) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        is_media(part) or (isinstance(part, dict) and not _MEDIA_FIELDS.isdisjoint(part))
+        for part in content
+    )
 
 
-def _given(fields: JsonObject, name: str) -> JsonObject:
-    """The field alone, or nothing if it is absent or null."""
-    return {name: fields[name]} if fields.get(name) is not None else {}
+def brings_template(body: ChatRequest) -> bool:
+    """What vLLM refuses without --trust-request-chat-template, whatever becomes of it."""
+    in_kwargs = (body.chat_template_kwargs or {}).get("chat_template")
+    return body.chat_template is not None or in_kwargs is not None
 
 
-def conversation(messages: Iterable[JsonObject], template: ChatTemplate) -> list[Message]:
-    """The messages as `template` gets to see them."""
-    content_format = template.content_format
+def asked_template(body: ChatRequest, flags: ModelSettings) -> str | None:
+    """The template that a request brings or names, if the engine goes by it."""
+    if body.chat_template:
+        return body.chat_template
+    if flags.chat_template is not None:  # an engine's --chat-template wins over one in kwargs
+        return None
+    in_kwargs = (body.chat_template_kwargs or {}).get("chat_template")
+    if in_kwargs is None or isinstance(in_kwargs, str):
+        return in_kwargs
+    raise InvalidRequestError(
+        f"chat_template_kwargs.chat_template: expected `str`, got `{type(in_kwargs).__name__}`",
+        param="chat_template_kwargs.chat_template",
+    )
+
+
+def untrusted_template() -> RenderError:
+    return RenderError(
+        "chat_template: the request brings its own, which is not trusted",
+        reason=Reason.REQUEST_TEMPLATE,
+    )
+
+
+def _content_format(template: TemplateFacts, flags: ModelSettings) -> ContentFormat:
+    given = flags.chat_template_content_format
+    return template.content_format if given == "auto" else given
+
+
+def conversation(
+    messages: Iterable[JsonObject],
+    template: TemplateFacts,
+    content_format: ContentFormat | None = None,
+) -> list[Message]:
+    """The messages as `template` gets to see them; `content_format` if not the one it wants."""
+    content_format = content_format or template.content_format
     rendered = [
         _plain_message(message, content_format)
         or _message(message, f"messages[{i}]", content_format)
@@ -166,9 +174,11 @@ def _content(role: str, content: Any, where: str, content_format: ContentFormat)
         parts = _without_billing_header(parts)
     texts = [_text_part(part, where) for part in parts]
     kept = [part for part in texts if part is not None]
+    if content_format == "string":
+        return "\n".join(filter(None, map(_plain, kept)))
     # Few templates take parts from a tool; vLLM joins them unless one is a reference to a tool.
-    if content_format == "string" or (role == "tool" and all(p["type"] == "text" for p in kept)):
-        return "\n".join(_plain(part) for part in kept)
+    if role == "tool" and all(part["type"] == "text" for part in kept):
+        return "\n".join(map(_plain, kept))
     return kept
 
 
@@ -190,7 +200,12 @@ _TEXT_PARTS = {
     "thinking": "thinking",
 }
 
-# Fields of the part types that vLLM knows; the others go to the template ("cache_control").
+_MEDIA_FIELDS = {
+    *("image_url", "image_pil", "image_embeds", "input_image", "input_audio", "audio_url"),
+    *("audio_embeds", "video_url", "video_embeds", "prompt_embeds"),
+}
+
+# Fields of the part types that vLLM knows.
 _KNOWN_PART_FIELDS = {
     *("type", "text", "refusal", "thinking", "closed", "name", "uuid", "data", "file"),
     *("image_url", "image_pil", "image_embeds", "input_audio", "audio_url", "audio_embeds"),
@@ -202,22 +217,41 @@ def _text_part(part: object, where: str) -> JsonObject | None:
     """The part as templates that want parts get it; None for a part without text."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if isinstance(part, MediaPart):
+        return part
     assert isinstance(part, dict)
     kind = part.get("type")
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": part.get("name")}
-    if kind not in _TEXT_PARTS or part.get("uuid") is not None:
+    if is_media(part):
         raise RenderError(f"{where}: a part of type {kind!r} is not text", reason=Reason.MEDIA)
-    text = part.get(_TEXT_PARTS[kind])
-    if text is None:
+    text = part.get(_TEXT_PARTS[part["type"]])
+    if text is None and part["type"] in ("text", "refusal"):
         return None
-    extra = {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS}
-    return {"type": "text", "text": text, **extra}
+    return {"type": "text", "text": text, **extra_fields(part)}
+
+
+class MediaPart(JsonObject):
+    """What a template that wants parts gets for one that is not text; passes as it is."""
+
+
+def is_media(part: object) -> bool:
+    """Whether a part of a content is one that a processor of the engine has to turn into tokens
+    (or that the engine refuses)."""
+    if not isinstance(part, dict) or part.get("type") == "tool_reference":
+        return False
+    kind = part.get("type")
+    return not isinstance(kind, str) or kind not in _TEXT_PARTS or part.get("uuid") is not None
+
+
+def extra_fields(part: JsonObject) -> JsonObject:
+    """Those that vLLM does not know: it gives them to the template ("cache_control")."""
+    return {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS}
 
 
 def _plain(part: JsonObject) -> str:
     text = part["name"] if part["type"] == "tool_reference" else part["text"]
-    return str(text)
+    return "" if text is None else str(text)
 
 
 _BILLING_HEADER = "x-anthropic-billing-header"
@@ -318,4 +352,4 @@ def _one_system_message(messages: list[Message]) -> list[Message]:
 def _joined(content: str | list[JsonObject]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content if "text" in part)
+    return "\n".join(_plain(part) for part in content if "text" in part)

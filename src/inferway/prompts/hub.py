@@ -21,6 +21,9 @@ FILE_PATTERNS = (
     "params.json",
     "tekken.json",
     "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )

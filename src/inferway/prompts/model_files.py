@@ -1,8 +1,7 @@
 """A model's directory -> what decides over its prompts: tokenizer, special tokens, templates.
 
-The rules are those of transformers' `from_pretrained` (tokenization_utils_base.py): special
-tokens from tokenizer_config.json, from special_tokens_map.json only where the former lists no
-added tokens; templates from .jinja files before those in tokenizer_config.json.
+Which file counts is as in transformers' `from_pretrained` (tokenization_utils_base.py): templates
+from .jinja files before those in tokenizer_config.json; for tokenizers see engine_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.prompts.tokenizer_classes import effective_tokenizer_json
+from inferway.prompts.engine_tokenizer import TokenizerFiles
 
 JsonObject = dict[str, Any]
 
@@ -34,15 +33,25 @@ _OWN_RENDERER = {
     "GptOssForCausalLM",
 }
 
+# Models whose images vLLM inserts at the start of a prompt (`PromptInsertion`).
+_MEDIA_FIRST = {
+    "Blip2ForConditionalGeneration",
+    "MolmoForCausalLM",
+    "OpenVLAForActionPrediction",
+    "PaliGemmaForConditionalGeneration",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """The contents of a model's files. `templates` has "default", and others by name."""
 
-    tokenizer_json: str = field(repr=False)
-    config: JsonObject = field(repr=False)
+    tokenizer: TokenizerFiles
     templates: Mapping[str, str] = field(repr=False)
+    # The processor's own, which vLLM takes for chats without tools.
+    processor_template: str | None = field(default=None, repr=False)
     own_renderer: str | None = None  # vLLM renders chats of this model in code of its own
+    media_first: bool = False  # its processor puts images in front of the text
 
 
 def read_model_files(path: Path) -> ModelFiles:
@@ -54,15 +63,19 @@ def read_model_files(path: Path) -> ModelFiles:
             f"{directory}: no tokenizer.json; other tokenizer formats are not read",
             reason=Reason.NO_TOKENIZER,
         )
-    config = _with_special_tokens_map(_read_object(directory / "tokenizer_config.json"), directory)
-    model_type = _read_object(directory / "config.json").get("model_type")
+    config = _read_object(directory / "tokenizer_config.json")
     return ModelFiles(
-        tokenizer_json=effective_tokenizer_json(
-            tokenizer.read_text(encoding="utf-8"), config, model_type
+        tokenizer=TokenizerFiles(
+            tokenizer_json=tokenizer.read_text(encoding="utf-8"),
+            tokenizer_config=config,
+            special_tokens_map=_read_object(directory / "special_tokens_map.json"),
+            added_tokens=_read_object(directory / "added_tokens.json"),
+            model_config=_read_object(directory / "config.json"),
         ),
-        config=config,
         templates=_templates(config, directory),
+        processor_template=_processor_template(directory),
         own_renderer=_own_renderer(directory),
+        media_first=bool(_MEDIA_FIRST & set(_architectures(directory))),
     )
 
 
@@ -76,23 +89,16 @@ def _read_object(path: Path) -> JsonObject:
         raise RenderError(f"{path}: not a JSON object: {e}", reason=Reason.NO_TOKENIZER) from e
 
 
-def _with_special_tokens_map(config: JsonObject, directory: Path) -> JsonObject:
-    if "added_tokens_decoder" in config:
-        return config
-    return {**config, **_read_object(directory / "special_tokens_map.json")}
-
-
 def _templates(config: JsonObject, directory: Path) -> dict[str, str]:
-    files = {
-        path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
-    }
+    files = {}
     if (directory / "chat_template.jinja").is_file():
         files["default"] = directory / "chat_template.jinja"
+    files |= {
+        path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
+    }
     if files:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     given = config.get("chat_template")
-    if given is None:
-        given = _read_object(directory / "chat_template.json").get("chat_template")
     if isinstance(given, list):
         given = {entry["name"]: entry["template"] for entry in given}
     if isinstance(given, str):
@@ -100,8 +106,47 @@ def _templates(config: JsonObject, directory: Path) -> dict[str, str]:
     return given or {}
 
 
+# In the order in which transformers' AutoProcessor looks for the name of a processor's class.
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+_FILES_WITH_A_PROCESSOR = (
+    *_PROCESSOR_FILES,
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "config.json",
+)
+
+# Classes with a template in their code, for models whose files have none.
+_TEMPLATE_IN_CODE = {"Llama4Processor", "Qwen2AudioProcessor", "SmolVLMProcessor"}
+
+
+def _processor_template(directory: Path) -> str | None:
+    """None if it has none, or the same as the tokenizer (processing_utils.py). That there is a
+    processor shows in what names or sets it up; text models may have a stray chat_template.json.
+    """
+    if _processor(directory) is None:
+        return None
+    for name in ("processor_config.json", "chat_template.json"):
+        template = _read_object(directory / name).get("chat_template")
+        if isinstance(template, str):
+            return template
+    return None
+
+
+def _processor(directory: Path) -> str | None:
+    """Its class; "" if it has no name, None if there is no processor."""
+    for name in _FILES_WITH_A_PROCESSOR:
+        processor = _read_object(directory / name).get("processor_class")
+        if isinstance(processor, str):
+            return processor
+    return "" if any((directory / name).is_file() for name in _PROCESSOR_FILES) else None
+
+
+def _architectures(directory: Path) -> list[Any]:
+    return _read_object(directory / "config.json").get("architectures") or []
+
+
 def _own_renderer(directory: Path) -> str | None:
-    architectures = _read_object(directory / "config.json").get("architectures") or []
+    architectures = _architectures(directory)
     for architecture in architectures:
         if architecture in _OWN_RENDERER:
             return str(architecture)
@@ -110,27 +155,8 @@ def _own_renderer(directory: Path) -> str | None:
     )
     if mistral_tokenizer and any("istral" in name for name in architectures):
         return "mistral"
+    processor = _processor(directory)
+    has_template = (directory / "chat_template.jinja").is_file()
+    if processor in _TEMPLATE_IN_CODE and not (has_template or _processor_template(directory)):
+        return processor
     return None
-
-
-# In transformers' order; those a model has are variables of its chat template.
-_SPECIAL_TOKEN_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
-
-def special_tokens(config: JsonObject) -> dict[str, str]:
-    """`bos_token` and the like, which are text or `{"content": text, …}`."""
-    found = {}
-    for name in _SPECIAL_TOKEN_NAMES:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            found[name] = content
-    return found

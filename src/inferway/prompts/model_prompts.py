@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-import numpy as np
+import contextlib
+import copy
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
+import msgspec
+
+from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
-from inferway.prompts.conversation import chat_render_request
-from inferway.prompts.renderer import Renderer, RenderRequest, RenderResult
+from inferway.prompts.body_size import BodySize, body_size
+from inferway.prompts.chat_template import ChatTemplate
+from inferway.prompts.conversation import (
+    NO_FLAGS,
+    TemplateFacts,
+    asked_template,
+    brings_template,
+    chat_render_request,
+    forwarded_ids,
+    untrusted_template,
+)
+from inferway.prompts.likely_flag import Alternative, other_flags
+from inferway.prompts.media import text_before_media
+from inferway.prompts.renderer import (
+    MAX_CHARS_ON_LOOP,
+    LoadedModel,
+    RenderChatRequest,
+    Renderer,
+    RenderRequest,
+    RenderResult,
+    chat_input,
+    truncated,
+)
+from inferway.prompts.request_templates import Job, RequestTemplates, prepare
+from inferway.prompts.template_arguments import sees_tools
+from inferway.prompts.token_ids import token_ids
+
+# Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
+MAX_PROMPTS = 256
 
 
 class ModelPrompts:
     """One model's rules: its tokenizer and template (`key` of `renderer`), its context length
-    in tokens (None: unknown, then no prompt is too long)."""
+    in tokens (None: unknown, then no prompt is too long), the flags of its engines. Raises
+    RenderError if `flags` name a template that cannot be had."""
 
     def __init__(
         self,
@@ -21,13 +56,16 @@ class ModelPrompts:
         key: str,
         max_model_len: int | None = None,
         *,
-        trust_request_templates: bool = False,
+        flags: ModelSettings = NO_FLAGS,
+        request_templates: RequestTemplates | None = None,
     ) -> None:
         self._renderer = renderer
         self._key = key
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
-        self._trust_request_templates = trust_request_templates
+        self._flags = flags
+        self._given_template = _template(self._model, flags)
+        self._request_templates = request_templates  # None: they are not trusted
 
     @property
     def encoder(self) -> str:
@@ -38,61 +76,229 @@ class ModelPrompts:
     def why(self) -> str:
         return self._model.tokenizer.why
 
-    async def tokenize(self, body: Body) -> Tokenized:
-        """The client's fault is a RequestError that names the
-        field; what we cannot do, although the engine may, is a RenderError."""
-        if body.truncate_prompt_tokens is not None and body.truncation_side == "right":
-            raise RenderError("truncation_side: right is not followed", reason=Reason.OUR_FAULT)
-        if isinstance(body, ChatRequest):
-            return Tokenized([(await self.render_chat(body)).input_ids])
-        self._check_max_tokens("max_tokens", body.max_tokens)
-        keep_last = self._kept_tokens(body.truncate_prompt_tokens, body.max_tokens)
-        return Tokenized(
-            [await self._tokenize_one(body, prompt, keep_last) for prompt in body.prompts]
-        )
+    @property
+    def local(self) -> ModelPrompts:
+        return self
 
-    async def render_chat(self, body: ChatRequest) -> RenderResult:
-        """The chat as text and ids. Raises as `tokenize` does."""
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its template shows the time."""
+        return any(template.reads_clock for template in self._templates())
+
+    @property
+    def chat_fault(self) -> RenderError | None:
+        """Why chats are not rendered here, if they are not; completions may be all the same."""
+        try:
+            self._check_own_renderer()
+            if self._given_template is None:
+                self._model.template()
+        except RenderError as e:
+            return e
+        return None
+
+    def _check_own_renderer(self) -> None:
         if self._model.own_renderer is not None:
             raise RenderError(
                 f"chats of this model are rendered by vLLM's own code ({self._model.own_renderer})",
                 reason=Reason.OWN_RENDERER,
             )
+
+    def decode(self, ids: TokenIds) -> str:
+        """For people to read."""
+        return self._model.tokenizer.decode(ids)
+
+    def alternatives(self, model: str) -> Iterator[Alternative]:
+        """The same model under flags that its engines may have been started with instead;
+        `model` is what it is called in the settings."""
+        variables = {name for template in self._templates() for name in template.variables()}
+        names = self._model.template_names
+        for cause, flags in other_flags(model, self._flags, variables, names):
+            other = copy.copy(self)
+            other._flags, other._given_template = flags, _template(self._model, flags)
+            yield Alternative(cause, other)
+
+    def _templates(self) -> list[ChatTemplate]:
+        if self._given_template is not None:
+            return [self._given_template]
+        found = []
+        for name in (None, *self._model.template_names):
+            with contextlib.suppress(RenderError):  # who uses it is told
+                found.append(self._model.template(name))
+        return found
+
+    async def tokenize(self, body: Body) -> Tokenized:
+        """The client's fault is a RequestError that names the
+        field; what we cannot do, although the engine may, is a RenderError."""
+        if isinstance(body, ChatRequest):
+            return await self._tokenize_chat(body)
+        if body.prompt_embeds is not None:
+            raise RenderError("prompt_embeds: they have no token ids", reason=Reason.MEDIA)
+        if body.suffix is not None:
+            raise RenderError("suffix: the engine joins it on", reason=Reason.OWN_RENDERER)
+        self._check_max_tokens("max_tokens", body.max_tokens)
+        # vLLM generates 16 tokens unless told otherwise.
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        keep = self._kept_tokens(body.truncate_prompt_tokens, max_tokens)
+        size = body_size([body.prompt]).to_render_and_encode
+        make = partial(self._completion_ids, body, keep)
+        return Tokenized(await self._renderer.off_loop_if_large(self._key, size, make))
+
+    async def _tokenize_chat(self, body: ChatRequest) -> Tokenized:
+        forwarded = forwarded_ids(body)
+        if forwarded is not None:
+            make = partial(_as_ids, forwarded, "kv_transfer_params.prompt_token_ids")
+            ids = await self._renderer.off_loop_if_large(self._key, len(forwarded), make)
+            self._check_length(len(ids), "messages")
+            return Tokenized([ids])
+        try:
+            return Tokenized([(await self.render_chat(body)).input_ids])
+        except RenderError as e:
+            # Where the processor puts media in front of the text, or the end is kept, even the
+            # first token depends on them.
+            cut = body.truncate_prompt_tokens is not None
+            if e.reason != Reason.MEDIA or self._model.media_first or cut or brings_template(body):
+                raise
+        start = await self._renderer.off_loop_if_large(
+            self._key,
+            _chat_size(body).to_render_and_encode,
+            partial(self._start_before_media, body),
+        )
+        return Tokenized([start], Reason.MEDIA_PREFIX)
+
+    def _start_before_media(self, body: ChatRequest) -> TokenIds:
+        """What is known of a chat with parts that are not text: at least one token."""
+        template, tokenizer = self._template(body), self._model.tokenizer
+        given = self._flags.chat_template_content_format
+        known = text_before_media(
+            body, template.content_format if given == "auto" else given, self._text
+        )
+        if known.whole:
+            end = tokenizer.boundaries.before(known.text, known.end)
+        else:
+            end = tokenizer.boundaries.of_open_text(known.text[: known.end])
+        ids = tokenizer.encode_start(
+            known.text[:end], add_special_tokens=bool(body.add_special_tokens)
+        )
+        if not len(ids):
+            raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
+        return ids
+
+    async def render_chat(self, body: ChatRequest) -> RenderResult:
+        """The chat as text and ids. Raises as `tokenize` does."""
+        self._check_own_renderer()
         budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, budget)
         self._check_max_tokens(budget, max_tokens)
-        template = self._model.template(with_tools=body.tools is not None)
-        request = chat_render_request(
-            body,
-            self._key,
-            template,
-            truncate_prompt_tokens=self._kept_tokens(body.truncate_prompt_tokens, max_tokens),
-            trust_request_template=self._trust_request_templates,
-        )
-        result = await self._renderer.render_chat_async(request)
+        brought = self._brought_template(body)
+        if brought is None:
+            make = partial(self._chat_request, body, self._template(body), max_tokens)
+            result = await self._renderer.render_chat_of(self._key, _chat_size(body), make)
+        else:
+            result = await self._render_brought(body, brought, max_tokens)
         self._check_length(len(result.input_ids), "messages")
         return result
 
-    def rendered_text(self, body: ChatRequest) -> str:
-        """The chat as its template writes it, for people to read. Raises as `tokenize` does."""
-        template = self._model.template(with_tools=body.tools is not None)
-        return self._renderer.render_chat(chat_render_request(body, self._key, template)).text
+    def _chat_request(
+        self, body: ChatRequest, template: TemplateFacts, max_tokens: int | None
+    ) -> RenderChatRequest:
+        return chat_render_request(
+            body,
+            self._key,
+            template,
+            flags=self._flags,
+            truncate_prompt_tokens=self._kept_tokens(body.truncate_prompt_tokens, max_tokens),
+            max_chars=self._max_chars,
+            trust_request_template=self._request_templates is not None,
+        )
 
-    async def _tokenize_one(
-        self, body: CompletionRequest, prompt: str | list[int], keep_last: int | None
+    def _brought_template(self, body: ChatRequest) -> str | None:
+        """The Jinja that the engine renders this chat with, if the request has brought it. Raises
+        RenderError if it is not trusted."""
+        if not brings_template(body):
+            return None
+        if self._request_templates is None:
+            raise untrusted_template()
+        source = asked_template(body, self._flags)
+        return None if source in self._model.template_names else source
+
+    async def _render_brought(
+        self, body: ChatRequest, source: str, max_tokens: int | None
+    ) -> RenderResult:
+        """In the helper process, but for the tokens."""
+        templates = self._request_templates
+        assert templates is not None
+        template = await templates.template(source)
+        if not body.chat_template:
+            # vLLM finds out what one in `chat_template_kwargs` wants from the model's own.
+            own = self._template(body).content_format
+            template = msgspec.structs.replace(template, content_format=own)
+
+        def prepared() -> tuple[RenderChatRequest, Job]:
+            request = self._chat_request(body, template, max_tokens)
+            chat = chat_input(request, self._model.tokenizer.special_tokens)
+            return request, prepare(source, chat)
+
+        size = _chat_size(body).to_render_and_encode + len(source)
+        request, job = await self._renderer.off_loop_if_large(self._key, size, prepared)
+        return await self._renderer.encode_chat_async(request, await templates.render(job))
+
+    def rendered_text(self, body: ChatRequest) -> str | None:
+        """The chat as its template writes it, for people to read; None if no template does, or
+        if it is so large that others would have to wait for it."""
+        size = _chat_size(body).to_render_and_encode
+        if self._model.own_renderer is not None or size > MAX_CHARS_ON_LOOP[self.encoder]:
+            return None
+        try:
+            return self._text(body)
+        except RenderError:
+            return None
+
+    def _text(self, body: ChatRequest) -> str:
+        request = chat_render_request(body, self._key, self._template(body), flags=self._flags)
+        return self._renderer.chat_text(request)
+
+    def _template(self, body: ChatRequest) -> ChatTemplate:
+        """The model's own for this chat, or one of them that the request names."""
+        named = asked_template(body, self._flags) if brings_template(body) else None
+        if named in self._model.template_names:
+            return self._model.template(named)
+        if self._given_template is not None:
+            return self._given_template
+        return self._model.template(with_tools=sees_tools(body, self._flags))
+
+    def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
+        prompts = body.prompts
+        if len(prompts) > MAX_PROMPTS:
+            raise RenderError(
+                f"prompt: {len(prompts)} in one request, more than {MAX_PROMPTS} are not looked at",
+                reason=Reason.MANY_PROMPTS,
+            )
+        return [self._prompt_ids(body, prompt, keep) for prompt in prompts]
+
+    def _prompt_ids(
+        self, body: CompletionRequest, prompt: str | list[int], keep: int | None
     ) -> TokenIds:
         if isinstance(prompt, str):
-            if keep_last is None:
-                self._check_text_length(prompt)
-            special = body.add_special_tokens is not False
-            request = RenderRequest(self._key, prompt, special, keep_last)
-            ids = (await self._renderer.render_async(request)).input_ids
+            request = RenderRequest(
+                self._key,
+                prompt,
+                body.add_special_tokens is not False,
+                truncate_prompt_tokens=keep,
+                truncation_side=body.truncation_side,
+                max_chars=self._max_chars,
+            )
+            ids = self._renderer.render(request).input_ids
         else:
-            ids = _as_ids(prompt)
-            if keep_last is not None:
-                ids = ids[max(0, len(ids) - keep_last) :]
+            ids = truncated(_as_ids(prompt, "prompt"), keep, body.truncation_side)
         self._check_length(len(ids), "prompt")
         return ids
+
+    @property
+    def _max_chars(self) -> int | None:
+        """A longer text cannot fit, whatever its tokens."""
+        if self.max_model_len is None:
+            return None
+        return self.max_model_len * self._model.tokenizer.max_chars_per_token
 
     def _kept_tokens(
         self, truncate_prompt_tokens: int | None, max_tokens: int | None
@@ -124,16 +330,6 @@ class ModelPrompts:
                 param=param,
             )
 
-    def _check_text_length(self, text: str) -> None:
-        """Spares us the encoding of a text that cannot fit, whatever its tokens."""
-        longest = self._model.tokenizer.max_chars_per_token
-        if self.max_model_len is not None and len(text) > self.max_model_len * longest:
-            raise PromptTooLongError(
-                f"prompt: {len(text)} characters cannot fit the model's context of"
-                f" {self.max_model_len} tokens",
-                param="prompt",
-            )
-
     def _check_length(self, num_tokens: int, param: str) -> None:
         """vLLM refuses empty prompts, and those that leave no room for one token more
         (v1/engine/input_processor.py)."""
@@ -147,10 +343,37 @@ class ModelPrompts:
             )
 
 
-def _as_ids(prompt: list[int]) -> TokenIds:
+def _template(model: LoadedModel, flags: ModelSettings) -> ChatTemplate | None:
+    """What the engine's --chat-template names: Jinja itself, if it has braces, else a template of
+    the model by its name, else a file."""
+    given = flags.chat_template
+    if given is None:
+        return None
+    is_jinja = any(sign in given for sign in "{}\n")
+    if not is_jinja and given not in model.template_names:
+        given = _read_template(Path(given).expanduser(), model.template_names)
+    return model.keep(given)
+
+
+def _read_template(path: Path, names: list[str]) -> str:
     try:
-        return np.array(prompt, dtype=np.uint32)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise RenderError(
+            f"chat_template {str(path)!r}: {reason}; and the model's own templates are {names}",
+            reason=Reason.BAD_TEMPLATE,
+        ) from e
+
+
+def _chat_size(body: ChatRequest) -> BodySize:
+    return body_size((body.messages, body.tools, body.documents))
+
+
+def _as_ids(prompt: list[int], param: str) -> TokenIds:
+    try:
+        return token_ids(prompt)
     except (OverflowError, TypeError, ValueError) as e:
         raise InvalidRequestError(
-            "prompt: token ids must be integers from 0 to 4294967295", param="prompt"
+            f"{param}: token ids must be integers from 0 to 4294967295", param=param
         ) from e

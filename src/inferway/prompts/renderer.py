@@ -5,8 +5,8 @@
     renderer.render_chat(RenderChatRequest(key, [{"role": "user", "content": "Hi"}])).input_ids
 
 Names are those of transformers' `apply_chat_template`. Every method may be called from any
-thread. The `*_async` twins answer small requests at once and take large ones to a thread, so
-that nobody's text keeps the event loop from its other clients.
+thread. The `*_async` twins answer small requests at once and take large ones to a thread, or to
+a helper process, so that nobody's text keeps the event loop from its other clients.
 """
 
 from __future__ import annotations
@@ -17,23 +17,35 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.errors import InvalidRequestError, RenderError
+from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import Reason, TokenIds
-from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message, Span
+from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
+from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
 from inferway.prompts.hub import fetch_model_files
+from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.model_files import ModelFiles, read_model_files
+from inferway.prompts.reference import give_back_memory
+from inferway.prompts.template_environment import Span
+from inferway.prompts.template_jobs import pack
 from inferway.prompts.tokenizer import Offsets, Tokenizer
+
+TruncationSide = Literal["left", "right"]
 
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
 # fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
 MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
+
+
+# Compiled templates that callers of the library have brought, kept for each model.
+MAX_GIVEN_TEMPLATES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,16 @@ class GetOrCreateTokenizerKeyRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenderChatRequest:
-    """`conversation` is what the template sees; `chat_template` is Jinja, or a template's name."""
+    """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
+
+    Jinja that is given here is trusted: it runs in this process, sandboxed, but for as long and
+    with as much memory as it likes. Never give one that came from outside (RequestTemplates is
+    for those).
+
+    `truncation_side` is where tokens are dropped. None is on the left, too, but special tokens
+    that were added stay; with a side, they are tokens like others. A text of more than
+    `max_chars` characters is refused; or cut on that side before anything else, if there is one.
+    """
 
     key: str
     conversation: Sequence[Message]
@@ -64,8 +85,10 @@ class RenderChatRequest:
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None  # None: true, unless the final message is continued
     chat_template_kwargs: Mapping[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None  # keep the last so many
+    truncate_prompt_tokens: int | None = None  # keep so many
+    truncation_side: TruncationSide | None = None
     add_special_tokens: bool = False  # the template writes them
+    max_chars: int | None = None
     return_offsets_mapping: bool = False
 
 
@@ -74,7 +97,9 @@ class RenderRequest:
     key: str
     text: str
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None  # keep the last so many
+    truncate_prompt_tokens: int | None = None  # keep so many
+    truncation_side: TruncationSide | None = None
+    max_chars: int | None = None
     return_offsets_mapping: bool = False
 
 
@@ -93,14 +118,18 @@ class LoadedModel:
 
     def __init__(self, files: ModelFiles) -> None:
         self.own_renderer = files.own_renderer
-        self.tokenizer = Tokenizer(files)
+        self.media_first = files.media_first
+        self.tokenizer = Tokenizer(files.tokenizer)
         self._sources = files.templates
+        self._processor_source = files.processor_template
         self._compiled: dict[str, ChatTemplate] = {}
+        self._compile_given = lru_cache(MAX_GIVEN_TEMPLATES)(ChatTemplate)
         # Compiling takes milliseconds that no request should wait for; a template that does not
         # compile is told to those who use it.
-        for source in self._sources.values():
-            with contextlib.suppress(RenderError):
-                self._compile(source)
+        for source in (*self._sources.values(), self._processor_source):
+            if source is not None:
+                with contextlib.suppress(RenderError):
+                    self._compile(source)
 
     @property
     def template_names(self) -> list[str]:
@@ -109,13 +138,19 @@ class LoadedModel:
     def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
         """The template `given` by name or as Jinja, else the model's own for such a chat."""
         if given is not None:
-            source = self._sources.get(given)
-            return self._compile(source) if source is not None else ChatTemplate(given)
+            source = self._sources.get(given, given)
+            return self._compiled.get(source) or self._compile_given(source)
+        if not with_tools and self._processor_source is not None:
+            return self._compile(self._processor_source)
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             known = f"; named ones: {sorted(self._sources)}" if self._sources else ""
             raise RenderError(f"the model has no chat template{known}", reason=Reason.NO_TEMPLATE)
         return self._compile(self._sources[name])
+
+    def keep(self, given: str) -> ChatTemplate:
+        """The template `given` by name or as Jinja, compiled once for all who give it."""
+        return self._compile(self._sources.get(given, given))
 
     def _compile(self, source: str) -> ChatTemplate:
         template = self._compiled.get(source)
@@ -124,11 +159,12 @@ class LoadedModel:
         return template
 
 
-_Request = TypeVar("_Request", RenderChatRequest, RenderRequest)
+_Made = TypeVar("_Made")
 
 
 class Renderer:
-    """Loads each model once, whoever asks; owns the threads for large requests: close it."""
+    """Loads each model once, whoever asks; owns the threads and the helper process for large
+    requests: close it."""
 
     def __init__(self, *, num_threads: int = 2, hub: str | None = None) -> None:
         self._hub = hub  # None: HF_ENDPOINT
@@ -137,10 +173,12 @@ class Renderer:
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
         self.num_off_loop = 0  # requests that were too large for the event loop
+        self.large_chats = LargeChats()
 
     def close(self) -> None:
         """Ends the threads; what they are at is finished first."""
         self._threads.shutdown(wait=True)
+        self.large_chats.close()
 
     def get_or_create_tokenizer_key(self, request: GetOrCreateTokenizerKeyRequest) -> str:
         """Raises RenderError if the model's files cannot be had. A model that was loaded with a
@@ -171,6 +209,7 @@ class Renderer:
             with self._lock:
                 del self._models[slot]
             loading.set_exception(e)
+        give_back_memory()
 
     async def get_or_create_tokenizer_key_async(
         self, request: GetOrCreateTokenizerKeyRequest
@@ -189,16 +228,24 @@ class Renderer:
 
     def render_chat(self, request: RenderChatRequest) -> RenderResult:
         """Raises InvalidRequestError, TemplateError (naming the field) or RenderError."""
-        model = self.loaded(request.key)
-        _check_chat(request)
-        template = model.template(request.chat_template, with_tools=request.tools is not None)
-        chat = chat_input(request, model.tokenizer.special_tokens)
+        model, template, chat = self._looked_up(request)
         spans: list[Span] | None = None
         if request.return_assistant_tokens_mask:
             text, spans = template.render_with_spans(chat)
         else:
             text = template.render(chat)
         return _encode(model.tokenizer, text, request, spans)
+
+    def chat_text(self, request: RenderChatRequest) -> str:
+        """The text alone. Raises as `render_chat` does."""
+        _, template, chat = self._looked_up(request)
+        return template.render(chat)
+
+    def _looked_up(self, request: RenderChatRequest) -> tuple[LoadedModel, ChatTemplate, ChatInput]:
+        model = self.loaded(request.key)
+        _check_chat(request)
+        template = model.template(request.chat_template, with_tools=request.tools is not None)
+        return model, template, chat_input(request, model.tokenizer.special_tokens)
 
     def render(self, request: RenderRequest) -> RenderResult:
         """Raises InvalidRequestError."""
@@ -207,18 +254,60 @@ class Renderer:
         return _encode(model.tokenizer, request.text, request, None)
 
     async def render_chat_async(self, request: RenderChatRequest) -> RenderResult:
-        return await self._on_or_off_loop(self.render_chat, request, _conversation_chars(request))
+        size = body_size((request.conversation, request.tools, request.documents))
+        return await self.render_chat_of(request.key, size, lambda: request)
+
+    async def render_chat_of(
+        self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]
+    ) -> RenderResult:
+        """As `render_chat_async`, of what `make` makes of a body of this size, wherever that is
+        best done."""
+        if size.to_render > MAX_TO_RENDER_HERE:
+            return await self._render_large_chat(make)
+        return await self.off_loop_if_large(
+            key, size.to_render_and_encode, lambda: self.render_chat(make())
+        )
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
-        return await self._on_or_off_loop(self.render, request, len(request.text))
+        return await self.off_loop_if_large(
+            request.key, len(request.text), partial(self.render, request)
+        )
 
-    async def _on_or_off_loop(
-        self, render: Callable[[_Request], RenderResult], request: _Request, num_chars: int
-    ) -> RenderResult:
-        if num_chars <= MAX_CHARS_ON_LOOP[self.loaded(request.key).tokenizer.encoder]:
-            return render(request)
+    async def encode_chat_async(self, request: RenderChatRequest, text: str) -> RenderResult:
+        """The result of a chat that was rendered elsewhere."""
+        tokenizer = self.loaded(request.key).tokenizer
+        encode = partial(_encode, tokenizer, text, request, None)
+        return await self.off_loop_if_large(request.key, len(text), encode)
+
+    async def off_loop_if_large(self, key: str, size: int, work: Callable[[], _Made]) -> _Made:
+        """What `work` makes of so many characters for the model `key`."""
+        if size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]:
+            return work()
         self.num_off_loop += 1
-        return await asyncio.get_running_loop().run_in_executor(self._threads, render, request)
+        return await self._off_loop(work)
+
+    async def _off_loop(self, work: Callable[[], _Made]) -> _Made:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _render_large_chat(self, make: Callable[[], RenderChatRequest]) -> RenderResult:
+        """In the helper process; what needs the model's files is done here, in a thread."""
+        self.num_off_loop += 1
+        request, job = await self._off_loop(lambda: self._large_job(make()))
+        text = None if job is None else await self.large_chats.render(job)
+        if text is None:
+            return await self._off_loop(partial(self.render_chat, request))
+        tokenizer = self.loaded(request.key).tokenizer
+        return await self._off_loop(partial(_encode, tokenizer, text, request, None))
+
+    def _large_job(self, request: RenderChatRequest) -> tuple[RenderChatRequest, bytes | None]:
+        """What the helper process is to do; None for what it cannot."""
+        _, template, chat = self._looked_up(request)
+        if request.return_assistant_tokens_mask:
+            return request, None
+        try:
+            return request, pack(template.source, chat)
+        except RenderError:
+            return request, None
 
 
 def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
@@ -276,43 +365,72 @@ def _encode(
     request: RenderChatRequest | RenderRequest,
     spans: list[Span] | None,
 ) -> RenderResult:
-    add_special, keep_last = request.add_special_tokens, request.truncate_prompt_tokens
+    text = _fitting(text, request)
+    add_special = request.add_special_tokens
+    keep, side = request.truncate_prompt_tokens, request.truncation_side
     if not request.return_offsets_mapping and spans is None:
+        keep_last = keep if side is None else None
         ids = tokenizer.encode(text, add_special_tokens=add_special, keep_last=keep_last)
-        return RenderResult(ids, text)
+        return RenderResult(ids if side is None else truncated(ids, keep, side), text)
     ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special)
+    num_before = tokenizer.num_specials_before if add_special else 0
+    ids = truncated(ids, keep, side, num_before)
+    offsets = truncated(offsets, keep, side, num_before)
     mask = None if spans is None else _mask(offsets, spans)
-    if keep_last is not None:
-        first = max(0, len(ids) - keep_last)
-        ids, offsets, mask = ids[first:], offsets[first:], None if mask is None else mask[first:]
     return RenderResult(ids, text, offsets if request.return_offsets_mapping else None, mask)
 
 
+def _fitting(text: str, request: RenderChatRequest | RenderRequest) -> str:
+    """The text to encode, as vLLM cuts or refuses it before it does (renderers/params.py)."""
+    longest = request.max_chars
+    if longest is None or len(text) <= longest:
+        return text
+    if request.truncate_prompt_tokens is None:
+        param = "prompt" if isinstance(request, RenderRequest) else "messages"
+        raise PromptTooLongError(
+            f"{param}: {len(text)} characters cannot fit the model's context, whatever their"
+            f" tokens; at most {longest} can",
+            param=param,
+        )
+    if request.truncation_side is None:
+        return text
+    return text[:longest] if request.truncation_side == "right" else text[len(text) - longest :]
+
+
+_Rows = TypeVar("_Rows", TokenIds, Offsets)
+
+
+def truncated(
+    rows: _Rows, keep: int | None, side: TruncationSide | None, num_before: int = 0
+) -> _Rows:
+    """What is left of a prompt's tokens, or of anything with a row for each of them; `num_before`
+    of them are special tokens in front."""
+    if keep is None or len(rows) <= keep:
+        return rows
+    if side == "right":
+        return rows[:keep]
+    dropped = len(rows) - keep
+    if side == "left" or num_before == 0:
+        return rows[dropped:]
+    return np.concatenate([rows[:num_before], rows[num_before + dropped :]])
+
+
 def _mask(offsets: Offsets, spans: list[Span]) -> NDArray[np.uint8]:
-    """1 for each token that has a character inside a span."""
+    """1 for each token of a span, as transformers' `return_assistant_tokens_mask` counts them:
+    from the first token of its first character to the first token of its last; to the end if
+    there is no such token (it was cut off, or it is token 0); and none at all from the first
+    span on whose beginning is in no token."""
     mask = np.zeros(len(offsets), dtype=np.uint8)
-    starts, ends = offsets[:, 0], offsets[:, 1]
     for start, end in spans:
-        mask[(starts < end) & (ends > start)] = 1
+        first, last = _token_at(offsets, start), _token_at(offsets, end - 1)
+        if first is None:
+            break
+        mask[first : last + 1 if last else None] = 1
     return mask
 
 
-def _conversation_chars(request: RenderChatRequest) -> int:
-    """How much text a template has to write, roughly."""
-    total = 0
-    for message in request.conversation:
-        content = message.get("content")
-        total += len(content) if isinstance(content, str) else _text_chars(content)
-        if "tool_calls" in message:
-            total += _text_chars(message["tool_calls"])
-    return total + _text_chars(request.tools) + _text_chars(request.documents)
-
-
-def _text_chars(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_text_chars, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_text_chars, value))
-    return 0
+def _token_at(offsets: Offsets, char: int) -> int | None:
+    """The first token that covers the character."""
+    covers = (offsets[:, 0] <= char) & (char < offsets[:, 1])
+    token = int(covers.argmax()) if len(covers) else 0
+    return token if len(covers) and covers[token] else None

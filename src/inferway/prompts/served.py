@@ -6,9 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest
+from inferway.prompts.model_prompts import ModelPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model's prompts come from; engines that give the same share what is loaded."""
+
+    model: str  # as the engine that was first to serve it calls it
+    root: str  # directory, tokenizer.json or hub id
+    max_model_len: int | None
+    flags: ModelSettings
+
+    @property
+    def key(self) -> str:
+        return self.root + msgspec.json.encode(self.flags).decode()
 
 
 class PromptSource(Protocol):
@@ -19,6 +37,10 @@ class PromptSource(Protocol):
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
+
+    @property
+    def local(self) -> ModelPrompts | None:
+        """What of it is made here, with the model's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,10 @@ class NoPrompts:
         raise RenderError(self.why, reason=self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
+
+    @property
+    def local(self) -> None:
         return None
 
 

@@ -1,67 +1,260 @@
-"""What transformers 5 makes of a tokenizer.json because of the class that the model names.
+"""What transformers' tokenizer classes make of a tokenizer.json.
 
-Most classes take the file as it is. `LlamaTokenizer` takes only vocabulary, merges, added tokens
-and post-processor from it and builds the rest anew (models/llama/tokenization_llama.py), which
-changes how spaces are encoded. It is taken at its word only where the model's type has no class
-of its own in transformers' list (models/auto/tokenization_auto.py): `llama`, or no type at all.
+Most models' classes take the file as it is. These keep only vocabulary, merges and (mostly)
+post-processor of it and set the rest themselves, which may change how text is encoded. Each
+follows models/*/tokenization_*.py of transformers 5.19; tests/prompts/test_engine_tokenizer.py
+compares the results with transformers' own, part by part.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-_LLAMA_CLASSES = {"LlamaTokenizer", "LlamaTokenizerFast"}
-_LLAMA_TYPES = {"llama", None}
+import msgspec
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+JsonObject = dict[str, Any]
 
 _SPACE = "▁"
+_BPE: JsonObject = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+_BYTE_LEVEL_BPE = _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+_FALLBACK_BPE = _BPE | {"fuse_unk": True, "byte_fallback": True}
 
 
-def effective_tokenizer_json(
-    tokenizer_json: str, config: dict[str, Any], model_type: str | None
-) -> str:
-    """The tokenizer.json that the engine's tokenizer amounts to."""
-    if config.get("tokenizer_class") not in _LLAMA_CLASSES or model_type not in _LLAMA_TYPES:
-        return tokenizer_json
-    tokenizer = json.loads(tokenizer_json)
-    if tokenizer.get("model", {}).get("type") != "BPE":
-        return tokenizer_json
-    return json.dumps(_as_llama(tokenizer, config), ensure_ascii=False)
+@dataclass(frozen=True, slots=True)
+class TokenizerClass:
+    """What one of transformers' classes sets, whatever the files say."""
+
+    model: JsonObject  # all of the file's model, but for vocabulary and merges
+    set_pipeline: Callable[[tokenizers.Tokenizer, JsonObject], None]  # by tokenizer_config.json
+    special_tokens: Mapping[str, str]  # where the model names no others
+    extra_special_tokens: tuple[str, ...] = ()  # the same
+    unk_in_model: bool = False  # the model's own unk_token is the special token of that name
+    keeps_charsmap: bool = False  # sentencepiece's normaliser is taken from the file
+    # The text, "$A", between names of special tokens; None: what the file's post-processor adds.
+    adds: tuple[str, ...] | None = None
+    adds_special_plain: bool = False  # special tokens are added once more, without their flags
+    adds_special: bool = False  # the same with their flags
+    not_followed: str | None = None  # a text that has this is encoded in another way
 
 
-def _as_llama(tokenizer: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    prefix_space = config.get("add_prefix_space") is not False
+def build_as_class(
+    made_as: TokenizerClass, file: JsonObject, config: JsonObject, unk_token: str
+) -> tokenizers.Tokenizer:
+    """What the class builds of a tokenizer.json, without added tokens. Raises ValueError if it
+    cannot."""
+    charsmap = _charsmap(file.get("normalizer")) if made_as.keeps_charsmap else None
+    unigram = made_as.model["type"] == "Unigram"
+    parts: JsonObject = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": charsmap,
+        "pre_tokenizer": None,
+        "post_processor": file.get("post_processor"),
+        "decoder": None,
+        "model": _BPE | {"vocab": {}, "merges": []} if unigram else _bpe(made_as, file, unk_token),
+    }
+    tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(parts).decode())
+    if unigram:
+        tokenizer.model = _unigram(made_as, file)
+    made_as.set_pipeline(tokenizer, config)
+    return tokenizer
+
+
+def _bpe(made_as: TokenizerClass, file: JsonObject, unk_token: str) -> JsonObject:
+    vocabulary = file["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of (piece, score)
+        vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
+    model = {**made_as.model, "vocab": vocabulary, "merges": file["model"].get("merges", [])}
+    return {**model, "unk_token": unk_token} if made_as.unk_in_model else model
+
+
+def _unigram(made_as: TokenizerClass, file: JsonObject) -> models.Unigram:
+    vocabulary = file["model"]["vocab"]
+    if not isinstance(vocabulary, list):
+        raise ValueError("its class needs a Unigram vocabulary")
+    # Not by way of JSON, which rounds the scores.
+    return models.Unigram([(piece, score) for piece, score in vocabulary], made_as.model["unk_id"])
+
+
+def _charsmap(normalizer: JsonObject | None) -> JsonObject | None:
+    """The first sentencepiece normaliser in the file."""
+    if normalizer is None:
+        return None
+    parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    return next((part for part in parts if part.get("type") == "Precompiled"), None)
+
+
+def _set_llama(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+    prefix_space = config.get("add_prefix_space")
     scheme = "never"
-    if prefix_space:
+    if prefix_space is None or prefix_space:
         scheme = "always" if config.get("legacy") else "first"
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix_space:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": True,
-        "ignore_merges": False,
-        "vocab": tokenizer["model"]["vocab"],
-        "merges": tokenizer["model"]["merges"],
-    }
-    return {
-        **tokenizer,
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": scheme,
-            "split": False,
-        },
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": model,
-    }
+    _set_metaspace(tokenizer, scheme, strips=scheme != "never")
+
+
+def _set_code_llama(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+    prefix_space = config.get("add_prefix_space")
+    scheme = "first" if prefix_space is None or prefix_space else "never"
+    _set_metaspace(tokenizer, scheme, strips=True)
+
+
+def _set_metaspace(tokenizer: tokenizers.Tokenizer, scheme: str, *, strips: bool) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=_SPACE, prepend_scheme=scheme, split=False
+    )
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if strips:
+        parts.append(decoders.Strip(content=" ", left=1))
+    tokenizer.decoder = decoders.Sequence(parts)
+
+
+def _set_gemma(tokenizer: tokenizers.Tokenizer, _config: JsonObject) -> None:
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous", invert=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+
+
+def _set_gpt2(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_prefix_space(config))
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _set_gpt_neox(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=_prefix_space(config), trim_offsets=config.get("trim_offsets", True)
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _set_cohere(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=_prefix_space(config), trim_offsets=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _set_qwen(words: str) -> Callable[[tokenizers.Tokenizer, JsonObject], None]:
+    def set_pipeline(tokenizer: tokenizers.Tokenizer, config: JsonObject) -> None:
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(words), behavior="isolated", invert=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=_prefix_space(config), use_regex=False),
+            ]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+
+    return set_pipeline
+
+
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Marks belong to words.
+_QWEN3_5_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _set_t5(tokenizer: tokenizers.Tokenizer, _config: JsonObject) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, "always", split=True)]
+    )
+    tokenizer.decoder = decoders.Metaspace(_SPACE, "always", split=True)
+
+
+def _prefix_space(config: JsonObject) -> bool:
+    return bool(config.get("add_prefix_space"))
+
+
+def _tokens(**names: str) -> dict[str, str]:
+    return {f"{name}_token": content for name, content in names.items()}
+
+
+_LLAMA_TOKENS = _tokens(bos="<s>", eos="</s>", unk="<unk>")
+_END = "<|endoftext|>"
+_CODE_LLAMA_TOKENS = _tokens(
+    prefix="▁<PRE>", middle="▁<MID>", suffix="▁<SUF>", eot="▁<EOT>", fill="<FILL_ME>"
+)
+_QWEN_TOKENS = _tokens(eos=_END, unk=_END, pad=_END)
+
+# The class of models that name none, or one that takes a tokenizer.json as it is.
+NO_CLASS = TokenizerClass({}, lambda _tokenizer, _config: None, {})
+
+TOKENIZER_CLASSES = {
+    "CodeLlamaTokenizer": TokenizerClass(
+        _FALLBACK_BPE,
+        _set_code_llama,
+        _LLAMA_TOKENS | _CODE_LLAMA_TOKENS,
+        extra_special_tokens=tuple(_CODE_LLAMA_TOKENS.values()),
+        unk_in_model=True,
+        adds=("bos_token", "$A"),
+        not_followed="<FILL_ME>",  # it asks for what belongs between what is around it
+    ),
+    "CohereTokenizer": TokenizerClass(
+        _BYTE_LEVEL_BPE,
+        _set_cohere,
+        _tokens(
+            bos="<BOS_TOKEN>",
+            eos="<|END_OF_TURN_TOKEN|>",
+            unk="<UNK>",
+            sep="<SEP>",
+            pad="<PAD>",
+            cls="<CLS>",
+            mask="<MASK_TOKEN>",
+        ),
+        adds_special=True,
+    ),
+    "GPT2Tokenizer": TokenizerClass(
+        _BYTE_LEVEL_BPE, _set_gpt2, _tokens(bos=_END, eos=_END, unk=_END)
+    ),
+    "GPTNeoXTokenizer": TokenizerClass(
+        _BYTE_LEVEL_BPE,
+        _set_gpt_neox,
+        _tokens(bos=_END, eos=_END, unk=_END, pad="<|padding|>"),
+        adds=("$A",),
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        _FALLBACK_BPE,
+        _set_gemma,
+        _tokens(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>"),
+        unk_in_model=True,
+    ),
+    "LlamaTokenizer": TokenizerClass(_FALLBACK_BPE, _set_llama, _LLAMA_TOKENS),
+    "Qwen2Tokenizer": TokenizerClass(
+        _BYTE_LEVEL_BPE, _set_qwen(_QWEN2_WORDS), _QWEN_TOKENS, adds_special_plain=True
+    ),
+    "Qwen3_5Tokenizer": TokenizerClass(_BYTE_LEVEL_BPE, _set_qwen(_QWEN3_5_WORDS), _QWEN_TOKENS),
+    "T5Tokenizer": TokenizerClass(
+        {"type": "Unigram", "unk_id": 2},
+        _set_t5,
+        _tokens(eos="</s>", unk="<unk>", pad="<pad>"),
+        extra_special_tokens=tuple(f"<extra_id_{i}>" for i in range(100)),
+        keeps_charsmap=True,
+        adds=("$A", "eos_token"),
+    ),
+}

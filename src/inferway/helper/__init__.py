@@ -1,0 +1,1 @@
+"""A job that nobody vouches for -> its result, or what it was killed for."""

@@ -1,0 +1,152 @@
+"""The child's side: read a job, do it, answer, again. Standard library only.
+
+Imports are done before the first limit, and none is possible after it: with no file left to open
+there is nothing that a job could read, write or connect to, whatever it is able to call. The
+kernel ends the process with its parent; closing the socket does, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from inferway.helper.wire import ANSWER, JOB, Outcome
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+# Given back when memory has run out, so that this can be said.
+_RESERVE_BYTES = 1 << 20
+
+# Whoever sends such work waits a little longer before others do.
+_NICENESS = 10
+
+
+def main(
+    fd: int,
+    parent: int,
+    modules: Sequence[str],
+    *,
+    memory_bytes: int,
+    cpu_seconds: int,
+    result_bytes: int,
+) -> None:
+    """Serves jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes."""
+    _end_with(parent)
+    os.nice(_NICENESS)
+    # Ctrl-C is for the parent, which closes the socket when it has answered its clients.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    with socket.socket(fileno=fd) as parents:
+        child = _Child(parents, cpu_seconds=cpu_seconds, result_bytes=result_bytes)
+        try:
+            for module in modules:
+                importlib.import_module(module)
+        except BaseException as e:
+            child.answer(Outcome.NOT_READY, f"{type(e).__name__}: {e}".encode())
+            return
+        child.limit_memory(memory_bytes)
+        child.answer(Outcome.READY)
+        while child.do_next():
+            pass
+
+
+def _end_with(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if os.getppid() != parent:  # it has died before we asked
+        os._exit(1)
+
+
+class _Child:
+    def __init__(self, parent: socket.socket, *, cpu_seconds: int, result_bytes: int) -> None:
+        self._parent = parent
+        self._cpu_seconds = cpu_seconds
+        self._result_bytes = result_bytes
+        self._worn_out_bytes: float = math.inf
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._reserve: bytearray | None = bytearray(_RESERVE_BYTES)
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """So much on top of what is in use now; and no more files, processes, threads, cores."""
+        used = self._used_bytes()
+        # Memory that earlier jobs have left in pieces must not be missing in later ones.
+        self._worn_out_bytes = used + memory_bytes / 4
+        limits = {
+            resource.RLIMIT_AS: used + memory_bytes,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,
+            resource.RLIMIT_NPROC: 0,
+            resource.RLIMIT_NOFILE: 0,
+        }
+        for limited, most in limits.items():
+            _, hard = resource.getrlimit(limited)
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(limited, (most, most))
+
+    def do_next(self) -> bool:
+        """One job from its first byte to its answer; False when there are no more."""
+        head = self._read(JOB.size)
+        if head is None:
+            return False
+        name_length, argument_length = JOB.unpack(head)
+        name, argument = self._read(name_length), self._read(argument_length)
+        if name is None or argument is None:
+            return False
+        try:
+            self._do(str(name, "utf-8"), argument)
+        except MemoryError:
+            self._reserve = None
+            self.answer(Outcome.OUT_OF_MEMORY)
+            return False
+        except BaseException as e:
+            self.answer(Outcome.RAISED, type(e).__name__.encode())
+        return True
+
+    def _do(self, name: str, argument: bytearray) -> None:
+        module, _, function = name.partition(":")
+        job = getattr(sys.modules[module], function)
+        self._limit_cpu()
+        result: bytes = job(argument)
+        if len(result) > self._result_bytes:
+            self.answer(Outcome.TOO_LONG)
+        else:
+            self.answer(Outcome.DONE, result)
+
+    def _limit_cpu(self) -> None:
+        """This job's share on top of what the process has had; SIGXCPU ends it."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        most = math.ceil(usage.ru_utime + usage.ru_stime) + self._cpu_seconds
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+
+    def answer(self, outcome: Outcome, rest: bytes = b"") -> None:
+        worn_out = self._used_bytes() > self._worn_out_bytes
+        self._parent.sendall(ANSWER.pack(outcome, worn_out, len(rest)))
+        self._parent.sendall(rest)
+
+    def _read(self, length: int) -> bytearray | None:
+        """None when the parent has closed its end."""
+        data = bytearray(length)
+        view = memoryview(data)
+        while len(view):
+            received = self._parent.recv_into(view)
+            if not received:
+                return None
+            view = view[received:]
+        return data
+
+    def _used_bytes(self) -> int:
+        """Address space in use, which is what RLIMIT_AS counts."""
+        pages = int(os.pread(self._statm, 64, 0).split()[0])
+        return pages * resource.getpagesize()

@@ -1,0 +1,151 @@
+"""A child process for work that may hang, eat memory or crash: one job at a time, under limits.
+
+    helper = Helper("package.module", limits=Limits(cpu_seconds=2))
+    result = helper.call("package.module:function", b"argument")
+
+The function takes bytes and returns bytes. A job over a limit ends with its process, and nothing
+else: a spare is waiting, so the next job need not wait for a process to start. One thread owns
+the processes and does the jobs in turn; it waits without the GIL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+
+from inferway.errors import HelperBusyError, HelperError, JobKilledError
+from inferway.helper.process import HelperProcess, Limits
+
+
+@dataclass(slots=True)
+class HelperStats:
+    """Written by the helper's thread and its callers; read when metrics are scraped."""
+
+    jobs: int = 0
+    refused: int = 0  # too many were waiting, or one waited for too long
+    started: int = 0  # processes
+    kills: dict[str, int] = field(default_factory=dict)  # jobs killed, by limit
+
+
+class Helper:
+    """Any thread and any event loop may call it. Close it: no process outlives it."""
+
+    def __init__(
+        self,
+        *modules: str,
+        limits: Limits,
+        max_waiting: int = 8,
+        patience_seconds: float = 1.0,
+        keep_spare: bool = True,
+    ) -> None:
+        self.limits = limits
+        self.stats = HelperStats()
+        self._modules = modules
+        self._max_waiting = max_waiting
+        self._patience_seconds = patience_seconds
+        self._keep_spare = keep_spare
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="helper")
+        self._lock = Lock()
+        self.num_open = 0  # jobs that wait or run; read by anyone
+        self._closed = False
+        # The one at work, then the spare. Written by the thread; under the lock, for `close`.
+        self._processes: list[HelperProcess] = []
+
+    def start(self) -> None:
+        """Starts the processes now, in the background, instead of with the first job."""
+        self._thread.submit(self._started)
+
+    def call(self, function: str, argument: bytes) -> bytes:
+        """Raises HelperBusyError if too many wait or this job waited for too long, JobKilledError
+        if it passed a limit, JobFailedError if it raised."""
+        job = self._submit(function, argument)
+        try:
+            return job.result(self._patience_seconds)
+        except TimeoutError:
+            if not job.done() and job.cancel():
+                raise self._busy() from None
+            return job.result()
+
+    async def call_async(self, function: str, argument: bytes) -> bytes:
+        """As `call`. A caller who is cancelled loses the answer and nobody else's."""
+        job = self._submit(function, argument)
+        answer = asyncio.wrap_future(job)
+        try:
+            await asyncio.wait([answer], timeout=self._patience_seconds)
+            if not answer.done() and job.cancel():
+                raise self._busy()
+            return await answer
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+
+    def close(self) -> None:
+        """Kills what is running and refuses what waits."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+        self._thread.shutdown(wait=True)
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+
+    def _submit(self, function: str, argument: bytes) -> Future[bytes]:
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            if self.num_open > self._max_waiting:
+                raise self._busy()
+            self.num_open += 1
+            job = self._thread.submit(self._do, function, argument)
+        job.add_done_callback(self._ended)
+        return job
+
+    def _ended(self, _: Future[bytes]) -> None:
+        with self._lock:
+            self.num_open -= 1
+
+    def _busy(self) -> HelperBusyError:
+        self.stats.refused += 1
+        return HelperBusyError(f"{self.num_open} jobs are at the helper process or wait for it")
+
+    def _do(self, function: str, argument: bytes) -> bytes:
+        process = self._started()
+        self.stats.jobs += 1
+        try:
+            return process.do(function, argument)
+        except HelperError as e:
+            if self._closed:
+                raise _closed() from None
+            if isinstance(e, JobKilledError):
+                self.stats.kills[e.limit] = self.stats.kills.get(e.limit, 0) + 1
+            raise
+        finally:
+            if not process.usable:
+                self._drop(process)
+
+    def _started(self) -> HelperProcess:
+        """The process for the next job. The spare, if it is missing, starts meanwhile."""
+        while len(self._processes) < (2 if self._keep_spare else 1):
+            if self._closed:
+                raise _closed()
+            process = HelperProcess(self._modules, self.limits)
+            self.stats.started += 1
+            with self._lock:
+                self._processes.append(process)
+                if self._closed:
+                    process.kill()
+        return self._processes[0]
+
+    def _drop(self, process: HelperProcess) -> None:
+        with self._lock:
+            self._processes.remove(process)
+            if not self._closed:
+                self._thread.submit(self._started)
+        process.close()
+
+
+def _closed() -> HelperError:
+    return HelperError("the helper is closed")

@@ -1,0 +1,24 @@
+"""What parent and child say to each other: frames on one socket. Standard library only.
+
+A job is `JOB` (length of the function's name, length of the argument), then both. An answer is
+`ANSWER` (an Outcome, whether the child is worn out, length of the rest), then the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+JOB = struct.Struct("!HQ")
+ANSWER = struct.Struct("!B?Q")
+
+
+class Outcome(IntEnum):
+    """How a job ended, as the child tells it; what it cannot tell, its death does."""
+
+    READY = 0  # no job yet: everything is imported, limits hold
+    NOT_READY = 1  # an import failed; the rest is why
+    DONE = 2  # the rest is the result
+    RAISED = 3  # the rest is the error's type
+    OUT_OF_MEMORY = 4
+    TOO_LONG = 5  # the result is longer than allowed

@@ -1,0 +1,48 @@
+"""How much work a request is, roughly and fast: what decides where it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+# Above this a chat is rendered in a helper process (`BodySize.to_render`). Measured with 347
+# templates: 2,000 messages of 100 characters take the median 6 ms, the slowest tenth a second;
+# sending them away takes half a millisecond of ours. So does sending 1 MB of plain text, which
+# takes 0.3 ms to render, but 5 s with some templates.
+MAX_TO_RENDER_HERE = 1 << 20
+
+
+class BodySize(NamedTuple):
+    chars: int
+    objects: int  # messages, parts, tool calls and what is in them
+
+    @property
+    def to_render_and_encode(self) -> int:
+        """In characters to encode."""
+        return self.chars + 50 * self.objects
+
+    @property
+    def to_render(self) -> int:
+        """In characters to copy."""
+        return self.chars + 500 * self.objects
+
+
+def body_size(values: Iterable[object]) -> BodySize:
+    """What is in `values`, however deep. Counting ends where it is clear that it is too large to
+    be rendered here, so that it takes no longer for a larger body."""
+    chars = objects = 0
+    inside: list[Iterator[object]] = [iter(values)]
+    while inside and chars + 500 * objects <= MAX_TO_RENDER_HERE:
+        value = next(inside[-1], inside)
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, dict):
+            objects += 1
+            inside.append(iter(value.values()))
+        elif value is inside:
+            inside.pop()
+        elif isinstance(value, list | tuple):
+            inside.append(iter(value))
+        else:
+            chars += 10
+    return BodySize(chars, objects)

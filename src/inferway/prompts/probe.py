@@ -1,0 +1,266 @@
+"""Do we render what an engine renders? What is asked of it, and what a difference tells. Pure.
+
+An engine's flags cannot be seen from outside, and some change its prompts: `--chat-template`,
+`--chat-template-content-format`, `--default-chat-template-kwargs`, `--tokenizer`,
+`--exclude-tools-when-tool-choice-none`. So an engine is asked for the ids of a few chats and
+texts of ours (`return_token_ids`, vLLM's own answer is the oracle), each of which goes another
+way through templates and tokenizers; and, later, for those of single live prompts.
+
+Which flag it is that makes a difference, likely_flag.py finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from inferway.errors import RenderError, RequestError
+from inferway.model import Reason, TokenIds, Tokenized
+from inferway.openai_api.requests import Body, parse_chat, parse_completion
+
+JsonObject = dict[str, Any]
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+# Keeps the probes' blocks apart from everybody's prompts: what hits in an engine's cache, and
+# what does not, stays as it was.
+CACHE_SALT = "inferway-probe"
+
+_WHOLE = (Reason.KV_AWARE, Reason.REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One request of ours; `fields` are those that shape the prompt."""
+
+    name: str
+    path: str
+    fields: JsonObject
+
+    def body(self, model: str) -> JsonObject:
+        """What the engine gets: one token is computed, the prompt's ids come back."""
+        return {"model": model, "cache_salt": CACHE_SALT, **self.fields, **_CHEAP}
+
+
+_CHEAP: JsonObject = {"max_tokens": 1, "stream": False, "return_token_ids": True}
+
+# Whitespace at both ends, in rows and before digits; several scripts; a sequence of joined
+# signs; what several models use as special tokens.
+_RICH = (
+    "  Where's the 2nd  café?\n\n\tΩ привет 北京 👩‍👩‍👧 12345 x=f(y)\n<|im_end|><|im_start|>user"
+    "</s><s>[INST]<|eot_id|><bos><end_of_turn><think>\n \n"
+)
+_SYSTEM = {"role": "system", "content": "You are terse. \n"}
+_USER = {"role": "user", "content": _RICH}
+_ASSISTANT = {"role": "assistant", "content": " Here:\n\n```py\nx = 1\n```\n"}
+_AGAIN = {"role": "user", "content": "And then?"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "What is the weather?",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Whose 'weather'?"},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["city"],
+        },
+    },
+}
+_CALL = {
+    "id": "call12345",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Zürich", "unit": "C"}'},
+}
+
+PROBES = (
+    Probe("chat", CHAT, {"messages": [_SYSTEM, _USER, _ASSISTANT, _AGAIN]}),
+    Probe("no system message", CHAT, {"messages": [_AGAIN]}),
+    Probe(
+        "parts",
+        CHAT,
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "One, "}, {"type": "text", "text": "two"}],
+                }
+            ]
+        },
+    ),
+    Probe(
+        "tools",
+        CHAT,
+        {
+            "messages": [
+                _AGAIN,
+                {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+                {"role": "tool", "tool_call_id": "call12345", "content": '{"degrees": 21}'},
+            ],
+            "tools": [_TOOL],
+            "tool_choice": "none",  # another choice needs flags that not every engine has
+        },
+    ),
+    Probe(
+        "reasoning",
+        CHAT,
+        {
+            "messages": [
+                _AGAIN,
+                {"role": "assistant", "reasoning_content": "Hm.", "content": "Four."},
+                _AGAIN,
+                {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFive."},
+                _AGAIN,
+            ]
+        },
+    ),
+    Probe(
+        "open end",
+        CHAT,
+        {
+            "messages": [_AGAIN, {"role": "assistant", "content": "Then we"}],
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+        },
+    ),
+    Probe("texts", COMPLETION, {"prompt": [_RICH, " x"]}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No ids, because the request cannot be rendered: `why` is for people."""
+
+    why: str
+
+
+# The ids of each of a request's prompts, or no.
+Outcome = Sequence[TokenIds] | Refused
+
+
+class Tokenizes(Protocol):
+    """What we need of a model's prompts (served.PromptSource)."""
+
+    async def tokenize(self, body: Body) -> Tokenized: ...
+
+
+async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcome | None:
+    """What we make of a request; None if it is not ours to render, or not to its end."""
+    raw = msgspec.json.encode(body)
+    try:
+        parsed: Body = parse_chat(raw).body if path == CHAT else parse_completion(raw).body
+        tokenized = await prompts.tokenize(parsed)
+    except RequestError as e:
+        return Refused(str(e))
+    except RenderError:
+        return None
+    return tokenized.token_ids if tokenized.reason in _WHOLE else None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two outcomes part. `position`: of the first other token in prompt `prompt`; None if
+    one side refuses, or answers another number of prompts."""
+
+    ours: Outcome
+    theirs: Outcome
+    prompt: int = 0
+    position: int | None = None
+
+
+def compare(ours: Outcome, theirs: Outcome) -> Difference | None:
+    """None if both are the same. That both refuse is the same, whatever they say."""
+    if isinstance(ours, Refused) or isinstance(theirs, Refused):
+        same = isinstance(ours, Refused) and isinstance(theirs, Refused)
+        return None if same else Difference(ours, theirs)
+    if len(ours) != len(theirs):
+        return Difference(ours, theirs)
+    for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        position = first_difference(a, b)
+        if position is not None:
+            return Difference(ours, theirs, prompt, position)
+    return None
+
+
+def first_difference(a: TokenIds, b: TokenIds) -> int | None:
+    """The place of the first token that is not the same; None if there is none."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    if len(differs):
+        return int(differs[0])
+    return None if len(a) == len(b) else length
+
+
+# What a copy of a live request must not ask for: more answers, a longer or another one, a place
+# in other systems. All else stays, known to us or not: it may shape the prompt.
+_DROPPED = {
+    *("allowed_token_ids", "bad_words", "best_of", "echo", "frequency_penalty", "ignore_eos"),
+    *("include_reasoning", "include_stop_str_in_output", "length_penalty", "logit_bias"),
+    *("logprob_token_ids", "logprobs", "max_completion_tokens", "metadata", "min_p", "min_tokens"),
+    *("n", "parallel_tool_calls", "presence_penalty", "priority", "prompt_logprobs"),
+    *("repetition_detection", "repetition_penalty", "request_id", "response_format"),
+    *("return_prompt_text", "return_tokens_as_token_ids", "seed", "service_tier", "session_id"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_token_ids", "store"),
+    *("stream_interval", "stream_options", "structured_outputs", "temperature"),
+    *("thinking_token_budget", "top_k", "top_logprobs", "top_p", "use_beam_search", "user"),
+    *("vllm_xargs", "watermarking"),
+    *("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json"),
+    *("guided_regex", "guided_whitespace_pattern"),  # older engines
+}
+
+# Prompts that another engine's answer, or an upload, is part of; and those of templates that
+# clients bring: one that draws lots, or shows the time, would have every engine look unfaithful.
+_NOT_COPIED = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds", "chat_template")
+
+# Fields that shape a prompt, and so may be what differs; the log names those a request has.
+_SHAPING = (
+    *("add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs"),
+    *("continue_final_message", "documents", "reasoning_effort", "suffix", "tools"),
+    *("truncate_prompt_tokens", "truncation_side"),
+)
+
+
+def live_copy(fields: JsonObject) -> JsonObject | None:
+    """A live request's body that asks for the ids of the same prompt and for one token; None
+    for a request that such a copy would not tell anything of."""
+    arguments = fields.get("chat_template_kwargs") or {}
+    if any(of.get(name) is not None for of in (fields, arguments) for name in _NOT_COPIED):
+        return None
+    if (fields.get("truncate_prompt_tokens") or 0) < 0:  # the answer's length has a say in it
+        return None
+    kept = {name: value for name, value in fields.items() if name not in _DROPPED}
+    if kept.get("tool_choice") not in (None, "none", "auto"):
+        kept["tool_choice"] = "auto"  # as to the prompt the same, but nothing to enforce
+    return {**kept, **_CHEAP}
+
+
+def live_words(path: str, fields: JsonObject, difference: Difference) -> str:
+    """A live difference, without a word of the prompt: place, ids, lengths, and which fields
+    the request has."""
+    what = "a chat" if path == CHAT else "a text"
+    shaping = [name for name in _SHAPING if fields.get(name) is not None]
+    having = f" with {', '.join(shaping)}" if shaping else ""
+    ours, theirs = difference.ours, difference.theirs
+    if isinstance(ours, Refused) or isinstance(theirs, Refused) or difference.position is None:
+        return f"{what}{having}, which one side renders otherwise altogether"
+    a, b = ours[difference.prompt], theirs[difference.prompt]
+    at = difference.position
+    return (
+        f"{what}{having}: token {at} is {_id_at(a, at)} here and {_id_at(b, at)} there"
+        f" ({len(a)} and {len(b)} tokens)"
+    )
+
+
+def live_kind(path: str, fields: JsonObject) -> str:
+    """Equal for live requests whose differences need only be told once."""
+    return "|".join([path, *(name for name in _SHAPING if fields.get(name) is not None)])
+
+
+def _id_at(ids: TokenIds, position: int) -> str:
+    return str(int(ids[position])) if position < len(ids) else "missing"

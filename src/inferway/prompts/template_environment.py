@@ -1,0 +1,191 @@
+"""The environment chat templates run in: Jinja's immutable sandbox, set up as transformers does.
+
+Source: transformers utils/chat_template_utils.py: `trim_blocks` and `lstrip_blocks`, loop
+controls, `tojson` that escapes no HTML and keeps non-ASCII text, `raise_exception`,
+`strftime_now` (a template's only sight of time), and `{% generation %}` around what the
+assistant wrote.
+
+The sandbox checks each access anew, which is most of a chat's rendering. `_Sandbox` goes a short
+way where the outcome is known from the type alone; everything else goes Jinja's own way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+# [start, end) in characters of the rendered text.
+Span = tuple[int, int]
+
+CLOCK = "strftime_now"
+
+
+class RaisedByTemplateError(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+def template_environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals[CLOCK] = _Clock(now).strftime
+    return environment
+
+
+class _Clock:
+    """`datetime.strftime` takes more memory than a chat's whole rendering, so what it wrote last is
+    kept for as long as it would write the same: a second, if the layout shows nothing finer."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._last: tuple[str, datetime, str] | None = None
+
+    def strftime(self, layout: str) -> str:
+        now = self._now().replace(microsecond=0) if "%f" not in layout else self._now()
+        last = self._last
+        if last is not None and last[0] == layout and last[1] == now:
+            return last[2]
+        text = now.strftime(layout)
+        self._last = (layout, now, text)
+        return text
+
+
+def names_read(tree: nodes.Template) -> set[str]:
+    """Every name that a template may look up outside itself, and perhaps some of its own."""
+    names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
+    return names | {node.name for node in tree.find_all(nodes.NSRef)}
+
+
+def _raise_exception(message: object) -> None:
+    raise RaisedByTemplateError(str(message))
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+_STRICT = ImmutableSandboxedEnvironment()
+_ABSENT = object()
+
+# All that a dict or a str has besides its items, and what of it the sandbox lets through.
+# `format` is let through too, but wrapped.
+_OF_DICT, _OF_STR = frozenset(dir(dict)), frozenset(dir(str))
+_SAFE_OF_DICT = frozenset(name for name in _OF_DICT if _STRICT.is_safe_attribute({}, name, None))
+_SAFE_OF_STR = frozenset(name for name in _OF_STR if _STRICT.is_safe_attribute("", name, None)) - {
+    "format",
+    "format_map",
+}
+_SAFE_OF_LOOP = frozenset(
+    name
+    for name in vars(LoopContext)
+    if isinstance(vars(LoopContext)[name], property) and not name.startswith("_")
+) | {"index0"}
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with short ways that give and refuse exactly the same."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _OF_DICT:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+            if attribute in _SAFE_OF_DICT:
+                return getattr(obj, attribute)
+        elif kind is str:
+            if attribute in _SAFE_OF_STR:
+                return getattr(obj, attribute)
+        elif kind is LoopContext:
+            if attribute in _SAFE_OF_LOOP:
+                return getattr(obj, attribute)
+        elif kind is Namespace and not attribute.startswith("_"):
+            value = getattr(obj, attribute, _ABSENT)
+            # Methods may have to be wrapped.
+            if value is not _ABSENT and type(value) not in (BuiltinMethodType, MethodType):
+                return value
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            if type(argument) is str:
+                kind = type(obj)
+                others = _OF_DICT if kind is dict else _OF_STR if kind is str else None
+                if others is not None and argument not in others:
+                    return self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def call(  # the underscores leave all names to keyword arguments
+        __self,
+        __context: Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # Methods of str, dict and list: nothing marks them as unsafe or as wanting the context.
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) in (str, dict, list):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+@dataclass(slots=True)
+class GenerationSpans:
+    """Written by one rendering: how much text is out, and the generation blocks in it."""
+
+    written: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
+def note_generation(context: Context, spans: GenerationSpans) -> None:
+    """The rendering with this context is to note its generation blocks in `spans`."""
+    setattr(context.eval_ctx, _SPANS, spans)
+
+
+_SPANS = "inferway_generation_spans"
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: renders its body, and notes where it stands."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's interface)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_eval_context
+    def _note(self, context: nodes.EvalContext, caller: Macro) -> str:
+        text: str = caller()
+        spans = getattr(context, _SPANS, None)
+        if spans is not None:
+            spans.spans.append((spans.written, spans.written + len(text)))
+        return text

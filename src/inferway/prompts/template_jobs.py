@@ -1,0 +1,154 @@
+"""What the helper process does with templates, and what goes there and back.
+
+Everything that a template can make Jinja do happens in these functions: parsing, folding of
+constants, finding out what it wants, rendering. They answer even when the template fails; only
+memory that runs out, or time, is the process's end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html  # noqa: F401
+import pprint  # noqa: F401
+import textwrap  # noqa: F401
+import time
+from functools import lru_cache
+from typing import Any
+
+import jinja2.constants
+import jinja2.debug  # noqa: F401
+import msgspec
+
+from inferway.errors import InferwayError, RenderError, TemplateError
+from inferway.model import Reason
+from inferway.prompts.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.content_format import ContentFormat
+
+INSPECT = f"{__name__}:inspect"
+RENDER = f"{__name__}:render"
+
+# What templates make Jinja import, and the time zone, are files: here they can still be opened,
+# in the helper process later not.
+codecs.lookup("unicode_escape")
+time.tzset()
+
+# Compiled templates that are kept: a client sends the same one again and again.
+_MAX_KEPT, _MAX_KEPT_CHARS = 16, 64 << 10
+
+_MAX_WHY_CHARS = 400
+
+
+class RenderJob(msgspec.Struct, frozen=True):
+    """A template and what it gets to see, as in ChatInput; nothing is checked on the way."""
+
+    source: str
+    messages: list[Any]
+    tools: Any
+    documents: Any
+    add_generation_prompt: Any
+    continue_final_message: Any
+    variables: dict[str, Any]
+
+
+class Facts(msgspec.Struct, frozen=True, tag=True):
+    """What a template wants."""
+
+    content_format: ContentFormat
+    knows_developer: bool
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why there is no text. `param`: the request's field; None: the template does not compile."""
+
+    why: str
+    param: str | None = None
+
+
+Answer = Facts | Written | Refused
+
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def pack(source: str, chat: ChatInput) -> bytes:
+    """The argument of `render`. Raises RenderError for what cannot be sent."""
+    job = RenderJob(
+        source,
+        list(chat.messages),
+        chat.tools,
+        chat.documents,
+        chat.add_generation_prompt,
+        chat.continue_final_message,
+        dict(chat.variables),
+    )
+    try:
+        return msgspec.msgpack.encode(job)
+    # Arguments of tool calls are JSON that Python has read: huge integers, lone surrogates.
+    except (OverflowError, RecursionError, TypeError, UnicodeEncodeError) as e:
+        raise RenderError(
+            f"the chat cannot be sent to the helper process: {type(e).__name__}",
+            reason=Reason.OUR_FAULT,
+        ) from e
+
+
+def unpack(answer: bytes) -> Answer:
+    """What `inspect` or `render` has answered."""
+    return _ANSWERS.decode(answer)
+
+
+def inspect(source: bytearray) -> bytes:
+    """The Facts of a template."""
+    try:
+        template = _compiled(source.decode())
+    except InferwayError as e:
+        return _encode(_refused(e))
+    return _encode(Facts(template.content_format, template.knows_developer))
+
+
+def render(argument: bytearray) -> bytes:
+    """What a RenderJob's template has Written."""
+    job = msgspec.msgpack.decode(argument, type=RenderJob)
+    chat = ChatInput(
+        job.messages,
+        job.tools,
+        job.documents,
+        job.add_generation_prompt,
+        job.continue_final_message,
+        job.variables,
+    )
+    try:
+        return _encode(Written(_compiled(job.source).render(chat)))
+    except UnicodeEncodeError:
+        return _encode(Refused("writes a lone surrogate, which no encoder accepts", "messages"))
+    except InferwayError as e:
+        if isinstance(e.__cause__, MemoryError):
+            raise MemoryError from None
+        return _encode(_refused(e))
+
+
+def _compiled(source: str) -> ChatTemplate:
+    try:
+        return _kept(source) if len(source) <= _MAX_KEPT_CHARS else ChatTemplate(source)
+    except (InferwayError, MemoryError):
+        raise
+    # A template can make Jinja fail in ways that Jinja does not foresee.
+    except Exception as e:
+        raise RenderError(
+            f"does not compile: {type(e).__name__}", reason=Reason.BAD_TEMPLATE
+        ) from e
+
+
+_kept = lru_cache(_MAX_KEPT)(ChatTemplate)
+
+
+def _encode(answer: Answer) -> bytes:
+    return msgspec.msgpack.encode(answer)
+
+
+def _refused(e: InferwayError) -> Refused:
+    """Without the words that say whose template it is."""
+    why = str(e).removeprefix("the model's ").removeprefix("the ").removeprefix("chat template ")
+    return Refused(why[:_MAX_WHY_CHARS], e.param if isinstance(e, TemplateError) else None)

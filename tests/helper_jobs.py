@@ -1,0 +1,101 @@
+"""Jobs for a helper process: what a test imports here, the child imports too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+_KEPT: list[bytearray] = []
+
+
+def echo(argument: bytearray) -> bytes:
+    return bytes(argument)
+
+
+def pid(_: bytearray) -> bytes:
+    return str(os.getpid()).encode()
+
+
+def echo_later(argument: bytearray) -> bytes:
+    time.sleep(0.3)
+    return bytes(argument)
+
+
+def sleep(_: bytearray) -> bytes:
+    time.sleep(600)
+    return b""
+
+
+def spin(_: bytearray) -> bytes:
+    while True:
+        pass
+
+
+def allocate(argument: bytearray) -> bytes:
+    """So many MiB, and gives them back."""
+    return str(len(bytearray(int(argument) << 20))).encode()
+
+
+def keep(argument: bytearray) -> bytes:
+    """So many MiB, and keeps them."""
+    _KEPT.append(bytearray(int(argument) << 20))
+    return b""
+
+
+def long(argument: bytearray) -> bytes:
+    """So many MiB."""
+    return bytes(int(argument) << 20)
+
+
+def fail(argument: bytearray) -> bytes:
+    raise ValueError(argument.decode())
+
+
+def leave(argument: bytearray) -> bytes:
+    sys.exit(int(argument))
+
+
+def crash(_: bytearray) -> bytes:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return b""
+
+
+def open_file(argument: bytearray) -> bytes:
+    with open(argument.decode(), "rb") as file:
+        return file.read()
+
+
+def connect(_: bytearray) -> bytes:
+    with socket.socket() as made:
+        return str(made.fileno()).encode()
+
+
+def fork(_: bytearray) -> bytes:
+    """The pid of a process that sleeps."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    return str(child).encode()
+
+
+def environment(_: bytearray) -> bytes:
+    return json.dumps(dict(os.environ)).encode()
+
+
+def open_fds(_: bytearray) -> bytes:
+    found = []
+    for fd in range(256):
+        try:
+            os.fstat(fd)
+        except OSError:
+            continue
+        found.append(fd)
+    return json.dumps(found).encode()
+
+
+def modules(_: bytearray) -> bytes:
+    return json.dumps(sorted(sys.modules)).encode()
