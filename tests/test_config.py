@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway.config import EngineSettings, load_settings, parse_engine
+from inferway.config import EngineSettings, ModelSettings, load_settings, parse_engine
 from inferway.errors import ConfigError
 
 
@@ -47,6 +47,24 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert settings.engines[0].label == "h:1"
 
 
+def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "inferway.yaml"
+    path.write_text(
+        "engines: [{url: 'http://h:1'}]\n"
+        "models:\n"
+        "  a: {tokenizer: /a, chat_template_kwargs: {enable_thinking: false}}\n"
+        "  b: {chat_template: /b.jinja}\n"
+    )
+
+    settings = load_settings(path, {"models": {"a": {"tokenizer": "/other"}, "c": {}}})
+
+    assert settings.models == {
+        "a": ModelSettings(tokenizer="/other", chat_template_kwargs={"enable_thinking": False}),
+        "b": ModelSettings(chat_template="/b.jinja"),
+        "c": ModelSettings(),
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -57,6 +75,20 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
         ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
         ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
+        (
+            "engines: [{url: 'http://h:1'}]\nmodels: {m: {template: x}}",
+            "object contains unknown field `template` - at `$.models[...]`",
+        ),
+        (
+            "engines: [{url: 'http://h:1'}]\nmodels: {m: {chat_template_content_format: text}}",
+            "invalid enum value 'text'",
+        ),
+        (
+            "engines: [{url: 'http://h:1'}]\n"
+            "models: {m: {chat_template_kwargs: {chat_template: x}}}",
+            "models: m: chat_template_kwargs: 'chat_template' does not belong there",
+        ),
+        ("engines: [{url: 'http://h:1'}]\nprobe: {one_in: -1}", "$.probe.one_in"),
         ("- a", "expected keys like `engines:`, got list"),
         ("a: [", "not valid YAML"),
     ],

@@ -34,6 +34,8 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 class Letters:
     """One token per character; a chat is its contents, one after the other."""
 
+    local = None
+
     async def tokenize(self, body: Body) -> Tokenized:
         texts = (
             ["".join(str(m["content"]) for m in body.messages)]
@@ -48,6 +50,8 @@ class Letters:
 
 class Broken:
     """A prompt source that fails the way it is told to."""
+
+    local = None
 
     def __init__(self, error: Exception) -> None:
         self.error = error

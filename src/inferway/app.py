@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from random import Random
 from typing import Any
 
 import zmq
@@ -18,16 +19,16 @@ import zmq.asyncio
 
 from inferway.config import ServeSettings
 from inferway.director import Director
-from inferway.errors import InferwayError, RenderError
+from inferway.errors import ConfigError, HelperError, InferwayError, RenderError
 from inferway.events.wire import Batch, normalise
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.frontends.http.metrics import MetricsPage
-from inferway.frontends.http.routes import Observer, Routes
+from inferway.frontends.http.routes import Routes
 from inferway.frontends.http.server import HttpServer
-from inferway.frontends.observers import AlarmObserver, DecisionPublisher
+from inferway.frontends.observers import AlarmObserver, DecisionPublisher, LiveProbe, Observer
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
@@ -35,7 +36,8 @@ from inferway.model import Endpoint, HolderId, Reason
 from inferway.openai_api.requests import ParsedRequest
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
-from inferway.prompts.served import NoPrompts, PromptSource
+from inferway.prompts.request_templates import RequestTemplates
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.profile import kv_aware
 from inferway.upstream.pool import Pool
@@ -61,6 +63,7 @@ class Gateway:
         self._stack = AsyncExitStack()
         self._own_renderer = renderer is None
         self._renderer = renderer or Renderer()
+        self._request_templates: RequestTemplates | None = None
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
         self.fleet = Fleet(settings, self.index, self._load_prompts, self._subscribe)
@@ -98,6 +101,8 @@ class Gateway:
         settings = self.settings
         if self._own_renderer:
             self._closes("tokenizers", _soon(self._renderer.close))
+        if settings.trust_request_chat_template:
+            await self._start_request_templates()
         self._zmq: zmq.asyncio.Context = zmq.asyncio.Context()
         self._stack.callback(self._zmq.destroy, linger=200)
         if settings.publish is not None:
@@ -113,7 +118,14 @@ class Gateway:
             scoring=settings.scoring,
             off_loop=_in_thread,
         )
-        metrics = MetricsPage(director, self.fleet, pool, self._renderer, self._publisher)
+        metrics = MetricsPage(
+            director,
+            self.fleet,
+            pool,
+            self._renderer,
+            self._publisher,
+            self._request_templates,
+        )
         routes = Routes(director, self.fleet, pool, metrics, self._observers())
         server = HttpServer(
             routes,
@@ -129,11 +141,20 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
+        self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.fleet.start()
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
         log.info("listening on http://%s:%d", settings.host, server.port)
+
+    async def _start_request_templates(self) -> None:
+        self._request_templates = RequestTemplates()
+        self._closes("helper for request templates", _soon(self._request_templates.close))
+        try:
+            await self._request_templates.start()
+        except HelperError as e:
+            raise ConfigError(f"trust_request_chat_template: {e}") from e
 
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
         async def closing() -> None:
@@ -148,6 +169,7 @@ class Gateway:
             observers.append(
                 DecisionPublisher(self._publisher, with_text=self.settings.publish_text)
             )
+        observers.append(LiveProbe(self.fleet.prober, Random()))
         return observers
 
     def _subscribe(
@@ -172,18 +194,25 @@ class Gateway:
         for event in batch.events:
             self._publisher.publish(topic, {"engine": engine.name, **normalise(event)})
 
-    async def _load_prompts(self, name: str, root: str, max_model_len: int | None) -> PromptSource:
+    async def _load_prompts(self, source: ModelSource) -> PromptSource:
         """A model's tokenizer and template. Without them its requests go by load only."""
+        name, root = source.model, source.root
         request = GetOrCreateTokenizerKeyRequest(root, token=os.environ.get("HF_TOKEN") or None)
         try:
             key = await self._renderer.get_or_create_tokenizer_key_async(request)
-        except InferwayError as e:
-            cure = f"give --tokenizer {name}=PATH"
-            return NoPrompts(
-                Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER,
-                f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}",
+            prompts = ModelPrompts(
+                self._renderer,
+                key,
+                source.max_model_len,
+                flags=source.flags,
+                request_templates=self._request_templates,
             )
-        prompts = ModelPrompts(self._renderer, key, max_model_len)
+        except InferwayError as e:
+            reason = Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER
+            if reason is Reason.BAD_TEMPLATE:
+                return NoPrompts(reason, f"model {name!r}: {e}")
+            cure = f"give --tokenizer {name}=PATH"
+            return NoPrompts(reason, f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}")
         log.info(
             "model %s: tokenizer from %s, encoder %s (%s)", name, root, prompts.encoder, prompts.why
         )
@@ -197,7 +226,8 @@ async def serve(settings: ServeSettings) -> None:
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, stop.set)
     gateway = Gateway(settings)
-    await gateway.start()
+    if not await _start_unless(stop, gateway):
+        return
     await stop.wait()
     drain = settings.timeouts.drain
     log.info("shutting down; running answers have %g s, another Ctrl-C cuts them off", drain)
@@ -205,6 +235,20 @@ async def serve(settings: ServeSettings) -> None:
         loop.add_signal_handler(sig, gateway.hurry)
     await gateway.close()
     log.info("all components stopped")
+
+
+async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
+    """False if it was stopped first: then what had been opened is closed again."""
+    starting = asyncio.ensure_future(gateway.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        await starting
+        return True
+    log.info("stopped before everything had started")
+    starting.cancel()
+    await asyncio.wait({starting})
+    return False
 
 
 def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

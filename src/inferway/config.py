@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,6 +48,24 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return ((b"authorization", b"Bearer " + key.encode()),)
 
 
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one model's prompts become tokens: the flags of its engines that nobody can see from
+    outside. The probe (prompts/probe.py) says when one of them is missing here."""
+
+    tokenizer: str | None = None  # directory, tokenizer.json or hub id; else as the engine says
+    chat_template: str | None = None  # a file, a template's name in the model, or Jinja itself
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}  # vLLM: --default-chat-template-kwargs
+    exclude_tools_when_tool_choice_none: bool = False
+
+
+class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether our ids are the engines': how often that is looked at."""
+
+    join: bool = True  # when an engine joins, with chats of our own
+    one_in: Annotated[int, msgspec.Meta(ge=0)] = 1000  # live prompts; 0: none
+
+
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client may send."""
 
@@ -73,13 +91,16 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engines: list[EngineSettings]
     host: str = "127.0.0.1"
     port: Port = 8080
-    tokenizers: dict[str, str] = {}  # model -> directory, tokenizer.json or hub id
+    models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
     scoring: bool = True  # false: by load only, prompts are not looked at
+    trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
     log_level: str = "info"
     scrape_seconds: Positive = 0.5  # how often each engine's load is read
+    probe: ProbeSettings = ProbeSettings()
+    remote_render_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # 0: engines are not asked
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
@@ -107,9 +128,10 @@ def parse_engine(spec: str) -> EngineSettings:
 
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
     """The file's settings, and on top of them what the flags say. Checked as a whole."""
-    fields = {**_read_yaml(path), **overrides} if path else dict(overrides)
-    fields.setdefault("engines", [])
-    fields = msgspec.to_builtins(fields)
+    in_file = _read_yaml(path) if path else {}
+    fields: dict[str, object] = msgspec.to_builtins({"engines": [], **in_file, **overrides})
+    if "models" in overrides:
+        fields["models"] = _merged(in_file.get("models"), overrides["models"])
     try:
         settings = msgspec.convert(fields, ServeSettings)
     except msgspec.ValidationError as e:
@@ -130,6 +152,17 @@ def _read_yaml(path: Path) -> dict[str, object]:
     return fields
 
 
+def _merged(in_file: object, flags: object) -> object:
+    """The file's models with what flags say of some of them."""
+    if not isinstance(in_file, dict) or not isinstance(flags, dict):
+        return in_file if in_file is not None else flags
+    merged = dict(in_file)
+    for name, fields in flags.items():
+        before = merged.get(name)
+        merged[name] = {**before, **fields} if isinstance(before, dict) else fields
+    return merged
+
+
 def _check(settings: ServeSettings) -> None:
     if not settings.engines:
         raise ConfigError("no engine: give at least one --engine URL, or `engines:` in --config")
@@ -137,6 +170,12 @@ def _check(settings: ServeSettings) -> None:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+    for name, model in settings.models.items():
+        if "chat_template" in model.chat_template_kwargs:
+            raise ConfigError(
+                f"models: {name}: chat_template_kwargs: 'chat_template' does not belong there; "
+                "give it as chat_template"
+            )
     for engine in settings.engines:
         _check_url(engine.url)
         for key, endpoint in (("events", engine.events), ("replay", engine.replay)):

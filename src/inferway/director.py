@@ -111,6 +111,7 @@ class Matched(msgspec.Struct, frozen=True):
 
     prompt: Prompt
     held: Mapping[HolderId, int]
+    discount: Mapping[HolderId, float] = {}  # less than `held`, for blocks in lower tiers
 
 
 class Lookup(msgspec.Struct, frozen=True):
@@ -177,8 +178,9 @@ class Director:
             prompts = [
                 Prompt(ids, self._keys(block_size, ids, extras)) for ids in tokenized.token_ids
             ]
+            found = [(prompt, await self.index.match(prompt.block_keys)) for prompt in prompts]
             matched[block_size] = [
-                Matched(prompt, await self.index.match(prompt.block_keys)) for prompt in prompts
+                Matched(prompt, held.blocks, held.discount) for prompt, held in found
             ]
         return Lookup(matched, tokenized.reason)
 

@@ -14,9 +14,15 @@
     - NoEndpointError         503  no engine can take the request now
     - UpstreamError           502  the engine's connection failed before an answer
     - UpstreamTimeoutError    504  the engine did not answer in time
+    - IndexAwayError          503  the shared index does not answer; a request is still forwarded,
+                              by load only: only who asks for scores sees this error
     - RenderError             503  we cannot derive the prompt, for reasons of our own; a request
                               is still forwarded, by load only, and counted: only who asks for
                               scores sees this error
+  x HelperError             the helper process cannot be had; never reaches a client
+    - HelperBusyError         too many jobs wait for it, nothing was tried
+    - JobKilledError          the job passed a limit, or brought its process down
+    - JobFailedError          the job raised
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
 
@@ -133,6 +139,13 @@ class UpstreamTimeoutError(UpstreamError):
     code = "engine_timeout"
 
 
+class IndexAwayError(FleetError):
+    """The shared index does not answer, or not in time."""
+
+    status = 503
+    code = "index_away"
+
+
 class RenderError(FleetError):
     """We cannot derive the prompt's tokens; `reason` is a short label for a metric."""
 
@@ -142,6 +155,27 @@ class RenderError(FleetError):
         super().__init__(message)
         self.reason = reason
         self.code = reason.replace("-", "_")
+
+
+class HelperError(InferwayError):
+    """The helper process cannot be had. Who gave it the job says what that means."""
+
+
+class HelperBusyError(HelperError):
+    """Too many jobs wait, or this one waited for too long; nothing was tried."""
+
+
+class JobKilledError(HelperError):
+    """The job's process is dead; `limit` is what it passed: memory, cpu, wall or result, or
+    "crash" if it was none of them."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class JobFailedError(HelperError):
+    """The job raised; the message is the error's type, without its words."""
 
 
 class ConfigError(InferwayError):

@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the helper process needs this module, and has no use for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 # uint32, one per token, in order. A buffer from encoder to block keys, never a list.
-TokenIds = NDArray[np.uint32]
+TokenIds: TypeAlias = "NDArray[np.uint32]"
 
 # 64-bit chained hash of a block, of all blocks before it and of what `extra_keys` adds.
 BlockKey = int
@@ -73,8 +76,9 @@ class Reason(StrEnum):
     OWN_RENDERER = "own-renderer"  # vLLM renders this model's chats in code of its own
     REMOTE_LATE = "remote-late"  # no engine has rendered it in time
     REMOTE_FAILED = "remote-failed"  # no engine renders, or it answered something else
+    MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
     REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
-    HELPER_BUSY = "helper-busy"  # too many templates of requests are being rendered
+    HELPER_BUSY = "helper-busy"  # the helper process has too much to do, or gave this one up
     MEDIA = "media"  # nothing is known before its first part that is not text
     UNKNOWN_CONTEXT_LENGTH = "unknown-context-length"
     OUR_FAULT = "our-fault"  # an error of ours while deriving the prompt; it is in the log
@@ -94,7 +98,7 @@ class Prompt(msgspec.Struct, frozen=True):
     block_keys: Sequence[BlockKey]
 
 
-Column = NDArray[np.float64]
+Column: TypeAlias = "NDArray[np.float64]"
 
 
 @dataclass(slots=True)

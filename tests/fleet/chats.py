@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +94,6 @@ def with_tool_calls(messages: Sequence[Message]) -> list[Message]:
     return made
 
 
-def plain_chats() -> Iterator[Request]:
-    """The conversations as people had them, in SmolLM2's own template."""
-    for source in ("oasst1", "KdConv", "MT-Bench-101", "arena-hard", "tau-bench", "SWE-agent"):
-        # Chinese costs SmolLM2 a token or two a character: a few will do.
-        for each in conversations(source)[: 4 if source == "KdConv" else None]:
-            yield chat(f"{source} {each['id']}", up_to_user(each["messages"]))
-
-
-def tool_chats() -> Iterator[Request]:
-    """Tools and their calls, each in one of the templates that write them."""
-    known = templates()
-    for i, each in enumerate(conversations("glaive")):
-        tools = [{"type": "function", "function": tool} for tool in each["tools"]]
-        yield chat(
-            f"tools, template {i % len(known)}, {each['id']}",
-            with_tool_calls(each["messages"]),
-            tools=tools,
-            chat_template=known[i % len(known)],
-        )
-    for each in conversations("tau-bench")[:1]:
-        messages = [{**each["messages"][0], "content": "Be brief."}, *each["messages"][1:]]
-        yield chat("tool calls of tau-bench", messages, chat_template=known[0])
-
-
 def odd_chats() -> Iterator[Request]:
     """Every field that changes the prompt."""
     threads = [each["messages"] for each in conversations("MT-Bench-101")]
@@ -186,5 +162,8 @@ def completions() -> Iterator[Request]:
     yield completion("markup in a text", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def all_requests() -> list[Request]:
-    return [*plain_chats(), *tool_chats(), *odd_chats(), *completions()]
+BY_HAND = "by hand"
+
+
+def requests_by_hand() -> list[Request]:
+    return [replace(r, name=f"{BY_HAND}: {r.name}") for r in (*odd_chats(), *completions())]

@@ -89,14 +89,21 @@ def model_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def vllm() -> Path:
+    """The command."""
+    path = Path(os.environ.get("INFERWAY_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
+    if not path.exists():
+        pytest.fail(f"{path} is not there; `make fleet` installs it (scripts/install_vllm.sh)")
+    return path
+
+
+@pytest.fixture(scope="session")
 def engines(
-    model_dir: Path, new_log: Callable[[str], Path], say: Say
+    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
 ) -> Iterator[Sequence[RealEngine]]:
-    """Two engines, ready."""
-    vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
-    if not vllm.exists():
-        pytest.fail(f"{vllm} is not there; `make fleet` installs it (scripts/install_vllm.sh)")
-    made = [RealEngine(vllm, model_dir, new_log(f"engine-{i}"), CACHE) for i in range(2)]
+    """Two engines, ready. The first of them renders for others."""
+    flags = [(*CACHE, "--enable-scale-out"), CACHE]
+    made = [RealEngine(vllm, model_dir, new_log(f"engine-{i}"), flags[i]) for i in range(2)]
     try:
         for engine in made:
             engine.start()
@@ -114,14 +121,22 @@ def gateway(engines: Sequence[RealEngine], new_log: Callable[[str], Path]) -> It
         yield program.url
 
 
-def serve(engines: Sequence[RealEngine], log: Path) -> Program:
-    """`inferway serve`, which knows no more than the engines' URLs."""
-    flags = [word for engine in engines for word in ("--engine", engine.url)]
-    return ServingProgram(["serve", *flags], log)
+def serve(
+    engines: Sequence[RealEngine], log: Path, *flags: str, reason: str = "kv-aware"
+) -> Program:
+    """`inferway serve`, which knows no more than the engines' URLs and what `flags` say.
+    `reason`: what its models' requests are to be counted under."""
+    urls = [word for engine in engines for word in ("--engine", engine.url)]
+    return ServingProgram(["serve", *urls, *flags], log, reason)
 
 
 class ServingProgram(Program):
-    """Is entered when the gateway knows the models, block sizes and event streams."""
+    """Is entered when the gateway knows the models, block sizes and event streams, and has
+    compared how the engines render."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, reason: str) -> None:
+        super().__init__(arguments, log)
+        self._reason = reason
 
     def __enter__(self) -> ServingProgram:
         super().__enter__()
@@ -132,7 +147,10 @@ class ServingProgram(Program):
         report = client.get(f"{self.url}/ready").json
         models = [model["reason"] for model in report["models"].values()]
         engines = report["engines"]
-        return set(models) == {"kv-aware"} and all(e["healthy"] and e["streams"] for e in engines)
+        proofs = [list(engine["probes"].values()) for engine in engines]
+        told = all(proof and proof[0]["state"] != "unproven" for proof in proofs)
+        there = all(engine["healthy"] and engine["streams"] for engine in engines)
+        return told and there and set(models) == {self._reason}
 
     def _report(self) -> str:
         return client.get(f"{self.url}/ready").raw.decode()

@@ -10,7 +10,14 @@ import pytest
 from aiohttp import web
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, StatusError, discover
+from inferway.fleet.discovery import (
+    EngineFacts,
+    EventSource,
+    ModelCard,
+    StatusError,
+    discover,
+    fetch_metrics,
+)
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {
@@ -21,17 +28,24 @@ HEALTHY = {
 }
 
 Ask = Callable[..., Awaitable[EngineFacts]]
+Serve = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-async def ask() -> AsyncIterator[Ask]:
-    """ask(what it says by path, a status for some paths, paths it never answers)."""
+async def serve() -> AsyncIterator[Serve]:
+    """serve(what it says by path, a status for some paths, a path it never answers, a list of
+    the paths it is asked for) -> its URL."""
     runners = []
 
-    async def asking(
-        says: Mapping[str, str], status: Mapping[str, int] | None = None, silent: str = ""
-    ) -> EngineFacts:
+    async def serving(
+        says: Mapping[str, str],
+        status: Mapping[str, int] | None = None,
+        silent: str = "",
+        asked: list[str] | None = None,
+    ) -> str:
         async def answer(request: web.Request) -> web.Response:
+            if asked is not None:
+                asked.append(request.path)
             if request.path == silent:
                 await asyncio.Event().wait()
             if request.path not in says:
@@ -46,14 +60,26 @@ async def ask() -> AsyncIterator[Ask]:
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        timeout = aiohttp.ClientTimeout(total=0.3 if silent else 10)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            return await discover(session, url, {})
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-    yield asking
+    yield serving
     for runner in runners:
         await runner.cleanup()
+
+
+@pytest.fixture
+def ask(serve: Serve) -> Ask:
+    """What is discovered of such a server."""
+
+    async def asking(
+        says: Mapping[str, str], status: Mapping[str, int] | None = None, silent: str = ""
+    ) -> EngineFacts:
+        url = await serve(says, status, silent)
+        timeout = aiohttp.ClientTimeout(total=0.3 if silent else 10)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            return (await discover(session, url, {}))[0]
+
+    return asking
 
 
 async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
@@ -63,6 +89,24 @@ async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
         block_size=32,
         findings=(),
     )
+
+
+async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
+    asked: list[str] = []
+    url = await serve(HEALTHY, asked=asked)
+
+    async with aiohttp.ClientSession() as session:
+        _, metrics = await discover(session, url, {})
+
+    assert metrics == HEALTHY["/metrics"]
+    assert sorted(asked) == sorted(HEALTHY)
+
+
+async def test_an_engine_may_have_no_metrics(serve: Serve) -> None:
+    url = await serve({"/v1/models": MODELS})
+
+    async with aiohttp.ClientSession() as session:
+        assert await fetch_metrics(session, url, {}) == ""
 
 
 async def test_an_engine_that_says_it_is_not_well_is_as_good_as_gone(ask: Ask) -> None:

@@ -12,10 +12,10 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Endpoint, Reason
-from inferway.prompts.served import NoPrompts, PromptSource
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
 
-async def no_prompts(name: str, root: str, max_model_len: int | None) -> PromptSource:  # noqa: ARG001
+async def no_prompts(source: ModelSource) -> PromptSource:  # noqa: ARG001
     return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
 
 

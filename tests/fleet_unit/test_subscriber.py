@@ -121,7 +121,7 @@ def removed(number: int) -> dict[str, Any]:
 
 def matched(index: MemoryIndex) -> int:
     keys = BlockHasher(SIZE).keys(np.arange(200, dtype=np.uint32))
-    return index.match_now(keys).get(HOLDER, 0)
+    return index.match_now(keys).blocks.get(HOLDER, 0)
 
 
 def subscriber(source: EventSource, index: MemoryIndex, **options: Any) -> EventSubscriber:

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, ServeSettings
+from inferway.config import EngineSettings, ModelSettings, ServeSettings
+from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.simulator.config import SimulatorConfig
@@ -56,7 +57,7 @@ class Fleet:
     engines: list[SimulatedEngine]
     gateway: Gateway
     http: aiohttp.ClientSession
-    start_engine: Callable[[SimulatorConfig], Awaitable[SimulatedEngine]]
+    start_engine: Callable[..., Awaitable[SimulatedEngine]]  # (config, flags that shape prompts)
 
     @property
     def url(self) -> str:
@@ -80,7 +81,7 @@ class Fleet:
         body = {"model": model, "messages": messages, "max_tokens": 8, **fields}
         return await self.post("/v1/chat/completions", body)
 
-    async def scores(self, *contents: str, model: str = "smollm2", **fields: Any) -> dict[str, int]:
+    async def scores(self, *contents: Any, model: str = "smollm2", **fields: Any) -> dict[str, int]:
         messages = [
             {"role": "assistant" if i % 2 else "user", "content": content}
             for i, content in enumerate(contents)
@@ -122,13 +123,15 @@ def renderer() -> Iterator[Renderer]:
 
 @pytest.fixture
 async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
-    """start_fleet(number or configs of engines, **settings of the gateway)."""
+    """start_fleet(number or configs of engines, flags of theirs that shape prompts, **settings
+    of the gateway)."""
     async with AsyncExitStack() as stack:
 
         async def start(
             engines: int | Sequence[SimulatorConfig] = 2,
             more: Sequence[EngineSettings] = (),
             by_hand: Callable[[SimulatedEngine], EngineSettings] | None = None,
+            flags: ModelSettings = NO_FLAGS,
             **settings: Any,
         ) -> Fleet:
             root = str(prepare_smollm2())
@@ -136,11 +139,13 @@ async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
             plain = SimulatorConfig(root, served_model_names=("smollm2", "alias"))
             configs = [plain] * engines if isinstance(engines, int) else engines
 
-            async def start_engine(config: SimulatorConfig) -> SimulatedEngine:
-                model = RenderedModel(renderer, key, config.max_model_len)
+            async def start_engine(
+                config: SimulatorConfig, flags: ModelSettings = NO_FLAGS
+            ) -> SimulatedEngine:
+                model = RenderedModel(renderer, key, config.max_model_len, flags)
                 return await stack.enter_async_context(SimulatedEngine(config, model))
 
-            running = [await start_engine(config) for config in configs]
+            running = [await start_engine(config, flags) for config in configs]
             describe = by_hand or (lambda engine: EngineSettings(url=engine.url))
             gateway = Gateway(
                 ServeSettings(

@@ -287,10 +287,11 @@ async def test_bad_input_is_answered_here_and_reaches_no_engine(
 async def test_what_we_cannot_render_goes_by_load_and_is_counted(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2)
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    messages = [{"role": "user", "content": image}]
 
     await fleet.post(
         "/v1/chat/completions",
-        {"model": "smollm2", "messages": [{"role": "user", "content": image}]},
+        {"model": "smollm2", "messages": messages, "truncate_prompt_tokens": 8},
     )
 
     assert await fleet.metric("inferway_decisions_total", reason="media") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -78,6 +79,22 @@ def test_the_readmes_first_steps_on_simulated_engines(start: Start) -> None:
     assert gateway.output.rstrip().endswith("all components stopped")
 
 
+def test_a_signal_ends_the_start_before_everything_has_answered(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        port = silent.getsockname()[1]
+        gateway = start("serve", "--port", "0", "--engine", f"http://127.0.0.1:{port}")
+        connection, _ = silent.accept()
+
+        gateway.process.send_signal(signal.SIGINT)
+
+        assert gateway.ends() == 0
+        connection.close()
+    assert "stopped before everything had started" in gateway.output
+    assert "HTTP server stopped" in gateway.output
+    assert "is not there" not in gateway.output
+
+
 def test_a_second_signal_cuts_off_what_the_first_waits_for(start: Start) -> None:
     engine = start("simulate", "--port", "0", "--time-to-first-token", "600s")
     url = engine.read_until(r"simulated engine (http://\S+)")
@@ -87,7 +104,7 @@ def test_a_second_signal_cuts_off_what_the_first_waits_for(start: Start) -> None
     client = subprocess.Popen(
         [sys.executable, "-c", _POST, base + "/v1/completions", json.dumps(body)]
     )
-    engine_is_busy(url)
+    has_sent_it(base)
 
     gateway.process.send_signal(signal.SIGINT)
     gateway.read_until(r"(another Ctrl-C)")
@@ -101,11 +118,11 @@ def test_a_second_signal_cuts_off_what_the_first_waits_for(start: Start) -> None
 _POST = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode()))"
 
 
-def engine_is_busy(url: str) -> None:
-    """Waits until the engine runs a request."""
+def has_sent_it(gateway: str) -> None:
+    """Waits until the client's request is at the engine (where a probe of ours may be, too)."""
     for _ in range(3000):
-        with urllib.request.urlopen(url + "/metrics", timeout=30) as page:
-            if re.search(r"^vllm:num_requests_running\S* 1\.0", page.read().decode(), re.MULTILINE):
+        with urllib.request.urlopen(gateway + "/metrics", timeout=30) as page:
+            if re.search(r"^inferway_engine_in_flight\S* 1\.0", page.read().decode(), re.MULTILINE):
                 return
     raise AssertionError("the engine has never been asked")
 
@@ -118,6 +135,10 @@ def engine_is_busy(url: str) -> None:
         (
             ["serve", "--engine", "http://h:1", "--tokenizer", "x"],
             "--tokenizer 'x': expected MODEL=PATH",
+        ),
+        (
+            ["serve", "--engine", "http://h:1", "--chat-template", "=x"],
+            "--chat-template '=x': expected MODEL=PATH",
         ),
         (
             ["serve", "--engine", "http://h:1", "--log-level", "loud"],

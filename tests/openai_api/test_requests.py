@@ -99,7 +99,7 @@ def test_a_completion_carries_text_or_ids_one_or_many(prompt: object, prompts: o
         ([], "prompt: must not be empty"),
         (["a", 1], "prompt: must not mix text and token ids"),
         ([True], "prompt[0]: expected `int | str | array`, got `bool`"),
-        (7, "prompt: expected `str | array`, got `int`"),
+        (7, "prompt: expected `str | array | null`, got `int`"),
     ],
 )
 def test_a_bad_prompt_is_named(prompt: object, message: str) -> None:
@@ -107,6 +107,14 @@ def test_a_bad_prompt_is_named(prompt: object, message: str) -> None:
         parse_completion(encode(model="m", prompt=prompt))
 
     assert str(e.value) == message
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": None}])
+def test_a_prompt_is_missing_only_beside_embeddings(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: required field is missing"):
+        parse_completion(encode(model="m", **fields))
+
+    assert parse_completion(encode(model="m", prompt_embeds="x", **fields)).body.prompts == []
 
 
 @given(st.binary(max_size=200))

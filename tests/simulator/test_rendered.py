@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulator.doubles import TINY_EOS, write_tiny_model
 
-from inferway.errors import RenderError
+from inferway.errors import InvalidRequestError, RenderError
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.simulator.rendered import RenderedModel
@@ -27,6 +28,26 @@ def renderer() -> Iterator[Renderer]:
 def load(renderer: Renderer, directory: Path) -> RenderedModel:
     wanted = GetOrCreateTokenizerKeyRequest(str(directory))
     return RenderedModel(renderer, renderer.get_or_create_tokenizer_key(wanted), 100)
+
+
+def test_a_chat_with_an_image_is_not_simulated(tmp_path: Path, renderer: Renderer) -> None:
+    write_tiny_model(tmp_path)
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    contents: list[Any] = ["ab<|end|>", [image]]
+    messages = [{"role": "user", "content": content} for content in contents]
+
+    with pytest.raises(RenderError, match="not simulated"):
+        asyncio.run(load(renderer, tmp_path).tokenize(ChatRequest(model="m", messages=messages)))
+
+
+def test_a_template_in_a_request_is_refused_in_vllms_words(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    write_tiny_model(tmp_path)
+    body = ChatRequest(model="m", messages=[{"role": "user", "content": "ab"}], chat_template="x")
+
+    with pytest.raises(InvalidRequestError, match="--trust-request-chat-template is not set"):
+        asyncio.run(load(renderer, tmp_path).tokenize(body))
 
 
 def test_a_chat_is_rendered_by_the_models_template(tmp_path: Path, renderer: Renderer) -> None:

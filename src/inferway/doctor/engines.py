@@ -13,7 +13,7 @@ import aiohttp
 from inferway.config import EngineSettings
 from inferway.doctor.facts import Engine, Socket
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.discovery import EngineFacts, EventSource, discover, fetch
+from inferway.fleet.discovery import EngineFacts, EventSource, discover
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -35,8 +35,7 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
     try:
         headers = {name.decode(): value.decode() for name, value in settings.authorization()}
         health = await _status(session, f"{url}/health", headers)
-        told = await discover(session, url, headers)
-        metrics = (await fetch(session, f"{url}/metrics", headers)).decode(errors="replace")
+        told, metrics = await discover(session, url, headers)
     except (ConfigError, UpstreamError) as e:
         return Engine(settings, error=str(e))
     caching = _PREFIX_CACHING.search(metrics)

@@ -61,10 +61,11 @@ class StatusError(UpstreamError):
 
 async def discover(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> EngineFacts:
-    """Asks the engine. Raises UpstreamError when it does not answer, or not as an engine, or
-    says itself that it is not well: an engine whose core has died still lists its models. A path
-    that it does not have is a finding, a question without an answer never is."""
+) -> tuple[EngineFacts, str]:
+    """Asks the engine; its metrics are given along, for who reads its load in them. Raises
+    UpstreamError when it does not answer, or not as an engine, or says itself that it is not
+    well: an engine whose core has died still lists its models. A path that it does not have is
+    a finding, a question without an answer never is."""
     try:
         await fetch(session, f"{url}/health", headers)
     except StatusError as e:
@@ -78,12 +79,23 @@ async def discover(
         raw_sources = b"{}"
         findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
     sources, source_findings = resolve_sources(urlsplit(url).hostname or "", raw_sources)
+    metrics = await fetch_metrics(session, url, headers)
+    if not metrics:
+        findings.append(f"{url}/metrics has nothing to say; give block_size=N by hand")
+    block_size = parse_block_size(metrics)
+    return EngineFacts(models, sources, block_size, (*findings, *source_findings)), metrics
+
+
+async def fetch_metrics(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> str:
+    """The engine's metrics page; empty if it has none. Raises UpstreamError as `fetch` does."""
     try:
-        block_size = parse_block_size((await fetch(session, f"{url}/metrics", headers)).decode())
+        return (await fetch(session, f"{url}/metrics", headers)).decode(errors="replace")
     except StatusError as e:
-        block_size = None
-        findings.append(f"{e}; give block_size=N by hand")
-    return EngineFacts(models, sources, block_size, (*findings, *source_findings))
+        if e.answered != 404:
+            raise
+        return ""
 
 
 async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes:

@@ -1,14 +1,16 @@
-"""One engine: what was configured, what it told, how it is. Written by `fleet.Fleet` alone."""
+"""One engine: what was configured, what it told, how it is. Written by `fleet.Fleet` alone, but
+for what the probe has found out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from inferway.config import EngineSettings
 from inferway.events.stream import StreamState
-from inferway.fleet.discovery import EngineFacts, EventSource
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
@@ -17,6 +19,31 @@ from inferway.model import Endpoint, Headers
 # An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
 # connection means that it is gone at once, silence only after this many scrapes.
 SILENT_SCRAPES = 6
+
+
+class ProofState(StrEnum):
+    """Whether an engine renders a model's prompts as we do."""
+
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    UNPROVEN = "unproven"
+
+
+@dataclass(slots=True)
+class Proof:
+    """What the probe has found out about one engine and model. Written by `prober` alone."""
+
+    state: ProofState = ProofState.UNPROVEN
+    why: str = "it has not been asked"  # empty if it agrees
+    live: str | None = None  # how a live prompt differed
+    live_left: int = 0  # how many more must agree until that is over
+    told: set[str] = field(default_factory=set)  # what the log has already
+    live_told: set[str] = field(default_factory=set)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the model must not be routed by what we render; None if it may."""
+        return self.why if self.state is ProofState.DIFFERS else self.live
 
 
 @dataclass(slots=True)
@@ -32,6 +59,7 @@ class Engine:
     load: Load = field(default_factory=lambda: Load(0.0, 0.0, 0.0))
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)
+    proofs: dict[str, Proof] = field(default_factory=dict)  # by base model
 
     @property
     def name(self) -> str:
@@ -78,6 +106,11 @@ class Engine:
     def model_names(self) -> list[str]:
         return [card.name for card in self.facts.models] if self.facts else []
 
+    @property
+    def base_models(self) -> list[ModelCard]:
+        """Without adapters: the names of what it is."""
+        return [card for card in self.facts.models if not card.parent] if self.facts else []
+
     def evidence(self) -> list[StreamEvidence]:
         """What each of its event streams has brought; one without a socket if there is none."""
         if not self.subscribers:
@@ -114,6 +147,10 @@ class Engine:
                 }
                 for subscriber in self.subscribers
             ],
+            "probes": {
+                model: {"state": proof.state, "why": proof.fault or proof.why}
+                for model, proof in self.proofs.items()
+            },
             "problems": self.problems(),
         }
 
@@ -124,4 +161,7 @@ class Engine:
             found += self.facts.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")
+        for model, proof in self.proofs.items():
+            if proof.fault is not None:
+                found.append(f"it renders prompts of {model!r} otherwise than we do: {proof.fault}")
         return found

@@ -10,23 +10,26 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.config import ServeSettings
+from inferway.config import ModelSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import EventSource, ModelCard, discover, fetch
+from inferway.fleet.columns import LoadColumns, Rows, rows_of
+from inferway.fleet.discovery import EventSource, ModelCard, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.load import parse_load
+from inferway.fleet.prober import Prober
+from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.protocol import Clear, Index
 from inferway.model import Candidates, Column, Endpoint, HolderId, Reason
-from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 
 log = logging.getLogger("inferway.fleet")
 
@@ -36,39 +39,8 @@ RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 TOKENIZER_RETRY_SECONDS = 30.0  # a hub that was away may be back
 
-# (model's name, its directory or hub id, max_model_len) -> how its requests become tokens
-LoadPrompts = Callable[[str, str, int | None], Awaitable[PromptSource]]
+LoadPrompts = Callable[[ModelSource], Awaitable[PromptSource]]
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
-
-
-_COLUMNS = ("in_flight", "others", "waiting", "kv_usage", "recent_tokens")
-
-
-@dataclass(slots=True)
-class _Table:
-    """The load columns; row i belongs to holder i."""
-
-    in_flight: Column = field(default_factory=lambda: np.zeros(0))
-    others: Column = field(default_factory=lambda: np.zeros(0))
-    waiting: Column = field(default_factory=lambda: np.zeros(0))
-    kv_usage: Column = field(default_factory=lambda: np.zeros(0))
-    recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
-
-    def grow(self, rows: int) -> None:
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros(rows - len(column))]))
-
-
-# Rows of a table's columns. A slice, where it is one, gives views and costs a tenth.
-Rows = slice | NDArray[np.intp]
-
-
-def _rows(holders: Sequence[int]) -> Rows:
-    first, last = holders[0], holders[-1]
-    if list(holders) == list(range(first, last + 1)):
-        return slice(first, last + 1)
-    return np.array(holders, dtype=np.intp)
 
 
 class Fleet:
@@ -89,22 +61,30 @@ class Fleet:
         self._subscribe = subscribe
         self._endpoints: list[Endpoint] = []
         self._block_sizes: list[int | None] = []  # by holder
-        self._table = _Table()
+        self._table = LoadColumns()
         self._rows: dict[str, Rows] = {}  # model -> rows of its live endpoints, if any
         self._live: dict[str, list[Endpoint]] = {}
         self._row_of: dict[str, dict[HolderId, int]] = {}
         self._sizes: dict[str, NDArray[np.int64]] = {}
         self._nothing: dict[str, Column] = {}  # shared: a request that matches makes its own
-        self._prompts: dict[str, PromptSource] = {}  # by root: engines share a tokenizer
+        self._prompts: dict[str, PromptSource] = {}  # by a source's key
+        self._sources: dict[str, str] = {}  # model -> its source's key
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = {engine.name: asyncio.Event() for engine in self.engines}
         self._session: aiohttp.ClientSession | None = None
+        engines = {engine.name: engine for engine in self.engines}
+        self.prober = Prober(settings.probe, engines, self._subject, self._refresh)
+        budget = settings.remote_render_ms / 1000
+        self.remote = RemoteRenderers(self.engines, self._subjects, budget)
         self._fade = math.exp(-settings.scrape_seconds / RECENT_SECONDS)
 
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         self._session = aiohttp.ClientSession(timeout=timeout)
+        if self._settings.scoring:
+            self.prober.open(self._session)
+            self.remote.open(self._session)
         await asyncio.gather(*(self._look(engine) for engine in self.engines))
         if self._tasks:  # tokenizers: what comes before them would go by load only
             await asyncio.wait(self._tasks, timeout=TOKENIZER_SECONDS)
@@ -113,6 +93,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Stops watching, closes every subscriber."""
+        await self.prober.close()
+        await self.remote.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -189,12 +171,7 @@ class Fleet:
         """Engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
-            "models": {
-                name: {"reason": served.prompts.reason, "why": served.prompts.why}
-                if isinstance(served.prompts, NoPrompts)
-                else {"reason": "kv-aware"}
-                for name, served in sorted(self.models.items())
-            },
+            "models": {name: _routed_by(served) for name, served in sorted(self.models.items())},
         }
 
     # how the engines are watched
@@ -218,12 +195,12 @@ class Fleet:
         """Asks what the engine is; what changed is applied and logged once."""
         assert self._session is not None
         try:
-            facts = await discover(self._session, engine.url, engine.http_headers)
+            facts, metrics = await discover(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
             self._missed(engine, e)
             return
         first = engine.facts is None or not engine.healthy
-        changed = engine.facts != facts
+        changed, others = engine.facts != facts, engine.base_models
         engine.facts = facts
         if changed:
             for finding in facts.findings:
@@ -232,18 +209,24 @@ class Fleet:
             await self._admit(engine)
         if first:
             self._found(engine)
-        await self._scrape(engine)
+        elif engine.base_models != others:
+            self._probe(engine)
+        self._loaded(engine, metrics)
 
     async def _scrape(self, engine: Engine) -> None:
         assert self._session is not None
         try:
-            raw = await fetch(self._session, f"{engine.url}/metrics", engine.http_headers)
+            metrics = await fetch_metrics(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
             self._missed(engine, e)
             return
-        engine.load = load = parse_load(raw.decode(errors="replace"))
         if not engine.healthy:
             self._found(engine)
+        self._loaded(engine, metrics)
+
+    def _loaded(self, engine: Engine, metrics: str) -> None:
+        """Its load, as its metrics tell."""
+        engine.load = load = parse_load(metrics)
         engine.failures = 0
         if any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints):
             self._resized(engine)
@@ -277,6 +260,8 @@ class Fleet:
             log.warning("engine %s is not there: %s; it is looked for again", engine.name, error)
         if engine.healthy:
             engine.healthy = False
+            for model in engine.proofs:
+                self.prober.leave(engine, model)
             self._refresh()
 
     def _found(self, engine: Engine) -> None:
@@ -292,6 +277,7 @@ class Fleet:
         for subscriber in engine.subscribers:
             subscriber.resync()
         self._refresh()
+        self._probe(engine)
 
     # what they serve
 
@@ -332,38 +318,82 @@ class Fleet:
         """A model's tokenizer is loaded once per root, beside the running requests."""
         if card.name in self.models:
             return
-        base = self._base_of(engine, card)
-        root = self._settings.tokenizers.get(card.name) or self._settings.tokenizers.get(base.name)
-        root = root or base.root or base.name
+        source = self._source(engine, card)
+        self._sources[card.name] = source.key
         lora = card.name if card.parent else None
         answers_as = card.name if lora else engine.model_names[0]  # as vLLM does
-        if root not in self._prompts:
+        if source.key not in self._prompts:
             why = f"model {card.name!r}: its tokenizer is being loaded"
-            self._prompts[root] = NoPrompts(Reason.TOKENIZER_LOADING, why)
-            self._spawn(self._load(card.name, root, base.max_model_len))
+            self._prompts[source.key] = NoPrompts(Reason.TOKENIZER_LOADING, why)
+            self._spawn(self._load(source))
         self.models[card.name] = ServedModel(
-            card.name, self._prompts[root], lora=lora, answers_as=answers_as
+            card.name, self._prompts[source.key], lora=lora, answers_as=answers_as
         )
 
-    def _base_of(self, engine: Engine, card: ModelCard) -> ModelCard:
-        assert engine.facts is not None
-        parents = [m for m in engine.facts.models if card.parent and m.name == card.parent]
-        return parents[0] if parents else card
+    def _source(self, engine: Engine, card: ModelCard) -> ModelSource:
+        """An adapter's is its base model's, as in vLLM. Settings under any of the names that the
+        engine gives its model hold for all of them."""
+        bases = engine.base_models
+        base = next((b for b in bases if b.name == card.parent), card)
+        names = [base.name, *(other.name for other in bases)]
+        given = self._settings.models
+        flags = next((given[name] for name in names if name in given), ModelSettings())
+        root = flags.tokenizer or base.root or base.name
+        return ModelSource(card.name, root, base.max_model_len, flags)
 
-    async def _load(self, name: str, root: str, max_model_len: int | None) -> None:
-        prompts = await self._load_prompts(name, root, max_model_len)
-        before, self._prompts[root] = self._prompts[root], prompts
+    async def _load(self, source: ModelSource, before: NoPrompts | None = None) -> None:
+        own = await self._load_prompts(source)
+        self._install(source.key, self.remote.around(source, own), own)
+        if isinstance(own, NoPrompts):
+            if before is None or before.why != own.why:
+                log.warning("%s; its requests go by load only where no engine renders", own.why)
+            self._spawn(self._load_again(source, own))
+
+    def _install(self, key: str, prompts: PromptSource, own: PromptSource) -> None:
+        """`own` is what `prompts` are made of."""
+        before, self._prompts[key] = self._prompts[key], prompts
+        if before is prompts and isinstance(own, NoPrompts):
+            return
         for served in list(self.models.values()):
             if served.prompts is before:
                 self.models[served.name] = replace(served, prompts=prompts)
-        if isinstance(prompts, NoPrompts):
-            if not isinstance(before, NoPrompts) or before.why != prompts.why:
-                log.warning("%s; its requests go by load only", prompts.why)
-            self._spawn(self._load_again(name, root, max_model_len))
+        for engine in self.engines:
+            if engine.healthy:
+                self._probe(engine, key)
 
-    async def _load_again(self, name: str, root: str, max_model_len: int | None) -> None:
+    async def _load_again(self, source: ModelSource, before: NoPrompts) -> None:
         await asyncio.sleep(TOKENIZER_RETRY_SECONDS)
-        await self._load(name, root, max_model_len)
+        await self._load(source, before)
+
+    # whether they render as we do
+
+    def _probe(self, engine: Engine, source: str | None = None) -> None:
+        """Has the engine asked, for each model once, whatever its names."""
+        subjects = self._subjects(engine)
+        self.prober.forget_others(engine, subjects.values())
+        for key, model in subjects.items():
+            prompts = self._prompts[key]
+            if source in (None, key) and not isinstance(prompts, NoPrompts):
+                self.prober.join(engine, model, prompts)
+
+    def _subjects(self, engine: Engine) -> dict[str, str]:
+        """A source's key -> the name under which the engine is asked for it."""
+        subjects: dict[str, str] = {}
+        for card in engine.base_models:
+            if card.name in self._sources:  # else it has only just been told
+                subjects.setdefault(self._sources[card.name], card.name)
+        return subjects
+
+    def _subject(self, engine: Engine, model: str) -> str:
+        return self._subjects(engine).get(self._sources[model], model)
+
+    def _unfaithful(self, engines: Sequence[Engine], model: str) -> str | None:
+        for engine in engines:
+            if any(proof.fault for proof in engine.proofs.values()):
+                proof = engine.proofs.get(self._subject(engine, model))
+                if proof is not None and proof.fault is not None:
+                    return f"engine {engine.name} renders otherwise than we do: {proof.fault}"
+        return None
 
     def _refresh(self) -> None:
         """Who serves what, and in blocks of what size, as of now."""
@@ -381,9 +411,10 @@ class Fleet:
             self._nothing[name] = np.zeros(len(live))
             self._nothing[name].setflags(write=False)
             if live:
-                self._rows[name] = _rows([endpoint.holder for endpoint in live])
-            if list(served.block_sizes) != sizes:
-                self.models[name] = replace(served, block_sizes=sizes)
+                self._rows[name] = rows_of([endpoint.holder for endpoint in live])
+            unfaithful = self._unfaithful(engines, name)
+            if list(served.block_sizes) != sizes or served.unfaithful != unfaithful:
+                self.models[name] = replace(served, block_sizes=sizes, unfaithful=unfaithful)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -394,6 +425,17 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the fleet ended", exc_info=error)
+
+
+def _routed_by(served: ServedModel) -> dict[str, Any]:
+    """For /ready: the reason that its requests are counted under, and why."""
+    if isinstance(served.prompts, RemotePrompts) and served.unfaithful is None:
+        return served.prompts.report()
+    if isinstance(served.prompts, NoPrompts):
+        return {"reason": served.prompts.reason, "why": served.prompts.why}
+    if served.unfaithful is not None:
+        return {"reason": Reason.UNFAITHFUL, "why": served.unfaithful}
+    return {"reason": Reason.KV_AWARE}
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -147,7 +147,7 @@ class SilentZeroAlarm:
             )
         return "template", (
             f"our first block and the engines' agree in {best} tokens, then differ: another "
-            "chat template, tokenizer or default there? See --tokenizer MODEL=PATH"
+            "chat template, tokenizer or default there? See what the probe says in /ready"
         )
 
 

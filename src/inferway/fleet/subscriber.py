@@ -76,7 +76,7 @@ class EventSubscriber:
     ) -> None:
         self.source = source
         self.holder = holder
-        self.blocks = EngineBlocks(holder, block_size, key_seed)
+        self.blocks = EngineBlocks(holder, block_size, key_seed, holdings=index.holdings)
         self.stream = EventStream(can_replay=source.replay is not None)
         self.stats = SubscriberStats()
         self.last_batch_at: float | None = None  # by `clock`

@@ -1,21 +1,33 @@
-"""What is told of each routed request: to the publisher's subscribers, and to the alarm."""
+"""What is told of each routed request: to the publisher's subscribers, to the alarm, and to the
+probe. Who also wants to know how it ended returns a function that is told."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
 from typing import Any
 
 import xxhash
 
-from inferway.director import Routed
+from inferway.director import Matched, Routed
+from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
+from inferway.frontends.http.forward import Journey
 from inferway.frontends.publisher import Publisher, topic_name
-from inferway.model import Candidates, Prompt
-from inferway.openai_api.requests import ChatRequest
+from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
+from inferway.openai_api.requests import ChatRequest, CompletionRequest
+from inferway.prompts.probe import CHAT, COMPLETION
 
 log = logging.getLogger("inferway.alarm")
+
+# (how it ended, the endpoint that was tried last)
+Ended = Callable[[str, Endpoint | None], None]
+
+# (request id, what was decided, seconds it took)
+Observer = Callable[[str, Routed, float], Ended | None]
 
 
 def pod_scores(candidates: Candidates) -> dict[str, int]:
@@ -75,6 +87,9 @@ class DecisionPublisher:
         }
 
 
+_STARTS_ONLY = (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
+
+
 class AlarmObserver:
     """Feeds the silent-zero alarm, one per model, and logs what it says."""
 
@@ -92,6 +107,8 @@ class AlarmObserver:
         if routed.candidates.matched_blocks.any():
             alarm.matched()
             return
+        if routed.decision.reason in _STARTS_ONLY:
+            return  # what is known may be too short to be found
         prompts = _chosen_prompts(routed)
         first = next((prompt for prompt in prompts if prompt.block_keys), None)
         warning = alarm.observe(
@@ -102,6 +119,98 @@ class AlarmObserver:
         )
         if warning is not None:
             log.warning("%s", warning)
+
+
+# A longer prompt, or body, is not sent a second time.
+MAX_LIVE_TOKENS = 32_768
+MAX_LIVE_BYTES = 256 * 1024
+
+
+class LiveProbe:
+    """Has 1 in N live prompts compared with the ids of the engine that answered them, one at a
+    time. A prompt that cannot be had when it is its turn leaves its turn to the next."""
+
+    def __init__(self, prober: Prober, random: Random) -> None:
+        self._prober = prober
+        self._random = random
+        self._due = False
+        self._busy = False
+
+    def __call__(self, _: str, routed: Routed, __: float) -> Ended | None:
+        if self._busy or not self._prober.one_in:
+            return None
+        reason = routed.decision.reason
+        strayed = reason is Reason.UNFAITHFUL and self._prober.any_stray
+        if not strayed and reason is not Reason.KV_AWARE:
+            return None
+        self._due = self._due or strayed or self._random.random() * self._prober.one_in < 1
+        if not self._due or not _may_be_repeated(routed):
+            return None
+        self._busy = True
+        return partial(self._ended, routed)
+
+    def _ended(self, routed: Routed, outcome: str, endpoint: Endpoint | None) -> None:
+        if outcome != "ok" or endpoint is None or not self._is_of_use(routed, endpoint):
+            self._busy = False
+            return
+        self._due = False
+        prompts = next(iter(routed.prompts.values()), None)
+        path = CHAT if isinstance(routed.request.body, ChatRequest) else COMPLETION
+        live = LivePrompt(
+            model=routed.model,
+            endpoint=endpoint,
+            path=path,
+            fields=routed.request.fields,
+            ids=None if prompts is None else [item.prompt.token_ids for item in prompts],
+        )
+        self._prober.sample(live, self._done)
+
+    def _is_of_use(self, routed: Routed, endpoint: Endpoint) -> bool:
+        strayed = not routed.prompts
+        if strayed and not self._prober.strayed(routed.model, endpoint):
+            return False
+        return self._prober.may_ask(endpoint)
+
+    def _done(self) -> None:
+        self._busy = False
+
+
+def _may_be_repeated(routed: Routed) -> bool:
+    body = routed.request.body
+    if isinstance(body, CompletionRequest) and any(isinstance(p, list) for p in body.prompts):
+        return False  # token ids: nothing is rendered
+    prompts: Sequence[Matched] = next(iter(routed.prompts.values()), ())
+    num_tokens = sum(len(item.prompt.token_ids) for item in prompts)
+    return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES
+
+
+class Watched:
+    """A journey whose end is told to who asked for it, once."""
+
+    __slots__ = ("_endpoint", "_journey", "_observers")
+
+    def __init__(self, journey: Journey, observers: Sequence[Ended]) -> None:
+        self._journey = journey
+        self._observers = observers
+        self._endpoint: Endpoint | None = None
+
+    def attempt(self, target: Target) -> Headers:
+        self._endpoint = target.endpoint
+        return self._journey.attempt(target)
+
+    def on_head(self, status: int) -> Headers:
+        if status >= 400:
+            self._endpoint = None  # it has not answered what was asked
+        return self._journey.on_head(status)
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        return self._journey.on_chunk(chunk)
+
+    def close(self, outcome: str) -> None:
+        self._journey.close(outcome)
+        observers, self._observers = self._observers, ()
+        for ended in observers:
+            ended(outcome, self._endpoint)
 
 
 def _chosen_prompts(routed: Routed) -> Sequence[Prompt]:

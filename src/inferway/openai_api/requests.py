@@ -10,7 +10,7 @@ send.
 from __future__ import annotations
 
 import re
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -33,8 +33,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool | None = None  # absent: false
     add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
+    response_format: Any = None  # Kimi K3's renderer writes it into the prompt
     truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None  # absent: left, the last tokens are kept
+    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
+    echo: bool | None = None
+    kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -45,10 +48,12 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What we act on of a `/v1/completions` body."""
 
     model: str
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
+    prompt_embeds: Any = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None  # absent: left, the last tokens are kept
+    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     cache_salt: str | None = None
     max_tokens: int | None = None
     stream: bool | None = None
@@ -56,6 +61,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt of the request, text or token ids."""
+        if self.prompt is None:
+            return []
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and all(isinstance(item, int) for item in self.prompt):
@@ -101,7 +108,10 @@ def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
 def parse_completion(raw: bytes) -> ParsedRequest[CompletionRequest]:
     """Raises InvalidRequestError naming the field."""
     body = _decode(raw, _COMPLETION)
-    if not isinstance(body.prompt, str):
+    if body.prompt is None:
+        if body.prompt_embeds is None:
+            raise InvalidRequestError("prompt: required field is missing", param="prompt")
+    elif not isinstance(body.prompt, str):
         kinds = {type(item) for item in body.prompt}
         if len(kinds) != 1:
             what = "must not be empty" if not kinds else "must not mix text and token ids"

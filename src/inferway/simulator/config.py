@@ -63,6 +63,7 @@ class SimulatorConfig:
     mode: Mode = "random"
     seed: int = 0
     hash_seed: str = DEFAULT_SEED  # what PYTHONHASHSEED is to vLLM
+    enable_scale_out: bool = False  # it renders for others
     latency: Latency = field(default_factory=Latency)
     events: EventsConfig = field(default_factory=EventsConfig)
 

@@ -125,6 +125,7 @@ class SimulatedEngine:
             event_source=self._event_source,
             reset_cache=self._cache.clear,
             max_model_len=limit,
+            scale_out=self.config.enable_scale_out,
         )
         # A client that leaves cancels its handler, which aborts its jobs.
         self._runner = web.AppRunner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -99,7 +100,7 @@ class Planner:
         request = SimRequest(
             model=body.model,
             body=body,
-            text=self._model.decode(run.tokens) if text is None else text,
+            read_text=partial(self._model.decode, run.tokens) if text is None else lambda: text,
             prompt_ids=prompt_ids,
             num_cached_tokens=self._cache.num_reusable_tokens(run),
         )

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferway.errors import RenderError
+from inferway.config import ModelSettings
+from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason, TokenIds
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import Body, ChatRequest
+from inferway.prompts.conversation import NO_FLAGS, brings_template
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import Renderer
 
 
 class RenderedModel:
-    """The model loaded under `key`; `max_model_len` is the engine's, in tokens. Raises
-    RenderError if the model does not say which token ends a reply."""
+    """The model loaded under `key`; `max_model_len` is the engine's, in tokens, `flags` are those
+    of its flags that shape prompts. Raises RenderError if the model does not say which token ends
+    a reply, or a template cannot be had."""
 
-    def __init__(self, renderer: Renderer, key: str, max_model_len: int) -> None:
-        self._prompts = ModelPrompts(renderer, key, max_model_len)
+    def __init__(
+        self, renderer: Renderer, key: str, max_model_len: int, flags: ModelSettings = NO_FLAGS
+    ) -> None:
+        self._prompts = ModelPrompts(renderer, key, max_model_len, flags=flags)
         self._tokenizer = renderer.loaded(key).tokenizer
         self.eos_token_id = self._eos()
 
     async def tokenize(self, body: Body) -> list[TokenIds]:
-        return (await self._prompts.tokenize(body)).token_ids
+        if isinstance(body, ChatRequest) and brings_template(body):
+            raise InvalidRequestError(
+                "Chat template is passed with request, but --trust-request-chat-template is not "
+                "set. Refused request with untrusted chat template."
+            )
+        tokenized = await self._prompts.tokenize(body)
+        if tokenized.reason is not Reason.KV_AWARE:
+            raise RenderError("images and their like are not simulated", reason=tokenized.reason)
+        return tokenized.token_ids
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()

@@ -18,9 +18,14 @@ class SimRequest:
 
     model: str  # as the client named it
     body: Body
-    text: str  # the last user message, or the prompt
+    read_text: Callable[[], str]
     prompt_ids: TokenIds
     num_cached_tokens: int  # what its engine's cache would save it now
+
+    @property
+    def text(self) -> str:
+        """The last user message, or the prompt; token ids are decoded only for who looks."""
+        return self.read_text()
 
 
 Reply = Callable[[SimRequest], str]

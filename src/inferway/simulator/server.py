@@ -25,6 +25,7 @@ from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import ModelNames
 from inferway.simulator.planning import Options, Planner, Turn, read_options
 from inferway.simulator.publisher import EventSource
+from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
 from inferway.simulator.text import TextModel
 
@@ -50,6 +51,7 @@ class Server:
         event_source: EventSource | None,
         reset_cache: Callable[[], bool],
         max_model_len: int,
+        scale_out: bool = False,
     ) -> None:
         self._core = core
         self._planner = planner
@@ -59,6 +61,7 @@ class Server:
         self._event_source = event_source
         self._reset_cache = reset_cache
         self._max_model_len = max_model_len
+        self._scale_out = scale_out
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -67,6 +70,8 @@ class Server:
             [
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completion),
+                web.post("/v1/chat/completions/render", self.render_chat),
+                web.post("/v1/completions/render", self.render_completion),
                 web.post("/tokenize", self.tokenize),
                 web.post("/reset_prefix_cache", self.reset_prefix_cache),
                 web.get("/v1/models", self.models),
@@ -83,6 +88,28 @@ class Server:
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_completion, CompletionAnswer)
+
+    async def render_chat(self, request: web.Request) -> web.Response:
+        """What the engine would be given for a chat."""
+        return await self._render(request, parse_chat, lambda prompts: prompts[0])
+
+    async def render_completion(self, request: web.Request) -> web.Response:
+        return await self._render(request, parse_completion, lambda prompts: prompts)
+
+    async def _render(
+        self,
+        request: web.Request,
+        parse: Callable[[bytes], ParsedRequest[Any]],
+        shape: Callable[[list[dict[str, Any]]], Any],
+    ) -> web.Response:
+        if not self._scale_out:
+            error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
+            status = HTTPStatus.FORBIDDEN
+            return _json({"error": {**error, "code": status}}, status)
+        body = parse(await request.read()).body
+        self._names.adapter(body.model)
+        prompts = await self._model.tokenize(body)
+        return _json(shape(rendered(body, prompts, self._max_model_len)))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         parsed = _parse_either(await request.read())

@@ -19,11 +19,13 @@ from prometheus_client.registry import Collector
 from inferway import __version__
 from inferway.director import Director
 from inferway.events.stream import StreamState
-from inferway.fleet.engine import Engine
+from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.server import HttpServer
 from inferway.frontends.publisher import Publisher
+from inferway.helper.helper import HelperStats
 from inferway.prompts.renderer import Renderer
+from inferway.prompts.request_templates import RequestTemplates
 from inferway.upstream.pool import Pool
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -63,12 +65,14 @@ class MetricsPage(Collector):
         pool: Pool,
         renderer: Renderer,
         publisher: Publisher | None = None,
+        request_templates: RequestTemplates | None = None,
     ) -> None:
         self._director = director
         self._fleet = fleet
         self._pool = pool
         self._renderer = renderer
         self._publisher = publisher
+        self._request_templates = request_templates
         self._server: HttpServer | None = None
         self._decisions = Histogram(DECISION_BUCKETS)
         self._registry = CollectorRegistry()
@@ -92,6 +96,9 @@ class MetricsPage(Collector):
         yield from self._engines()
         yield from self._events()
         yield from self._prompts()
+        yield from self._helpers()
+        yield from self._remote()
+        yield from self._proofs()
         if self._publisher is not None:
             yield _counter("published", "Messages published.", value=self._publisher.published)
             yield _counter("publish_lost", "Of them dropped.", value=self._publisher.lost)
@@ -209,6 +216,91 @@ class MetricsPage(Collector):
             "render_off_loop",
             "Prompts rendered in a thread because of their size or encoder.",
             value=self._renderer.num_off_loop,
+        )
+        models = self._fleet.models.values()
+        yield _gauge(
+            "encoder_info",
+            "Always 1: what makes a model's tokens, and why.",
+            ["model", "encoder", "why"],
+            {
+                (model.name, local.encoder, local.why.partition(":")[0]): 1
+                for model in models
+                if (local := model.prompts.local) is not None
+            },
+        )
+        yield _gauge(
+            "model_faithful",
+            "0 if an engine renders otherwise than we do, so that it goes by load only.",
+            ["model"],
+            {(model.name,): model.unfaithful is None for model in models},
+        )
+
+    def _helpers(self) -> Iterator[Family]:
+        helpers = {"large-chats": self._renderer.large_chats.helper}
+        hits: dict[tuple[str, ...], float] = {}
+        templates = self._request_templates
+        if templates is not None:
+            helpers["request-templates"] = templates.helper
+            hits[("request-templates",)] = float(templates.num_cache_hits)
+        stats = {(work,): helper.stats for work, helper in helpers.items()}
+
+        def each(name: str, text: str, value: Callable[[HelperStats], int]) -> Family:
+            return _counter(name, text, ["work"], {key: value(s) for key, s in stats.items()})
+
+        yield each("helper_jobs", "Jobs given to a helper process.", lambda s: s.jobs)
+        yield each("helper_refused", "Jobs refused: too many waited.", lambda s: s.refused)
+        yield each("helper_starts", "Helper processes started.", lambda s: s.started)
+        yield _counter(
+            "helper_kills",
+            "Jobs killed with their process, by the limit they passed.",
+            ["work", "limit"],
+            {(*key, limit): n for key, s in stats.items() for limit, n in s.kills.items()},
+        )
+        yield _counter("helper_cache_hits", "Jobs that were not needed.", ["work"], hits)
+
+    def _remote(self) -> Iterator[Family]:
+        models = self._fleet.remote.models.values()
+        yield _counter(
+            "remote_prompts",
+            "Prompts that engines were needed for, by what became of them.",
+            ["model", "outcome"],
+            {(m.model, outcome): n for m in models for outcome, n in m.stats.prompts.items()},
+        )
+        yield _counter(
+            "remote_questions",
+            "Prompts that an engine was asked to render.",
+            ["model", "engine", "outcome"],
+            {(m.model, *key): n for m in models for key, n in m.stats.questions.items()},
+        )
+        yield _counter(
+            "remote_prefixes",
+            "Starts of prompts that were routed on before the engine's rendering came.",
+            ["model", "was"],
+            {
+                (m.model, was): n
+                for m in models
+                for was, n in (("right", m.stats.right_prefixes), ("wrong", m.stats.wrong_prefixes))
+            },
+        )
+        size: dict[tuple[str, ...], float] = {(m.model,): m.renderings.num_bytes for m in models}
+        yield _gauge("remote_bytes", "Memory that renderings of engines take.", ["model"], size)
+
+    def _proofs(self) -> Iterator[Family]:
+        state = GaugeMetricFamily(
+            "inferway_engine_proof",
+            "1 for what the probe last said of an engine and model.",
+            labels=["engine", "model", "state"],
+        )
+        for engine in self._fleet.engines:
+            for model, proof in engine.proofs.items():
+                for each in ProofState:
+                    state.add_metric([engine.name, model, each], float(proof.state is each))
+        yield state
+        yield _counter(
+            "probes",
+            "Comparisons of our token ids with an engine's.",
+            ["occasion", "result"],
+            self._fleet.prober.counts,
         )
 
 

@@ -20,12 +20,10 @@ from inferway.frontends.http.forward import forward
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.responder import JSON, Responder
-from inferway.frontends.observers import pod_scores
+from inferway.frontends.observers import Ended, Observer, Watched, pod_scores
 from inferway.upstream.pool import Pool
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
-# (request id, what was decided, seconds it took): the alarm and the publisher listen here
-Observer = Callable[[str, Routed, float], None]
 
 
 class Routes:
@@ -81,13 +79,20 @@ class Routes:
             decision = await journey.decide()
             seconds = time.perf_counter() - started
             self._metrics.decided_in(seconds)
-            if journey.routed is not None:
-                for observer in self._observers:
-                    observer(request.id.decode(), journey.routed, seconds)
+            ended = self._observe(request, journey.routed, seconds)
         except BaseException as e:
             journey.close("refused" if isinstance(e, RequestError) else "error")
             raise
-        forward(request, responder, journey, decision, self._pool)
+        watched = Watched(journey, ended) if ended else journey
+        forward(request, responder, watched, decision, self._pool)
+
+    def _observe(self, request: Request, routed: Routed | None, seconds: float) -> list[Ended]:
+        """Tells the observers; those that want to know how it ends."""
+        if routed is None:
+            return []
+        request_id = request.id.decode()
+        told = [observer(request_id, routed, seconds) for observer in self._observers]
+        return [ended for ended in told if ended is not None]
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
         await self._score("/v1/chat/completions", "messages", request, responder)

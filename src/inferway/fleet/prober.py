@@ -1,0 +1,360 @@
+"""Proves that engines render what we render, by asking them (prompts/probe.py: what, and why).
+
+an engine joins, or is back     every probe, one after the other; a few engines at a time
+its ids differ                  its models go by load only; asked again every RECHECK_SECONDS
+it gives no verdict             unproven, which changes nothing; asked again, ever more seldom
+it cannot give one (too old)    unproven; asked again when it is back from somewhere
+a live prompt's ids differ      its models go by load only, until LIVE_AGREEMENTS live prompts
+                                in a row agree: one odd request must not cost the others much
+
+Whatever differs is asked again before it counts: templates that show the time may have been
+rendered on both sides of a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from inferway.config import ProbeSettings
+from inferway.errors import UpstreamError, crash_report
+from inferway.fleet.engine import Engine, Proof, ProofState
+from inferway.fleet.oracle import NoOracleError, ask
+from inferway.model import Endpoint, TokenIds
+from inferway.prompts.likely_flag import Finding, find
+from inferway.prompts.probe import (
+    PROBES,
+    Difference,
+    JsonObject,
+    Outcome,
+    Probe,
+    Refused,
+    compare,
+    live_copy,
+    live_kind,
+    live_words,
+    our_outcome,
+)
+from inferway.prompts.served import PromptSource, ServedModel
+
+log = logging.getLogger("inferway.probe")
+
+ENGINES_AT_ONCE = 16  # each of them answers one probe at a time
+ATTEMPTS = 3
+RETRY_SECONDS, MAX_RETRY_SECONDS = 30.0, 900.0
+RECHECK_SECONDS = 300.0
+LIVE_AGREEMENTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LivePrompt:
+    """A client's request that `endpoint` has answered. `ids`: what it was routed on, None if it
+    was not rendered."""
+
+    model: ServedModel
+    endpoint: Endpoint
+    path: str
+    fields: JsonObject
+    ids: Sequence[TokenIds] | None
+
+
+class Prober:
+    """Writes `engine.proofs`. `subject(engine, model)` is the base model under whose name the
+    engine is asked for `model`; `changed` is called when engines' faults have come or gone.
+    `open` it; `stop` it when a shutdown begins, before running answers end; then `close` it."""
+
+    def __init__(
+        self,
+        settings: ProbeSettings,
+        engines: Mapping[str, Engine],
+        subject: Callable[[Engine, str], str],
+        changed: Callable[[], None],
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        recheck_seconds: float = RECHECK_SECONDS,
+    ) -> None:
+        self.counts: dict[tuple[str, ...], int] = {}  # (join or live, state) -> how often
+        self.one_in = settings.one_in
+        self._joins = settings.join
+        self._engines = engines
+        self._subject = subject
+        self._changed = changed
+        self._retry_seconds = retry_seconds
+        self._recheck_seconds = recheck_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._free = asyncio.Semaphore(ENGINES_AT_ONCE)
+        self._strays: set[tuple[str, str]] = set()  # (engine, model) where a live prompt differed
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.asking: set[asyncio.Task[None]] = set()
+
+    def open(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    def stop(self) -> None:
+        """Asks no more, not even for the end of what is being asked."""
+        self._session = None
+        for task in self.asking:
+            task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        await asyncio.gather(*self.asking, return_exceptions=True)
+
+    # engines that join
+
+    def join(self, engine: Engine, model: str, prompts: PromptSource) -> None:
+        """The engine is there, or there again, and may have been started with other flags."""
+        self.leave(engine, model)
+        if self._session is None or not self._joins:
+            return
+        proof = engine.proofs.setdefault(model, Proof())
+        if proof.state is not ProofState.DIFFERS:
+            proof.state, proof.why = ProofState.UNPROVEN, "it is being asked"
+        work = self._prove_until_told(engine, model, prompts, proof)
+        self._running[engine.name, model] = self._spawn(work)
+
+    def leave(self, engine: Engine, model: str) -> None:
+        """The engine is gone: there is nobody to ask."""
+        task = self._running.pop((engine.name, model), None)
+        if task is not None:
+            task.cancel()
+
+    def forget_others(self, engine: Engine, models: Collection[str]) -> None:
+        """The engine serves these now; what was found out about others is past."""
+        for model in [model for model in engine.proofs if model not in models]:
+            self.leave(engine, model)
+            del engine.proofs[model]
+            self._strays.discard((engine.name, model))
+
+    async def _prove_until_told(
+        self, engine: Engine, model: str, prompts: PromptSource, proof: Proof
+    ) -> None:
+        retry = self._retry_seconds
+        while True:
+            async with self._free:
+                may_change = await self._prove(engine, model, prompts, proof)
+            if proof.state is ProofState.AGREES or not may_change:
+                return
+            if proof.state is ProofState.DIFFERS:
+                await asyncio.sleep(self._recheck_seconds)
+            else:
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, MAX_RETRY_SECONDS)
+
+    async def _prove(self, engine: Engine, model: str, prompts: PromptSource, proof: Proof) -> bool:
+        """Asks once. Whether it makes sense to ask again."""
+        try:
+            answers, differences = await self._ask_all(engine, model, prompts)
+            finding = None
+            if differences:
+                finding = await find(model, prompts.local, answers, differences)
+        except UpstreamError as e:
+            self._unproven(engine, model, proof, str(e))
+            return not isinstance(e, NoOracleError)
+        except Exception as e:
+            log.error("engine %s: a probe failed: %s", engine.name, crash_report(e))
+            self._unproven(engine, model, proof, "a fault of ours; it is in the log")
+            return False
+        before = proof.fault
+        if finding is None:
+            self._agrees(engine, model, proof)
+        else:
+            self._differs(engine, model, proof, finding)
+        self._settle(engine, model, proof, before)
+        return True
+
+    def _agrees(self, engine: Engine, model: str, proof: Proof) -> None:
+        self._count("join", ProofState.AGREES)
+        if proof.fault is not None:
+            log.info("model %r: engine %s renders as we do now", model, engine.name)
+        proof.state, proof.why, proof.live = ProofState.AGREES, "", None
+        proof.told = set()
+
+    def _differs(self, engine: Engine, model: str, proof: Proof, finding: Finding) -> None:
+        self._count("join", ProofState.DIFFERS)
+        proof.state, proof.why, proof.live = ProofState.DIFFERS, finding.words, None
+        if finding.kind in proof.told:
+            return
+        proof.told = {finding.kind}
+        log.warning(
+            "model %r goes by load only: engine %s renders other prompts than we do. %s. "
+            "First difference: %s",
+            model,
+            engine.name,
+            finding.words,
+            finding.evidence,
+        )
+
+    def _unproven(self, engine: Engine, model: str, proof: Proof, why: str) -> None:
+        """No verdict; one that it differs stands until another comes."""
+        self._count("join", ProofState.UNPROVEN)
+        if proof.state is ProofState.DIFFERS:
+            return
+        proof.state, proof.why = ProofState.UNPROVEN, why
+        if why not in proof.told:
+            proof.told = {why}
+            log.info("model %r: how engine %s renders is unproven: %s", model, engine.name, why)
+
+    async def _ask_all(
+        self, engine: Engine, model: str, prompts: PromptSource
+    ) -> tuple[dict[str, Outcome], dict[str, Difference]]:
+        """The engine's answers by probe, and which of them are not ours. Raises UpstreamError."""
+        answers: dict[str, Outcome] = {}
+        differences: dict[str, Difference] = {}
+        for probe in PROBES:
+            answer = await self._ask_one(engine, model, prompts, probe)
+            if answer is None:
+                continue
+            answers[probe.name], difference = answer
+            if difference is not None:
+                differences[probe.name] = difference
+        if not answers:
+            raise NoOracleError("none of its prompts are rendered here")
+        refused = [answer for answer in answers.values() if isinstance(answer, Refused)]
+        if differences and len(refused) == len(answers):
+            raise UpstreamError(f"it refuses every probe: {refused[0].why}")
+        return answers, differences
+
+    async def _ask_one(
+        self, engine: Engine, model: str, prompts: PromptSource, probe: Probe
+    ) -> tuple[Outcome, Difference | None] | None:
+        """None if the probe is not ours to render."""
+        body = probe.body(model)
+        attempts = ATTEMPTS
+        while True:
+            attempts -= 1
+            ours = await our_outcome(prompts, probe.path, body)
+            if ours is None:
+                return None
+            theirs = await self._ask(engine, engine.http_headers, probe.path, body)
+            difference = compare(ours, theirs)
+            if difference is None or not attempts:
+                return theirs, difference
+
+    async def _ask(
+        self, engine: Engine, headers: Mapping[str, str], path: str, body: JsonObject
+    ) -> Outcome:
+        if self._session is None:
+            raise UpstreamError("we are shutting down")
+        return await ask(self._session, engine.url, headers, path, body)
+
+    # live prompts
+
+    def may_ask(self, endpoint: Endpoint) -> bool:
+        """Whether a live prompt may be sent there a second time: nobody has to wait for it."""
+        engine = self._engines[endpoint.engine]
+        return self._session is not None and engine.healthy and engine.load.waiting == 0
+
+    @property
+    def any_stray(self) -> bool:
+        """Whether a model goes by load only because of a live prompt."""
+        return bool(self._strays)
+
+    def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:
+        """Whether it was a prompt of this model, there."""
+        return (endpoint.engine, self._subject_at(endpoint, model)) in self._strays
+
+    def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
+        """Compares a live prompt's ids with those of the engine that has answered it; says when
+        it is `done`, whatever comes of it."""
+        self._spawn(self._sample(live)).add_done_callback(lambda _: done())
+
+    async def _sample(self, live: LivePrompt) -> None:
+        engine = self._engines[live.endpoint.engine]
+        model = self._subject_at(live.endpoint, live.model)
+        try:
+            difference = await self._compare_live(engine, live)
+        except UpstreamError:
+            self._count("live", ProofState.UNPROVEN)
+            return
+        proof = engine.proofs.setdefault(model, Proof())
+        before = proof.fault
+        if difference is None:
+            self._live_agrees(engine, model, proof)
+        else:
+            self._live_differs(engine, model, proof, live, difference)
+        self._settle(engine, model, proof, before)
+
+    async def _compare_live(self, engine: Engine, live: LivePrompt) -> Difference | None:
+        """Raises UpstreamError if there is no verdict."""
+        headers = {name.decode(): value.decode() for name, value in live.endpoint.headers}
+        body = live_copy(live.fields)
+        if body is None:
+            raise NoOracleError("a copy would tell nothing")
+        ours: Outcome | None = live.ids
+        attempts = ATTEMPTS
+        while True:
+            attempts -= 1
+            if ours is None:
+                ours = await our_outcome(live.model.prompts, live.path, body)
+            if ours is None or isinstance(ours, Refused):
+                raise NoOracleError("not rendered here")
+            theirs = await self._ask(engine, headers, live.path, body)
+            if isinstance(theirs, Refused):
+                raise NoOracleError("refused there")
+            difference = compare(ours, theirs)
+            if difference is None or not attempts:
+                return difference
+            ours = None  # rendered anew: it may be the clock
+
+    def _live_differs(
+        self, engine: Engine, model: str, proof: Proof, live: LivePrompt, difference: Difference
+    ) -> None:
+        self._count("live", ProofState.DIFFERS)
+        words = live_words(live.path, live.fields, difference)
+        proof.live, proof.live_left = f"a live prompt differs: {words}", LIVE_AGREEMENTS
+        kind = live_kind(live.path, live.fields)
+        if kind in proof.live_told:
+            return
+        proof.live_told.add(kind)
+        log.warning(
+            "model %r goes by load only until %d live prompts in a row agree: engine %s has "
+            "rendered one otherwise than we did: %s",
+            model,
+            LIVE_AGREEMENTS,
+            engine.name,
+            words,
+        )
+
+    def _live_agrees(self, engine: Engine, model: str, proof: Proof) -> None:
+        self._count("live", ProofState.AGREES)
+        if proof.live is None:
+            return
+        proof.live_left -= 1
+        if proof.live_left == 0:
+            proof.live = None
+            log.info("model %r: engine %s renders live prompts as we do", model, engine.name)
+
+    # both
+
+    def _subject_at(self, endpoint: Endpoint, model: ServedModel) -> str:
+        return self._subject(self._engines[endpoint.engine], model.name)
+
+    def _settle(self, engine: Engine, model: str, proof: Proof, before: str | None) -> None:
+        """A verdict is in; what was known before may hold no longer."""
+        if proof.live is None:
+            self._strays.discard((engine.name, model))
+        else:
+            self._strays.add((engine.name, model))
+        if proof.fault != before:
+            self._changed()
+
+    def _count(self, occasion: str, state: ProofState) -> None:
+        key = (occasion, state.value)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self.asking.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.asking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a comparison of a live prompt failed: %s", crash_report(error))

@@ -1,0 +1,142 @@
+"""Asks an engine to render a prompt. No answer is generated, nothing of it is kept there.
+
+POST {path}/render   vLLM with --enable-scale-out: the code that renders its own requests
+POST /tokenize       every vLLM; knows fewer fields, and not the models' own renderers
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import aiohttp
+import msgspec
+
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.discovery import StatusError
+from inferway.model import TokenIds
+from inferway.openai_api.requests import CompletionRequest
+from inferway.prompts.probe import CHAT
+from inferway.prompts.renderings import Asked, as_ids
+
+# A question that takes longer is given up: its place is needed, and its prompt long computed.
+ASK_SECONDS = 10.0
+
+# Reading a long answer takes milliseconds that others should not wait for.
+MAX_BYTES_ON_LOOP = 256 * 1024
+
+_JSON = {"content-type": "application/json"}
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class NoSuchServiceError(UpstreamError):
+    """The engine does not render, or not so."""
+
+
+class RefusedError(UpstreamError):
+    """The engine refuses this request; its client will hear why from the engine itself."""
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[_Id]
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[_Id]
+
+
+_Answer = TypeVar("_Answer")
+
+_CHAT = msgspec.json.Decoder(_Rendered)
+_COMPLETION = msgspec.json.Decoder(list[_Rendered])
+_TOKENS = msgspec.json.Decoder(_Tokenized)
+
+# What /tokenize takes into account. Another field in a request may make another prompt of it.
+_KNOWN_TO_TOKENIZE = {
+    *("messages", "prompt", "tools", "add_generation_prompt", "continue_final_message"),
+    *("add_special_tokens", "chat_template", "chat_template_kwargs", "cache_salt"),
+}
+_MAX_TEXTS = 8  # of one completion request: /tokenize takes one at a time
+
+
+class Caller:
+    """Asks one engine."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._headers = {**headers, **_JSON}
+
+    async def render(self, asked: Asked, model: str) -> Sequence[TokenIds]:
+        """Raises UpstreamError; NoSuchServiceError without --enable-scale-out."""
+        raw = await self._post(f"{asked.path}/render", asked.raw(model))
+        if asked.path == CHAT:
+            return [as_ids((await _decoded(_CHAT, raw)).token_ids)]
+        return [as_ids(rendered.token_ids) for rendered in await _decoded(_COMPLETION, raw)]
+
+    async def tokenize(self, asked: Asked, model: str) -> Sequence[TokenIds]:
+        """The same, if the request is `known_to_tokenize`."""
+        bodies = _for_tokenize(asked, model)
+        answers = await asyncio.gather(*(self._post("/tokenize", body) for body in bodies))
+        return [as_ids((await _decoded(_TOKENS, raw)).tokens) for raw in answers]
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        try:
+            async with self._session.post(
+                self._url + path, data=body, headers=self._headers, timeout=timeout
+            ) as response:
+                raw = await response.read()
+                status = response.status
+        except TimeoutError as e:
+            raise UpstreamTimeoutError(f"{path} did not answer within {ASK_SECONDS:g} s") from e
+        except (aiohttp.ClientError, OSError) as e:
+            raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
+        if status == 200:
+            return raw
+        # 403 is vLLM's answer without --enable-scale-out, 404 that of older ones.
+        if status in (403, 404, 405, 501):
+            raise NoSuchServiceError(f"{path} answered {status}")
+        if status in (400, 413, 422):
+            raise RefusedError(f"{path} answered {status}")
+        raise StatusError(f"{path} answered {status}", status)
+
+
+def known_to_tokenize(asked: Asked) -> bool:
+    """Whether /tokenize looks at all that shapes this request's prompt."""
+    body = asked.body
+    if isinstance(body, CompletionRequest):
+        return asked.fields <= _KNOWN_TO_TOKENIZE and 0 < len(_texts(body)) <= _MAX_TEXTS
+    # Where there are tools, "auto" is what vLLM takes if no choice is given.
+    unheard = {"tool_choice"} if body.tool_choice == "auto" else set()
+    return asked.fields - unheard <= _KNOWN_TO_TOKENIZE
+
+
+def _texts(body: CompletionRequest) -> list[str]:
+    """The texts of a completion; none if it is not of texts alone."""
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    return texts if len(texts) == len(body.prompts) else []
+
+
+def _for_tokenize(asked: Asked, model: str) -> list[bytes]:
+    body = asked.body
+    if not isinstance(body, CompletionRequest):
+        return [asked.raw(model)]
+    special = body.add_special_tokens is not False
+    return [
+        msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": special})
+        for text in _texts(body)
+    ]
+
+
+async def _decoded(decoder: msgspec.json.Decoder[_Answer], raw: bytes) -> _Answer:
+    try:
+        if len(raw) <= MAX_BYTES_ON_LOOP:
+            return decoder.decode(raw)
+        return await asyncio.to_thread(decoder.decode, raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise UpstreamError("its rendering cannot be read") from e

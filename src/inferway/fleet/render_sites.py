@@ -1,0 +1,198 @@
+"""Which engine is asked to render a model's prompts, and how.
+
+The engines that serve it take turns, by what each can do:
+
+render     POST …/render (vLLM with --enable-scale-out): the code that renders its own requests
+tokenize   POST /tokenize, once its ids were those of the engine's own prompts for the chats of
+           prompts/probe.py; and only for requests of which it looks at every field
+nothing    else; looked at again after `RECHECK_SECONDS`, like `tokenize`: engines are started
+           anew with other flags
+
+All engines of a model are taken to render alike, as everywhere; the probe tells if they do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from inferway.errors import UpstreamError, crash_report
+from inferway.fleet.breaker import Breaker
+from inferway.fleet.engine import Engine
+from inferway.fleet.oracle import ask
+from inferway.fleet.render_calls import Caller, NoSuchServiceError, known_to_tokenize
+from inferway.model import TokenIds
+from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.prompts.probe import CHAT, PROBES, Refused, compare
+from inferway.prompts.renderings import Asked, asked_for
+
+log = logging.getLogger("inferway.remote")
+
+RECHECK_SECONDS = 300.0
+MIN_AGREEING = 3  # probes, for /tokenize to be believed
+
+# What an engine calls each model, by the key of the model's source.
+Names = Callable[[Engine], Mapping[str, str]]
+
+
+class Way(StrEnum):
+    """How an engine renders one model."""
+
+    UNKNOWN = "unknown"  # it is asked to render, and then we know
+    RENDER = "render"
+    PROVING = "proving"
+    TOKENIZE = "tokenize"
+    NOTHING = "nothing"
+
+
+@dataclass(slots=True)
+class Site:
+    """One engine, and how it renders one model."""
+
+    engine: Engine
+    model: str  # as this engine calls it
+    breaker: Breaker
+    way: Way = Way.UNKNOWN
+    until: float = 0.0  # when the way is looked at again
+
+
+class RenderingEngines:
+    """What the models share: connections, breakers, tasks. `open` it, then `close`."""
+
+    def __init__(self, engines: Sequence[Engine], names: Names) -> None:
+        self.engines = engines
+        self.names = names
+        self._session: aiohttp.ClientSession | None = None
+        self._breakers: dict[str, Breaker] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def open(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def close(self) -> None:
+        self._session = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Raises UpstreamError when nobody is asked any more."""
+        if self._session is None:
+            raise UpstreamError("we are shutting down")
+        return self._session
+
+    def breaker(self, engine: Engine) -> Breaker:
+        return self._breakers.setdefault(engine.name, Breaker())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class RenderSites:
+    """One model's; `key` is that of its source, `model` what it is called in the log."""
+
+    def __init__(self, engines: RenderingEngines, key: str, model: str) -> None:
+        self._engines = engines
+        self._key = key
+        self._model = model
+        self._sites: dict[str, Site] = {}
+        self._turn = count()
+
+    @property
+    def ways(self) -> Mapping[str, Way]:
+        """By engine; those that have not been asked are not among them."""
+        return {name: site.way for name, site in sorted(self._sites.items())}
+
+    def next(self, asked: Asked) -> Site | None:
+        """The next engine in turn that may be asked for this."""
+        now = asyncio.get_running_loop().time()
+        sites = self._live(now)
+        first = next(self._turn)
+        for i in range(len(sites)):
+            site = sites[(first + i) % len(sites)]
+            able = site.way in (Way.UNKNOWN, Way.RENDER) or (
+                site.way is Way.TOKENIZE and known_to_tokenize(asked)
+            )
+            if able and site.breaker.may_ask(now):
+                return site
+        return None
+
+    def _live(self, now: float) -> list[Site]:
+        live = []
+        for engine in self._engines.engines:
+            model = self._engines.names(engine).get(self._key) if engine.healthy else None
+            if model is None:
+                continue
+            site = self._sites.get(engine.name)
+            if site is None or site.model != model:
+                site = self._sites[engine.name] = Site(engine, model, self._engines.breaker(engine))
+            if site.way in (Way.TOKENIZE, Way.NOTHING) and now >= site.until:
+                site.way = Way.UNKNOWN
+            live.append(site)
+        return live
+
+    async def call(self, site: Site, asked: Asked) -> Sequence[TokenIds]:
+        """Raises UpstreamError; after NoSuchServiceError the engine's /tokenize is put to the
+        proof."""
+        caller = Caller(self._engines.session, site.engine.url, site.engine.http_headers)
+        if site.way is Way.TOKENIZE:
+            return await caller.tokenize(asked, site.model)
+        try:
+            prompts = await caller.render(asked, site.model)
+        except NoSuchServiceError as e:
+            if site.way is not Way.PROVING:
+                site.way = Way.PROVING
+                self._engines.spawn(self._prove(site, str(e)))
+            raise
+        if site.way is not Way.RENDER:
+            site.way = Way.RENDER
+            log.info("model %r: engine %s renders", self._model, site.engine.name)
+        return prompts
+
+    async def _prove(self, site: Site, why: str) -> None:
+        try:
+            fault = await self._tokenize_fault(site)
+        except UpstreamError as e:
+            fault = str(e)
+        except Exception as e:
+            log.error("engine %s: proving /tokenize failed: %s", site.engine.name, crash_report(e))
+            fault = "a fault of ours"
+        site.way = Way.TOKENIZE if fault is None else Way.NOTHING
+        site.until = asyncio.get_running_loop().time() + RECHECK_SECONDS
+        log.info(
+            "model %r: engine %s does not render (%s), and its /tokenize %s",
+            self._model,
+            site.engine.name,
+            why,
+            "gives the ids of its prompts" if fault is None else f"is of no use: {fault}",
+        )
+
+    async def _tokenize_fault(self, site: Site) -> str | None:
+        """What is wrong with the engine's /tokenize; None if nothing is. Raises UpstreamError."""
+        session, engine, agreeing = self._engines.session, site.engine, 0
+        caller = Caller(session, engine.url, engine.http_headers)
+        for probe in PROBES:
+            # /tokenize does not know of choices; no choice is "auto", which changes nothing
+            body = {k: v for k, v in probe.body(site.model).items() if k != "tool_choice"}
+            theirs = await ask(session, engine.url, engine.http_headers, probe.path, body)
+            if isinstance(theirs, Refused):
+                continue
+            raw = msgspec.json.encode(body)
+            parsed = parse_chat(raw).body if probe.path == CHAT else parse_completion(raw).body
+            ids = await caller.tokenize(asked_for(parsed, 0.0), site.model)
+            if compare(ids, theirs) is not None:
+                return f"it differs for the probe {probe.name!r}"
+            agreeing += 1
+        return None if agreeing >= MIN_AGREEING else f"only {agreeing} probes are answered there"

@@ -1,0 +1,266 @@
+"""Which live prompts are compared: 1 in N, one at a time, none that would cost much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+
+from inferway.config import EngineSettings, ProbeSettings
+from inferway.director import Matched, Routed
+from inferway.fleet.engine import Engine
+from inferway.fleet.load import Load
+from inferway.fleet.prober import LivePrompt, Prober
+from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe, Watched
+from inferway.model import Candidates, Decision, Endpoint, Headers, Prompt, Reason, Target
+from inferway.openai_api.requests import parse_completion
+from inferway.prompts.probe import COMPLETION
+from inferway.prompts.served import NoPrompts, ServedModel
+
+THERE = Endpoint("e0", "http://e0", 0)
+MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "not in this test"))
+
+
+class Noting(Prober):
+    """Notes what it is to compare; `finish` ends the oldest comparison."""
+
+    def __init__(self, one_in: int) -> None:
+        self.engine = Engine(EngineSettings(url="http://e0", name="e0"), (), healthy=True)
+        engines = {"e0": self.engine}
+        super().__init__(ProbeSettings(one_in=one_in), engines, lambda _, m: m, lambda: None)
+        self.samples: list[LivePrompt] = []
+        self._done: list[Callable[[], None]] = []
+        self.stray = False
+
+    @property
+    def any_stray(self) -> bool:
+        return self.stray
+
+    def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        return self.stray
+
+    def may_ask(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        return self.engine.load.waiting == 0
+
+    def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
+        self.samples.append(live)
+        self._done.append(done)
+
+    def finish(self) -> None:
+        self._done.pop(0)()
+
+
+def routed(
+    reason: Reason = Reason.KV_AWARE, num_tokens: int = 3, prompt: object = "secret"
+) -> Routed:
+    raw = msgspec.json.encode({"model": "m", "prompt": prompt})
+    ids = np.arange(num_tokens, dtype=np.uint32)
+    known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), {})]}
+    column = np.zeros(1)
+    candidates = Candidates([THERE], {0: 0}, np.zeros(1, np.int64), *(column for _ in range(7)))
+    return Routed(parse_completion(raw), MODEL, known, Decision((), reason), candidates)
+
+
+@pytest.fixture
+def prober() -> Noting:
+    return Noting(one_in=1)
+
+
+@pytest.fixture
+def probe(prober: Noting) -> LiveProbe:
+    return LiveProbe(prober, Random(1))
+
+
+def goes_by(probe: LiveProbe, request: Routed, outcome: str = "ok") -> None:
+    """A request is routed, and ends."""
+    ended = probe("id", request, 0.0)
+    if ended is not None:
+        ended(outcome, THERE)
+
+
+def test_a_prompt_is_compared_with_the_ids_it_was_routed_on(
+    probe: LiveProbe, prober: Noting
+) -> None:
+    goes_by(probe, routed())
+
+    [live] = prober.samples
+    assert (live.model, live.endpoint, live.path) == (MODEL, THERE, COMPLETION)
+    assert live.fields == {"model": "m", "prompt": "secret"}
+    assert live.ids is not None
+    assert [ids.tolist() for ids in live.ids] == [[0, 1, 2]]
+
+
+def test_it_is_sent_only_after_its_answer(probe: LiveProbe, prober: Noting) -> None:
+    ended = probe("id", routed(), 0.0)
+
+    assert ended is not None
+    assert prober.samples == []
+
+
+def test_one_is_compared_at_a_time(probe: LiveProbe, prober: Noting) -> None:
+    goes_by(probe, routed())
+    goes_by(probe, routed())
+    assert len(prober.samples) == 1
+
+    prober.finish()
+    goes_by(probe, routed())
+
+    assert len(prober.samples) == 2
+
+
+def test_one_in_n_is_taken() -> None:
+    prober = Noting(one_in=10)
+    probe = LiveProbe(prober, Random(1))
+
+    for _ in range(2000):
+        before = len(prober.samples)
+        goes_by(probe, routed())
+        if len(prober.samples) > before:
+            prober.finish()
+
+    assert 150 <= len(prober.samples) <= 250
+
+
+def test_zero_is_none() -> None:
+    prober = Noting(one_in=0)
+
+    goes_by(LiveProbe(prober, Random(1)), routed())
+
+    assert prober.samples == []
+
+
+@pytest.mark.parametrize("reason", [Reason.MEDIA_PREFIX, Reason.NO_TOKENIZER, Reason.UNFAITHFUL])
+def test_prompts_that_are_not_known_whole_are_let_go(
+    probe: LiveProbe, prober: Noting, reason: Reason
+) -> None:
+    goes_by(probe, routed(reason))
+
+    assert prober.samples == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [routed(num_tokens=MAX_LIVE_TOKENS + 1), routed(prompt="x" * 300_000), routed(prompt=[1, 2])],
+    ids=["many tokens", "many bytes", "token ids"],
+)
+def test_a_prompt_that_costs_much_or_proves_nothing_leaves_its_turn_to_the_next(
+    probe: LiveProbe, prober: Noting, request_: Routed
+) -> None:
+    goes_by(probe, request_)
+    assert prober.samples == []
+
+    goes_by(probe, routed())
+
+    assert len(prober.samples) == 1
+
+
+@pytest.mark.parametrize("outcome", ["upstream_error", "client_gone"])
+def test_an_answer_that_failed_leaves_the_turn_to_the_next(prober: Noting, outcome: str) -> None:
+    prober.one_in = 10**9
+    probe = LiveProbe(prober, Always())
+    goes_by(probe, routed(), outcome)
+    assert prober.samples == []
+
+    goes_by(probe, routed())
+
+    assert len(prober.samples) == 1
+
+
+class Always(Random):
+    """Picks the first request, and none after it."""
+
+    left = 1
+
+    def random(self) -> float:
+        self.left -= 1
+        return 0.0 if self.left >= 0 else 0.999
+
+
+def test_an_engine_with_a_queue_leaves_the_turn_to_the_next(
+    probe: LiveProbe, prober: Noting
+) -> None:
+    prober.engine.load = Load(running=1, waiting=1, kv_usage=0.0)
+    goes_by(probe, routed())
+    assert prober.samples == []
+
+    prober.engine.load = Load(running=1, waiting=0, kv_usage=0.0)
+    goes_by(probe, routed())
+
+    assert len(prober.samples) == 1
+
+
+def test_while_a_live_prompt_has_strayed_prompts_by_load_are_compared_too(
+    prober: Noting,
+) -> None:
+    prober.one_in, prober.stray = 10**9, True
+
+    goes_by(LiveProbe(prober, Random(1)), routed(Reason.UNFAITHFUL))
+
+    [live] = prober.samples
+    assert live.ids is None
+
+
+class Trip:
+    """A journey that notes how it ends."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def attempt(self, target: Target) -> Headers:
+        return target.endpoint.headers
+
+    def on_head(self, status: int) -> Headers:
+        return ((b"status", b"%d" % status),)
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def close(self, outcome: str) -> None:
+        self.outcomes.append(outcome)
+
+
+def target(engine: str) -> Target:
+    return Target(Endpoint(engine, f"http://{engine}", 0), 1.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(200, ("ok", "e1")), (400, ("ok", None))], ids=["answered", "refused"]
+)
+def test_who_asks_is_told_once_who_has_answered(status: int, told: tuple[str, str | None]) -> None:
+    heard: list[tuple[str, str | None]] = []
+    trip = Trip()
+    watched = Watched(
+        trip, [lambda outcome, there: heard.append((outcome, there.engine if there else None))]
+    )
+
+    watched.attempt(target("e0"))
+    watched.attempt(target("e1"))
+    assert watched.on_head(status) == ((b"status", b"%d" % status),)
+    assert watched.on_chunk(b"x") == b"x"
+    watched.close("ok")
+    watched.close("ok")
+
+    assert heard == [told]
+    assert trip.outcomes == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("reason", [Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX])
+def test_a_prompt_known_only_in_part_does_not_feed_the_alarm(reason: Reason) -> None:
+    alarm = AlarmObserver(lambda _: [])
+
+    alarm("id", missed(reason), 0.0)
+    assert alarm.alarms["m"].misses == 0
+
+    alarm("id", missed(Reason.KV_AWARE), 0.0)
+    assert alarm.alarms["m"].misses == 1
+
+
+def missed(reason: Reason) -> Routed:
+    """A prompt of two blocks that nobody holds."""
+    request = routed()
+    prompts = {16: [Matched(Prompt(np.arange(32, dtype=np.uint32), (1, 2)), {})]}
+    decision = Decision((Target(THERE, 0.0, 0, 2),), reason)
+    return msgspec.structs.replace(request, prompts=prompts, decision=decision)
