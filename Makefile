@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead clean
+.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead bench-index clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -51,6 +51,10 @@ bench-prompts:  ## rendering and tokenizing real chats, beside transformers
 bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes)
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench chat-overhead $(ARGS)
+
+bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minutes)
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench index $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

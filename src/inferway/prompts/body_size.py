@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 # Above this a chat is rendered in a helper process (`BodySize.to_render`). Measured with 347
@@ -12,8 +12,12 @@ from typing import NamedTuple
 MAX_TO_RENDER_HERE = 1 << 20
 
 
+# What a value costs, beside its characters.
+_VALUE_CHARS = 10
+
+
 class BodySize(NamedTuple):
-    chars: int
+    chars: int  # of text, and some for every value
     objects: int  # messages, parts, tool calls and what is in them
 
     @property
@@ -31,18 +35,27 @@ def body_size(values: Iterable[object]) -> BodySize:
     """What is in `values`, however deep. Counting ends where it is clear that it is too large to
     be rendered here, so that it takes no longer for a larger body."""
     chars = objects = 0
-    inside: list[Iterator[object]] = [iter(values)]
+    inside = [iter(values)]
     while inside and chars + 500 * objects <= MAX_TO_RENDER_HERE:
-        value = next(inside[-1], inside)
-        if isinstance(value, str):
-            chars += len(value)
-        elif isinstance(value, dict):
-            objects += 1
-            inside.append(iter(value.values()))
-        elif value is inside:
-            inside.pop()
-        elif isinstance(value, list | tuple):
-            inside.append(iter(value))
+        for value in inside[-1]:
+            chars += _VALUE_CHARS
+            if type(value) is str:
+                chars += len(value)
+            elif type(value) is int:
+                pass
+            elif isinstance(value, dict):
+                objects += 1
+                content = value.get("content")
+                if len(value) == 2 and type(content) is str:  # most messages
+                    chars += len(content) + _VALUE_CHARS
+                else:
+                    inside.append(iter(value.values()))
+                    break
+            elif isinstance(value, list | tuple):
+                inside.append(iter(value))
+                break
+            if chars + 500 * objects > MAX_TO_RENDER_HERE:
+                break
         else:
-            chars += 10
+            inside.pop()
     return BodySize(chars, objects)

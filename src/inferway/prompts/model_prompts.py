@@ -58,6 +58,7 @@ class ModelPrompts:
         *,
         flags: ModelSettings = NO_FLAGS,
         request_templates: RequestTemplates | None = None,
+        max_prompts: int | None = MAX_PROMPTS,
     ) -> None:
         self._renderer = renderer
         self._key = key
@@ -66,6 +67,7 @@ class ModelPrompts:
         self._flags = flags
         self._given_template = _template(self._model, flags)
         self._request_templates = request_templates  # None: they are not trusted
+        self._max_prompts = max_prompts  # None: as many as a request has
 
     @property
     def encoder(self) -> str:
@@ -139,7 +141,7 @@ class ModelPrompts:
         # vLLM generates 16 tokens unless told otherwise.
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         keep = self._kept_tokens(body.truncate_prompt_tokens, max_tokens)
-        size = body_size([body.prompt]).to_render_and_encode
+        size = _completion_size(body)
         make = partial(self._completion_ids, body, keep)
         return Tokenized(await self._renderer.off_loop_if_large(self._key, size, make))
 
@@ -268,9 +270,10 @@ class ModelPrompts:
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
-        if len(prompts) > MAX_PROMPTS:
+        most = self._max_prompts
+        if most is not None and len(prompts) > most:
             raise RenderError(
-                f"prompt: {len(prompts)} in one request, more than {MAX_PROMPTS} are not looked at",
+                f"prompt: {len(prompts)} in one request, more than {most} are not looked at",
                 reason=Reason.MANY_PROMPTS,
             )
         return [self._prompt_ids(body, prompt, keep) for prompt in prompts]
@@ -364,6 +367,13 @@ def _read_template(path: Path, names: list[str]) -> str:
             f"chat_template {str(path)!r}: {reason}; and the model's own templates are {names}",
             reason=Reason.BAD_TEMPLATE,
         ) from e
+
+
+def _completion_size(body: CompletionRequest) -> int:
+    prompt = body.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return 4 * len(prompt)  # in characters to encode; the others are ids, too
+    return body_size([prompt]).to_render_and_encode
 
 
 def _chat_size(body: ChatRequest) -> BodySize:

@@ -21,7 +21,7 @@ class RenderedModel:
     def __init__(
         self, renderer: Renderer, key: str, max_model_len: int, flags: ModelSettings = NO_FLAGS
     ) -> None:
-        self._prompts = ModelPrompts(renderer, key, max_model_len, flags=flags)
+        self._prompts = ModelPrompts(renderer, key, max_model_len, flags=flags, max_prompts=None)
         self._tokenizer = renderer.loaded(key).tokenizer
         self.eos_token_id = self._eos()
 
