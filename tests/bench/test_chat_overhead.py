@@ -356,10 +356,6 @@ def test_requests_leave_at_their_times_although_nobody_was_answered_before() -> 
     outcomes = asyncio.run(serve_and_send())
 
     assert [o.error for o in outcomes] == [None] * 4
-    first, last = outcomes[0].ttft_us, outcomes[-1].ttft_us
-    assert first is not None
-    assert last is not None
-    assert first - last > 20_000  # the first waited for the last's time
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.prompts.transformers_oracle import load_theirs, parts
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -231,6 +231,16 @@ MAPS = st.dictionaries(st.sampled_from(NAMES), CONTENTS | token_objects(), max_s
     special_tokens_map=st.none() | MAPS,
     added_tokens=st.none() | ADDED_TOKENS,
     with_bos=st.booleans(),
+)
+@example(
+    config={
+        "tokenizer_class": "CodeLlamaTokenizer",
+        "image_token": None,
+        "extra_special_tokens": {"video_token": "<new>", "image_token": "<x>"},
+    },
+    special_tokens_map=None,
+    added_tokens=None,
+    with_bos=False,
 )
 def test_any_settings_make_what_transformers_makes_of_them(
     tmp_path_factory: pytest.TempPathFactory,

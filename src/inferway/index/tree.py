@@ -147,15 +147,17 @@ class Tree:
     def free_slot(self, slot: int) -> None:
         """Of a block without children that nobody holds (its state is released), and of parents
         that only stood for it."""
-        slots, states = self.slots, self.states
+        slots, states, shards = self.slots, self.states, self.shards
+        at, shift = shards.at, shards.shift
         while slot:
-            for settling in self.settling.values():
+            for settling in self.settling.values() if self.settling else ():
                 settling.released(slot, slots.next[slot])
-            self.shards.pop(slots.keys[slot])
+            key = slots.keys[slot]
+            del at[key >> shift][key]
             slot = slots.release(slot)
             if slot:
                 state = slots.states[slot]
-                if not states.is_empty(state):
+                if states.planes[state]:
                     return
                 states.release(state)
 

@@ -116,6 +116,8 @@ def _declared(
     }
     extra = settings.get("extra_special_tokens", {})
     if isinstance(extra, dict):  # of named ones; then others may be under the older name
+        for name in extra.keys() & {name for name, token in given.items() if token is None}:
+            del given[name]  # its place in the order is not that of the null
         given |= {name: _token(value) for name, value in extra.items()}
         others = settings.get("additional_special_tokens") or ()
         extra = [*others, *made_as.extra_special_tokens]

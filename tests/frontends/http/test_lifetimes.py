@@ -250,6 +250,7 @@ async def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector()
         gateway(engine.url) as gw,
         connected(gw.server) as client,
     ):
+        gc.collect()  # what other tests have left
         gc.disable()
         try:
             for _ in range(20):
