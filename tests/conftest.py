@@ -6,9 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# CI machines are slow and shared: a property is judged by what it finds, not by its seconds. There
-# the examples are always the same: what lands must not hang on a draw. New ones are drawn everywhere
-# else.
+# CI machines are slow and shared: a property is judged by what it finds, not by its seconds.
+# There the examples are always the same, for what lands must not hang on a draw.
 settings.register_profile(
     "inferway",
     deadline=None,
