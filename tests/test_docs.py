@@ -16,7 +16,13 @@ import pytest
 from inferway.app import Gateway
 from inferway.cli import main
 from inferway.cli.main import COMMANDS
-from inferway.config import EngineSettings, LimitSettings, ServeSettings, TimeoutSettings
+from inferway.config import (
+    EngineSettings,
+    IndexSettings,
+    LimitSettings,
+    ServeSettings,
+    TimeoutSettings,
+)
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
@@ -25,6 +31,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "Top level": ServeSettings,
     "`engines`": EngineSettings,
+    "`index`": IndexSettings,
     "`limits`": LimitSettings,
     "`timeouts`": TimeoutSettings,
 }

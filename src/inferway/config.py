@@ -18,6 +18,7 @@ from inferway.errors import ConfigError
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,15 +38,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
         """The header that carries the engine's API key. Raises ConfigError if it is unset."""
-        if self.api_key_env is None:
-            return ()
-        key = os.environ.get(self.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"engine {self.label}: api_key_env {self.api_key_env!r} is not set in the "
-                "environment; export it, or leave api_key_env out"
-            )
-        return ((b"authorization", b"Bearer " + key.encode()),)
+        key = _secret(self.api_key_env, f"engine {self.label}: api_key_env")
+        return ((b"authorization", b"Bearer " + key.encode()),) if key else ()
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +58,17 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     join: bool = True  # when an engine joins, with chats of our own
     one_in: Annotated[int, msgspec.Meta(ge=0)] = 1000  # live prompts; 0: none
+
+
+class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where what the engines hold is remembered, and how much of it."""
+
+    url: str | None = None  # redis://, rediss:// or unix://; absent: this process's memory
+    prefix: str = "inferway"  # of every key in that server
+    gateway: str | None = None  # this gateway's name there; drawn at each start when absent
+    max_blocks: Count | None = None  # in memory; beyond it the least useful are forgotten
+    max_bytes: Count | None = None  # the same, in bytes
+    tier_weights: tuple[Share, ...] = (1.0, 0.8, 0.5)  # what a block is worth in GPU, CPU, storage
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,9 +105,17 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: str = "info"
     scrape_seconds: Positive = 0.5  # how often each engine's load is read
     probe: ProbeSettings = ProbeSettings()
+    index: IndexSettings = IndexSettings()
+    state_dir: str | None = None  # where what is known of the engines' caches outlives us
+    heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
+    admin_key_env: str | None = None  # environment variable with the key for scores and admin paths
     remote_render_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # 0: engines are not asked
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+
+    def admin_key(self) -> str | None:
+        """What admin paths want to see. Raises ConfigError if it is unset."""
+        return _secret(self.admin_key_env, "admin_key_env")
 
 
 _ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name != "url"]
@@ -129,9 +142,7 @@ def parse_engine(spec: str) -> EngineSettings:
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
     """The file's settings, and on top of them what the flags say. Checked as a whole."""
     in_file = _read_yaml(path) if path else {}
-    fields: dict[str, object] = msgspec.to_builtins({"engines": [], **in_file, **overrides})
-    if "models" in overrides:
-        fields["models"] = _merged(in_file.get("models"), overrides["models"])
+    fields = _laid_over({"engines": [], **in_file}, msgspec.to_builtins(overrides))
     try:
         settings = msgspec.convert(fields, ServeSettings)
     except msgspec.ValidationError as e:
@@ -152,15 +163,14 @@ def _read_yaml(path: Path) -> dict[str, object]:
     return fields
 
 
-def _merged(in_file: object, flags: object) -> object:
-    """The file's models with what flags say of some of them."""
-    if not isinstance(in_file, dict) or not isinstance(flags, dict):
-        return in_file if in_file is not None else flags
-    merged = dict(in_file)
-    for name, fields in flags.items():
-        before = merged.get(name)
-        merged[name] = {**before, **fields} if isinstance(before, dict) else fields
-    return merged
+def _laid_over(below: object, above: object) -> object:
+    """The flags' values, and where they say nothing, the file's. What is of the wrong kind in the
+    file stays, to be complained about."""
+    if not isinstance(above, dict) or below is None:
+        return above
+    if not isinstance(below, dict):
+        return below
+    return below | {name: _laid_over(below.get(name), value) for name, value in above.items()}
 
 
 def _check(settings: ServeSettings) -> None:
@@ -176,6 +186,12 @@ def _check(settings: ServeSettings) -> None:
                 f"models: {name}: chat_template_kwargs: 'chat_template' does not belong there; "
                 "give it as chat_template"
             )
+    index = settings.index
+    if index.url is not None and (index.max_blocks or index.max_bytes):
+        raise ConfigError(
+            "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
+            "server (maxmemory), or leave one of the two out"
+        )
     for engine in settings.engines:
         _check_url(engine.url)
         for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
@@ -183,6 +199,17 @@ def _check(settings: ServeSettings) -> None:
                 raise ConfigError(
                     f"engine {engine.label}: {key} {endpoint!r} must start with tcp:// or ipc://"
                 )
+
+
+def _secret(variable: str | None, key: str) -> str | None:
+    if variable is None:
+        return None
+    secret = os.environ.get(variable)
+    if not secret:
+        raise ConfigError(
+            f"{key} {variable!r} is not set in the environment; export it, or leave it out"
+        )
+    return secret
 
 
 def _check_url(url: str) -> None:

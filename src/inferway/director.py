@@ -22,7 +22,13 @@ import numpy as np
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.errors import InferwayError, RenderError, UnknownPathError, crash_report
+from inferway.errors import (
+    IndexAwayError,
+    InferwayError,
+    RenderError,
+    UnknownPathError,
+    crash_report,
+)
 from inferway.index.protocol import Index
 from inferway.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import (
@@ -282,6 +288,8 @@ class Journey:
             lookup = await self._director.match(model, body)
         except RenderError as e:
             return Reason(e.reason)
+        except IndexAwayError:
+            return Reason.INDEX_AWAY
         except InferwayError:
             raise
         except Exception as e:

@@ -54,6 +54,11 @@ class Endpoint:
     rank: int | None = None  # None: the engine has one rank, or balances its own
     headers: Headers = field(default=(), repr=False)  # sent with every request: its API key
 
+    @property
+    def name(self) -> str:
+        """Unique in the fleet, and the same after a restart."""
+        return self.engine if self.rank is None else f"{self.engine}/{self.rank}"
+
 
 class Reason(StrEnum):
     """Why a request went where it went: the labels of `inferway_decisions_total`, and the
@@ -66,6 +71,7 @@ class Reason(StrEnum):
     REMOTE_PREFIX = "remote-prefix"  # an engine had rendered its earlier turns
     # by load only
     LOAD_ONLY = "load-only"  # scoring is switched off
+    INDEX_AWAY = "index-away"  # the server of a shared index does not answer
     NO_BLOCK_SIZE = "no-block-size"  # no engine of the model has told its block size
     UNFAITHFUL = "unfaithful"  # the probe has seen an engine derive other tokens than we do
     TOKENIZER_LOADING = "tokenizer-loading"
@@ -99,6 +105,9 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 Column: TypeAlias = "NDArray[np.float64]"
+
+# What is believed of an engine's cache (events.stream.StreamState), as numbers of a column.
+EXACT, PARTIAL, REPAIRING, STALE, BLIND = range(5)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,25 @@ class AtRest:
     async def match(self, keys: Sequence[BlockKey]) -> Found:
         return self.wait_for(self._index.match(keys))
 
+    def introduce(self, holder: HolderId, name: str) -> None:
+        self._known.add(holder)
+        self._index.introduce(holder, name)
+
+    def retire(self, holder: HolderId) -> None:
+        self._known.discard(holder)
+        self._index.retire(holder)
+
+    def tell(
+        self,
+        holder: HolderId,
+        state: str,
+        *,
+        seq: int | None = None,
+        digest: str = "",
+        fit: bool = True,
+    ) -> None:
+        self._index.tell(holder, state, seq=seq, digest=digest, fit=fit)
+
     def num_blocks(self, holder: HolderId) -> int:
         return self._index.num_blocks(holder)
 

@@ -45,6 +45,28 @@ from inferway.errors import ConfigError
     help="Render chat templates that requests bring, in a process of their own. Give it if the "
     "engines were given it.",
 )
+@click.option(
+    "--index",
+    metavar="URL",
+    help="Share the index with other gateways in a Redis or Valkey: redis://, rediss://, unix://.",
+)
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Keep what is known of the engines' caches there, for the next start.",
+)
+@click.option(
+    "--heal",
+    type=float,
+    metavar="SHARE",
+    help="Of the requests to engines whose caches are known in part: have them report what they "
+    "reuse.  [default: 0]",
+)
+@click.option(
+    "--admin-key-env",
+    metavar="NAME",
+    help="Environment variable with the key that scores and admin paths want.",
+)
 @click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts.")
 @click.option(
     "--publish",
@@ -63,7 +85,8 @@ from inferway.errors import ConfigError
 )
 def serve(engines: tuple[str, ...], config: Path | None, tokenizers: tuple[str, ...],
           chat_templates: tuple[str, ...], trust_request_chat_template: bool,
-          no_scoring: bool, publish_text: bool, **flags: object) -> None:  # fmt: skip
+          no_scoring: bool, publish_text: bool, index: str | None,
+          **flags: object) -> None:  # fmt: skip
     """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold."""
     try:
         overrides = {name: value for name, value in flags.items() if value is not None}
@@ -72,6 +95,8 @@ def serve(engines: tuple[str, ...], config: Path | None, tokenizers: tuple[str, 
             overrides["engines"] = [_given(settings) for settings in parsed]
         if tokenizers or chat_templates:
             overrides["models"] = _models(tokenizers, chat_templates)
+        if index is not None:
+            overrides["index"] = {"url": index}
         if trust_request_chat_template:
             overrides["trust_request_chat_template"] = True
         if no_scoring:

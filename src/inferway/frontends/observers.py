@@ -33,7 +33,7 @@ Observer = Callable[[str, Routed, float], Ended | None]
 def pod_scores(candidates: Candidates) -> dict[str, int]:
     """engine -> blocks held (seed 003's word); ranks of one engine are written engine/rank."""
     return {
-        e.engine if e.rank is None else f"{e.engine}/{e.rank}": int(blocks)
+        e.name: int(blocks)
         for e, blocks in zip(candidates.endpoints, candidates.matched_blocks, strict=True)
     }
 

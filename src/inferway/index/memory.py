@@ -135,6 +135,25 @@ class MemoryIndex:
             self._tree.states.dead |= holder.bit
             self._tree.forget(holder.bit)
 
+    # who the holders are: nobody else looks at this index
+
+    def introduce(self, holder: HolderId, name: str) -> None:
+        pass
+
+    def retire(self, holder: HolderId) -> None:
+        self.apply([Clear(holder)])
+
+    def tell(
+        self,
+        holder: HolderId,
+        state: str,
+        *,
+        seq: int | None = None,
+        digest: str = "",
+        fit: bool = True,
+    ) -> None:
+        pass
+
     # what a prompt would find
 
     async def match(self, keys: Sequence[BlockKey]) -> Found:

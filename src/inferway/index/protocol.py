@@ -121,6 +121,26 @@ class Index(Protocol):
         """What each holder has of `keys`, a prompt's blocks from its first one on. Holders of
         nothing are absent; no keys, no holders."""
 
+    def introduce(self, holder: HolderId, name: str) -> None:
+        """`holder` has come; other gateways that share the index know it by `name`. Raises
+        ValueError if another one has that name."""
+
+    def retire(self, holder: HolderId) -> None:
+        """It has gone for good, its blocks with it; its number may be introduced again."""
+
+    def tell(
+        self,
+        holder: HolderId,
+        state: str,
+        *,
+        seq: int | None = None,
+        digest: str = "",
+        fit: bool = True,
+    ) -> None:
+        """How true the picture of `holder` is, as of the ops applied so far, for those who share
+        the index: the state, number and digest of the last batch, and whether others should
+        rather read the picture of somebody else."""
+
     def num_blocks(self, holder: HolderId) -> int:
         """How many full-attention blocks we believe that `holder` has, detached ones too; one
         that lies in several tiers is one."""
