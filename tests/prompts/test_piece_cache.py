@@ -6,7 +6,6 @@ import gzip
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from tests.prompts.texts import drawn_texts
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from inferway.model import TokenIds
-from inferway.prompts.piece_cache import Cuts, PieceCache, find_cuts
+from inferway.prompts.cuts import Cuts, find_cuts
+from inferway.prompts.piece_cache import PieceCache
 from inferway.prompts.reference import encode_all
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
@@ -141,7 +141,7 @@ class Encoder:
         return [np.array(list(map(ord, text)), dtype=np.uint32) for text in texts]
 
 
-CHAT = Cuts(["<u>", "<a>"], frozenset(["<u>", "<a>"]))
+CHAT = Cuts(["<u>", "<a>"], frozenset(["<u>", "<a>"]), ["<u>", "<a>"])
 
 
 def test_a_growing_chat_has_only_its_new_pieces_encoded() -> None:
@@ -154,38 +154,6 @@ def test_a_growing_chat_has_only_its_new_pieces_encoded() -> None:
 
     assert encoder.asked == ["<u>three", "<a>"]
     assert "".join(map(chr, ids)) == "<u>one<a>two<u>three<a>"
-
-
-@pytest.mark.parametrize("change", [with_tricky, as_llama], ids=lambda change: change.__name__)
-@pytest.mark.parametrize("name", ["phi-3", "gpt-2", "bert-bge"])
-def test_long_texts_that_grow_at_any_place_have_the_ids_of_the_whole(
-    name: str, change: Change, shared_data: Path
-) -> None:
-    """What is remembered of a text ends before tokens that a longer text may change."""
-    tokenizer = change(load(shared_data, name))
-    cuts = find_cuts(tokenizer)
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    cache = PieceCache(lambda texts: encode_all(tokenizer, texts), cuts, 10_000_000)
-    draw = Random(7)
-    for drawn in drawn_texts(11, 12, added):
-        long = "".join(draw.choice([*added[-14:], "a>", "<", "<a", "b", " x"]) for _ in range(150))
-        long += drawn
-        for end in sorted(draw.sample(range(len(long)), 8)):
-            text = long[:end] + draw.choice(["", "<", "b", "><", drawn])
-            assert np.array_equal(cache.encode(text), encode_all(tokenizer, [text])[0])
-
-
-def test_a_long_chat_that_grows_is_cut_only_where_it_is_new() -> None:
-    encoder = Encoder()
-    cache = PieceCache(encoder, CHAT, 20_000)  # too small for all pieces, not for the start
-    chat = "".join(f"<u>question {i}<a>answer {i}" for i in range(40))
-    cache.encode(chat)
-    encoder.asked.clear()
-
-    ids = cache.encode(f"{chat}<u>last<a>")
-
-    assert encoder.asked == ["<u>last", "<a>"]
-    assert "".join(map(chr, ids)) == f"{chat}<u>last<a>"
 
 
 def test_a_repeated_piece_is_encoded_once() -> None:
