@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead bench-index clean
+.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead bench-index chaos clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -55,6 +55,10 @@ bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes
 bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minutes)
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench index $(ARGS)
+
+chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (4 minutes); writes docs/results/chaos.json
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.chaos --out docs/results/chaos.json $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -44,11 +44,14 @@ class RealCache:
         )
         self.requests: dict[int, Request] = {}
 
-    def admit(self, key: int, tokens: list[int], salt: str | None, lora: bool) -> int | None:
+    def admit(
+        self, key: int, tokens: list[int], salt: str | None, lora: bool, report_all: bool
+    ) -> int | None:
+        extra_args = {"kv_cache_report_mode": "full"} if report_all else None
         self.requests[key] = Request(
             str(key),
             tokens,
-            SamplingParams(max_tokens=100),
+            SamplingParams(max_tokens=100, extra_args=extra_args),
             None,
             lora_request=LoRARequest(LORA[0], 1, LORA[1]) if lora else None,
             cache_salt=salt,
@@ -133,7 +136,8 @@ def choose(
     if kind == "reset":
         return ["reset"]
     tokens = [rng.randrange(2)] * rng.randint(1, 14) + [rng.randrange(2)] * rng.randint(0, 14)
-    return ["admit", number, tokens, rng.choice([None] * 8 + ["salt"]), rng.random() < 0.15]
+    salt, lora = rng.choice([None] * 8 + ["salt"]), rng.random() < 0.15
+    return ["admit", number, tokens, salt, lora, rng.random() < 0.2]
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "director": _MIDDLE,
     "upstream": _MIDDLE,
     "fleet": _MIDDLE,
-    "frontends": {"director", "upstream", "fleet", *_MIDDLE},
+    "indexer": {"director", "fleet", *_MIDDLE},
+    "frontends": {"indexer", "director", "upstream", "fleet", *_MIDDLE},
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},
     "doctor": {"fleet", *_MIDDLE},
-    "app": {"frontends", "director", "upstream", "fleet", *_MIDDLE},
+    "app": {"frontends", "indexer", "director", "upstream", "fleet", *_MIDDLE},
     "demo": {"app", "simulator", *_MIDDLE},
     "bench": {"app", "simulator", "frontends", "director", "upstream", "fleet", *_MIDDLE},
     "cli": {
@@ -46,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Pure rooms take time as an argument and never wait.
 PURE = [
     *["blocks", "events", "openai_api", "scheduling", "doctor/rules.py"],
-    *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),  # but index/redis
+    *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
+    *(f"index/redis/{name}.py" for name in ("chains", "changes", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,15 +14,24 @@ from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.director import Director, Journey
 from inferway.errors import (
+    IndexAwayError,
     InvalidRequestError,
     RenderError,
     UnknownModelError,
     UnknownPathError,
 )
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Store
+from inferway.index.protocol import CPU, Found, Store
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Endpoint, HolderId, RequestHead, Tokenized
+from inferway.model import (
+    BlockKey,
+    Candidates,
+    Endpoint,
+    HolderId,
+    Reason,
+    RequestHead,
+    Tokenized,
+)
 from inferway.openai_api.requests import Body, ChatRequest
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.profile import kv_aware
@@ -36,16 +45,27 @@ class Letters:
 
     local = None
 
+    def __init__(self, reason: Reason = Reason.KV_AWARE) -> None:
+        self.reason = reason
+
     async def tokenize(self, body: Body) -> Tokenized:
         texts = (
             ["".join(str(m["content"]) for m in body.messages)]
             if isinstance(body, ChatRequest)
             else [str(p) for p in body.prompts]
         )
-        return Tokenized([np.array([ord(c) for c in text], dtype=np.uint32) for text in texts])
+        ids = [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
+        return Tokenized(ids, self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
+
+
+class Away(MemoryIndex):
+    """A shared index whose server does not answer."""
+
+    async def match(self, keys: Sequence[BlockKey]) -> Found:  # noqa: ARG002
+        raise IndexAwayError("index redis://r is away")
 
 
 class Broken:
@@ -75,6 +95,8 @@ class TwoEngines:
     booked: np.ndarray = field(default_factory=lambda: np.zeros(2))
     new_tokens: list[int] = field(default_factory=list)
     suspected: list[str] = field(default_factory=list)
+    heals: bool = False
+    healing: list[str] = field(default_factory=list)
 
     def model(self, name: str) -> ServedModel:
         if name not in ("m", "a"):
@@ -87,12 +109,14 @@ class TwoEngines:
             endpoints=self.endpoints,
             rows={0: 0, 1: 1},
             block_sizes=np.array([self.block_size(holder) or 0 for holder in (0, 1)]),
+            states=np.zeros(2, np.int8),
             in_flight=self.booked.copy(),
             others=zeros[0],
             waiting=zeros[1],
             kv_usage=zeros[2],
             recent_tokens=zeros[3],
             matched_blocks=zeros[4],
+            matched_value=zeros[4],
             prompt_blocks=zeros[5],
         )
 
@@ -105,6 +129,15 @@ class TwoEngines:
 
     def release(self, endpoint: Endpoint) -> None:
         self.booked[endpoint.holder] -= 1
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        may = self.heals and not self.healing
+        if may:
+            self.healing.append(endpoint.engine)
+        return may
+
+    def healed(self, endpoint: Endpoint) -> None:
+        self.healing.remove(endpoint.engine)
 
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
@@ -235,6 +268,62 @@ async def test_speculation_ends_with_the_first_token_or_the_journey(end: str) ->
     assert matched(later) == [0, 0]
 
 
+async def test_a_prompt_counts_as_held_until_the_engines_events_must_have_come() -> None:
+    to = director()
+    waiting: list[Callable[[], None]] = []
+    to.later = waiting.append
+    first = open_chat(to, chat("abcdefgh"))
+    target = (await first.decide()).targets[0]
+    first.attempt(target)
+    first.on_chunk(b"data: x\n\n")
+    first.close("ok")
+
+    soon = open_chat(to, chat("abcdefgh"))
+    await soon.decide()
+    [call] = waiting
+    call()
+    later = open_chat(to, chat("abcdefgh"))
+    await later.decide()
+
+    assert sum(matched(soon)) == 2
+    assert matched(later) == [0, 0]
+
+
+async def test_a_prefix_that_ends_on_a_block_border_is_reused_to_its_end() -> None:
+    """Only of a whole prompt the engine computes the last token again."""
+    for reason, new_tokens in ((Reason.KV_AWARE, BLOCK), (Reason.MEDIA_PREFIX, 0)):
+        fleet = TwoEngines(Letters(reason))
+        to = director(fleet)
+        hold(to, 0, "abcdefgh")
+        journey = open_chat(to, chat("abcdefgh"))
+        target = next(t for t in (await journey.decide()).targets if t.matched_blocks)
+
+        journey.attempt(target)
+
+        assert fleet.new_tokens == [new_tokens]
+
+
+async def test_blocks_in_lower_tiers_are_told_whole_and_weighed_less() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh")
+    keys = BlockHasher(BLOCK).keys(np.array([ord(c) for c in "abcdefgh"], dtype=np.uint32))
+    to.index.apply([Store(1, keys, None, CPU)])
+    journey = open_chat(to, chat("abcdefgh"))
+
+    await journey.decide()
+
+    assert matched(journey) == [2, 2]
+    assert journey.routed is not None
+    assert journey.routed.candidates.matched_value.tolist() == [2.0, 1.6]
+
+
+async def test_a_request_goes_by_load_while_a_shared_index_is_away() -> None:
+    to = director()
+    to.index = Away()
+
+    assert (await open_chat(to, chat("abcdefgh")).decide()).reason == "index-away"
+
+
 async def test_a_second_attempt_takes_back_the_first_and_close_frees_once() -> None:
     fleet = TwoEngines()
     journey = open_chat(director(fleet), chat("abcdefgh"))
@@ -321,17 +410,6 @@ def test_a_path_without_a_prompt_opens_no_journey() -> None:
         open_chat(director(), b"", "/v1/audio")
 
 
-async def test_scores_do_not_count_prompts_on_their_way() -> None:
-    to = director()
-    hold(to, 1, "abcd")
-    first = open_chat(to, chat("abcdefgh"))
-    first.attempt((await first.decide()).targets[0])
-
-    scored = await to.score(CHAT, chat("abcdefgh"))
-
-    assert scored.candidates.matched_blocks.tolist() == [0, 1]
-
-
 async def test_a_large_body_is_parsed_off_the_loop() -> None:
     to = director()
     threads = []
@@ -346,3 +424,59 @@ async def test_a_large_body_is_parsed_off_the_loop() -> None:
     await open_chat(to, chat("a")).decide()
 
     assert len(threads) == 1
+
+
+# asking an engine to report what it reuses
+
+REPORT = b'"vllm_xargs":{"kv_cache_report_mode":"full"}'
+
+
+async def test_a_request_that_may_find_more_than_we_know_asks_for_a_report() -> None:
+    fleet = TwoEngines(heals=True)
+    to = director(fleet)
+    hold(to, 1, "abcd")
+    body = chat("abcdefghi")
+    journey = open_chat(to, body)
+    journey.attempt((await journey.decide()).targets[0])
+
+    assert journey.body == b"{" + REPORT + b"," + body[1:]
+    assert (b"x-inferway-edited", b"vllm_xargs") in journey.on_head(200)
+    assert fleet.healing == ["e1"]
+    journey.close("ok")
+    assert fleet.healing == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat("abcdefgh"),  # the last token's block is never reused: all else is known
+        chat("x"),
+        chat("abcdefghi", vllm_xargs={"kv_cache_report_mode": "incremental"}),
+    ],
+    ids=["all known", "no block", "the client's own"],
+)
+async def test_a_request_that_tells_nothing_new_goes_as_it_is(body: bytes) -> None:
+    fleet = TwoEngines(heals=True)
+    to = director(fleet)
+    hold(to, 1, "abcd")
+    journey = open_chat(to, body)
+    journey.attempt((await journey.decide()).targets[0])
+
+    assert journey.body is body
+    assert "x-inferway-edited" not in [name.decode() for name, _ in journey.on_head(200)]
+    assert fleet.healing == []
+
+
+async def test_each_attempt_sends_a_body_of_its_own() -> None:
+    fleet = TwoEngines(heals=True)
+    to = director(fleet)
+    body = chat("abcdefghi")
+    journey = open_chat(to, body)
+    first, second = (await journey.decide()).targets
+    journey.attempt(first)
+    fleet.heals = False
+
+    journey.attempt(second)
+
+    assert journey.body is body
+    assert fleet.healing == []

@@ -6,16 +6,33 @@ processes import us too, and must not pay for what they do not use.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as typing's, which would have to be imported
+if TYPE_CHECKING:
+    from inferway.director import Director as Director
+    from inferway.indexer import EngineScore as EngineScore
+    from inferway.indexer import Indexer as Indexer
+    from inferway.indexer import Scores as Scores
+    from inferway.prompts.renderer import (
+        GetOrCreateTokenizerKeyRequest as GetOrCreateTokenizerKeyRequest,
+    )
+    from inferway.prompts.renderer import RenderChatRequest as RenderChatRequest
+    from inferway.prompts.renderer import Renderer as Renderer
+    from inferway.prompts.renderer import RenderRequest as RenderRequest
+    from inferway.prompts.renderer import RenderResult as RenderResult
+
 __version__ = "0.1.0.dev0"
 
 # public name -> module that defines it
 _EXPORTS = {
     "Director": "inferway.director",
+    "EngineScore": "inferway.indexer",
     "GetOrCreateTokenizerKeyRequest": "inferway.prompts.renderer",
+    "Indexer": "inferway.indexer",
     "RenderChatRequest": "inferway.prompts.renderer",
     "RenderRequest": "inferway.prompts.renderer",
     "RenderResult": "inferway.prompts.renderer",
     "Renderer": "inferway.prompts.renderer",
+    "Scores": "inferway.indexer",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]

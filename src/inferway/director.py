@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,9 +30,10 @@ from inferway.errors import (
     UnknownPathError,
     crash_report,
 )
-from inferway.index.protocol import Index
+from inferway.index.protocol import Found, Index
 from inferway.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import (
+    BlockKey,
     Candidates,
     Decision,
     Endpoint,
@@ -42,17 +44,27 @@ from inferway.model import (
     RequestHead,
     Target,
     TokenIds,
+    Tokenized,
 )
+from inferway.openai_api.edits import with_vllm_xarg
 from inferway.openai_api.requests import Body, ParsedRequest, parse_chat, parse_completion
 from inferway.openai_api.usage import UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Chooser
 
 Parse = Callable[[bytes], ParsedRequest[Any]]
-OffLoop = Callable[[Parse, bytes], Awaitable[ParsedRequest[Any]]]
+_Parsed = TypeVar("_Parsed")
+
+
+class OffLoop(Protocol):
+    """Parses in a thread."""
+
+    def __call__(self, parse: Callable[[bytes], _Parsed], body: bytes, /) -> Awaitable[_Parsed]: ...
 
 
 log = logging.getLogger("inferway.director")
+
+LONG_BLOCKS = 4_096  # a prompt of more is not derived, matched and weighed in one go
 
 PARSERS: Mapping[str, Parse] = {
     "/v1/chat/completions": parse_chat,
@@ -76,6 +88,13 @@ class FleetView(Protocol):
         """A request is on its way there; so many of its tokens must be computed."""
 
     def release(self, endpoint: Endpoint) -> None:
+        """It has ended."""
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        """Whether the engine is to be asked, by a request that goes there now and finds more
+        than we know of, to report all that it reuses; `healed` when that has ended."""
+
+    def healed(self, endpoint: Endpoint) -> None:
         """It has ended."""
 
     def suspect(self, endpoint: Endpoint) -> None:
@@ -113,11 +132,14 @@ class DirectorStats:
 
 
 class Matched(msgspec.Struct, frozen=True):
-    """A prompt, and how many of its blocks each holder has: as the index knows it."""
+    """A prompt, and what each holder has of its blocks: as the index knows it."""
 
     prompt: Prompt
-    held: Mapping[HolderId, int]
-    discount: Mapping[HolderId, float] = {}  # less than `held`, for blocks in lower tiers
+    found: Found
+
+    @property
+    def held(self) -> Mapping[HolderId, int]:
+        return self.found.blocks
 
 
 class Lookup(msgspec.Struct, frozen=True):
@@ -125,14 +147,6 @@ class Lookup(msgspec.Struct, frozen=True):
 
     prompts: Mapping[int, Sequence[Matched]]
     reason: Reason  # whether the prompts are known to their end
-
-
-class Scored(msgspec.Struct, frozen=True):
-    """A request that goes nowhere, and what each endpoint holds of it."""
-
-    request: ParsedRequest[Any]
-    model: ServedModel
-    candidates: Candidates
 
 
 class Routed(msgspec.Struct, frozen=True):
@@ -147,7 +161,9 @@ class Routed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Director:
-    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here."""
+    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here.
+    `later`: an answer's first token may be here before the engine's events are; until they must
+    have come, its prompt counts as held."""
 
     fleet: FleetView
     index: Index
@@ -157,6 +173,8 @@ class Director:
     key_seed: int = 0
     off_loop: OffLoop | None = None
     off_loop_bytes: int = 256 * 1024
+    later: Callable[[Callable[[], None]], object] | None = None  # calls in a moment
+    breathe: Callable[[], Awaitable[None]] | None = None  # lets others have a turn
     stats: DirectorStats = field(default_factory=DirectorStats)
     _hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
@@ -167,7 +185,7 @@ class Director:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
         return Journey(self, body, parse)
 
-    async def parse(self, parse: Parse, body: bytes) -> ParsedRequest[Any]:
+    async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
         """bytes -> typed request, in a thread when that would hold up everybody else."""
         if self.off_loop is None or len(body) <= self.off_loop_bytes:
             return parse(body)
@@ -177,26 +195,22 @@ class Director:
         """Raises RequestError, or RenderError for reasons of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
-        tokenized = await model.prompts.tokenize(body)
-        extras = request_extras(lora=model.lora, cache_salt=body.cache_salt)
+        return await self.look_up(model, await model.prompts.tokenize(body), body.cache_salt)
+
+    async def look_up(
+        self, model: ServedModel, tokenized: Tokenized, cache_salt: str | None
+    ) -> Lookup:
+        """Who holds prompts that are tokens already."""
+        extras = request_extras(lora=model.lora, cache_salt=cache_salt)
         matched: dict[int, list[Matched]] = {}
         for block_size in model.block_sizes:
-            prompts = [
-                Prompt(ids, self._keys(block_size, ids, extras)) for ids in tokenized.token_ids
-            ]
-            found = [(prompt, await self.index.match(prompt.block_keys)) for prompt in prompts]
-            matched[block_size] = [
-                Matched(prompt, held.blocks, held.discount) for prompt, held in found
-            ]
+            items = matched[block_size] = []
+            for ids in tokenized.token_ids:
+                keys = self._keys(block_size, ids, extras)
+                await self._breathe(keys)
+                items.append(Matched(Prompt(ids, keys), await self.index.match(keys)))
+                await self._breathe(keys)
         return Lookup(matched, tokenized.reason)
-
-    async def score(self, path: str, body: bytes) -> Scored:
-        """What each live endpoint holds of a request's prompts, without sending it anywhere;
-        prompts on their way do not count. Raises RequestError, FleetError or RenderError."""
-        request = await self.parse(PARSERS[path], body)
-        model = self.fleet.model(request.body.model)
-        matched = (await self.match(model, request.body)).prompts
-        return Scored(request, model, self.candidates(model, matched, speculate=False))
 
     def candidates(
         self,
@@ -211,6 +225,7 @@ class Director:
         if not matched:
             return candidates
         candidates.matched_blocks = held_blocks = np.zeros(len(candidates.endpoints))
+        less = np.zeros(len(candidates.endpoints))
         candidates.prompt_blocks = np.zeros(len(candidates.endpoints))
         for block_size, items in matched.items():
             of_size = candidates.block_sizes == block_size
@@ -223,7 +238,14 @@ class Director:
                     row = candidates.rows.get(holder)
                     if row is not None and of_size[row]:
                         held_blocks[row] += blocks
+                        less[row] += item.found.discount.get(holder, 0.0)
+        candidates.matched_value = held_blocks - less
         return candidates
+
+    async def _breathe(self, keys: Sequence[BlockKey]) -> None:
+        """Between two steps that each take a millisecond or more."""
+        if self.breathe is not None and len(keys) > LONG_BLOCKS:
+            await self.breathe()
 
     def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:
         hasher = self._hashers.get(block_size)
@@ -238,6 +260,8 @@ class Journey:
     __slots__ = (
         "_body",
         "_director",
+        "_edited",
+        "_goes_on",
         "_matched",
         "_parse",
         "_prompt_tokens",
@@ -261,9 +285,16 @@ class Journey:
         self._body = body
         self._parse = parse
         self._matched: Mapping[int, Sequence[Matched]] = {}
+        self._goes_on = False  # the engine's prompts are longer than what we know of them
+        self._edited: bytes | None = None  # the body that asks for a report, of this attempt
         self._target: Target | None = None
         self._speculations: list[Speculation] = []
         self._usage = UsageReader()
+
+    @property
+    def body(self) -> bytes:
+        """What the attempt sends: the client's bytes, and perhaps what we added to them."""
+        return self._body if self._edited is None else self._edited
 
     async def decide(self) -> Decision:
         """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
@@ -300,6 +331,7 @@ class Journey:
             )
             return Reason.OUR_FAULT
         self._matched = lookup.prompts
+        self._goes_on = not lookup.reason.is_whole
         return lookup.reason
 
     def attempt(self, target: Target) -> Headers:
@@ -317,8 +349,13 @@ class Journey:
             lengths = [len(item.prompt.token_ids) for item in items]
             self._prompt_tokens = sum(lengths)
             # vLLM computes a prompt's last token always, and so never reuses its block
-            reusable = sum([(length - 1) // block_size for length in lengths])
+            reusable = sum([(length - (not self._goes_on)) // block_size for length in lengths])
             self._reused_tokens = min(target.matched_blocks, reusable) * block_size
+            known = sum([item.held.get(endpoint.holder, 0) for item in items])
+            if known < reusable and director.fleet.heal(endpoint):
+                self._edited = with_vllm_xarg(self._body, "kv_cache_report_mode", "full")
+                if self._edited is None:
+                    director.fleet.healed(endpoint)
         director.fleet.book(endpoint, self._prompt_tokens - self._reused_tokens)
         self._target = target
         self._speculations = [
@@ -340,17 +377,18 @@ class Journey:
             tokens.matched += self._reused_tokens
         elif status >= 500:
             self._director.fleet.suspect(target.endpoint)
-        return (
+        told = (
             (b"x-inferway-engine", target.endpoint.engine.encode()),
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
             (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
         )
+        return told if self._edited is None else (*told, (b"x-inferway-edited", b"vllm_xargs"))
 
     def on_chunk(self, chunk: bytes) -> bytes:
-        """A piece of the answer passes. The first one ends the speculation: from here on the
-        engine's own events tell what it holds."""
+        """A piece of the answer passes. With the first one the speculation ends: from here on
+        the engine's own events tell what it holds."""
         if self._speculations:
-            self._end_speculation()
+            self._confirmed()
         self._usage.feed(chunk)
         return chunk
 
@@ -368,9 +406,17 @@ class Journey:
         self._release()
         self._director.stats.ended(outcome)
 
+    def _confirmed(self) -> None:
+        """The engine holds the prompt now."""
+        director, speculations = self._director, self._speculations
+        if director.later is None:
+            self._end_speculation()
+            return
+        self._speculations = []
+        director.later(partial(director.overlay.remove_all, speculations))
+
     def _end_speculation(self) -> None:
-        for speculation in self._speculations:
-            self._director.overlay.remove(speculation)
+        self._director.overlay.remove_all(self._speculations)
         self._speculations = []
 
     def _release(self) -> None:
@@ -378,4 +424,7 @@ class Journey:
             self._end_speculation()
         if self._target is not None:
             self._director.fleet.release(self._target.endpoint)
+            if self._edited is not None:
+                self._director.fleet.healed(self._target.endpoint)
+                self._edited = None
             self._target = None

@@ -5,6 +5,7 @@
     - InvalidRequestError     400  a field is missing, has the wrong type or cannot hold
     - PromptTooLongError      400  the prompt does not fit the model's context
     - TemplateError           400  the model's chat template refuses this conversation
+    - UnauthorizedError       401  the path wants the admin key, and the request has not got it
     - UnknownModelError       404  no engine serves this model
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
@@ -23,6 +24,7 @@
     - HelperBusyError         too many jobs wait for it, nothing was tried
     - JobKilledError          the job passed a limit, or brought its process down
     - JobFailedError          the job raised
+  x JournalError            a file in `state_dir` is not whole; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
 
@@ -65,6 +67,13 @@ class TemplateError(RequestError):
     """The model's own chat template refuses this conversation."""
 
     code = "chat_template_error"
+
+
+class UnauthorizedError(RequestError):
+    """The path wants the admin key. Nothing of what was sent instead is in the message."""
+
+    status = 401
+    code = "invalid_api_key"
 
 
 class UnknownModelError(RequestError):
@@ -176,6 +185,10 @@ class JobKilledError(HelperError):
 
 class JobFailedError(HelperError):
     """The job raised; the message is the error's type, without its words."""
+
+
+class JournalError(InferwayError):
+    """A file in `state_dir` is not whole. It is not used."""
 
 
 class ConfigError(InferwayError):

@@ -89,6 +89,11 @@ class Reason(StrEnum):
     UNKNOWN_CONTEXT_LENGTH = "unknown-context-length"
     OUR_FAULT = "our-fault"  # an error of ours while deriving the prompt; it is in the log
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the prompts that we know are all of what the engine will see."""
+        return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
+
 
 class Tokenized(msgspec.Struct, frozen=True):
     """A request's prompts as token ids: whole and exact, unless `reason` says how far."""
@@ -121,12 +126,14 @@ class Candidates:
     endpoints: Sequence[Endpoint]
     rows: Mapping[HolderId, int]  # holder -> row
     block_sizes: NDArray[np.int64]  # in tokens; 0 where it is not known
+    states: NDArray[np.int8]  # EXACT to BLIND: how true is what we believe that it holds
     in_flight: Column  # requests we have sent there and not seen the end of
     others: Column  # requests there that are not ours, as of the last scrape
     waiting: Column  # requests queued in the engine, as last scraped
     kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
     recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
     matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
+    matched_value: Column  # the same, each weighed by the tier it lies in
     prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
 
 

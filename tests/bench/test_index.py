@@ -20,6 +20,7 @@ from inferway.bench.index.report import markdown, terminal_tables
 from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSeconds, read_run
 from inferway.bench.index.results import write_run as written
 from inferway.bench.index.run import run_index
+from inferway.bench.index.shared import Cost, SharedCost
 from inferway.bench.index.stalls import Phase, Stalls
 from inferway.bench.index.workload import NUM_ENGINES, SHAPES, events, prompts
 from inferway.events.wire import BlockStored, decode_batch
@@ -167,6 +168,11 @@ def a_run(growing: Phase = PHASE, peak: float = 230.0, ours_us: float = 1.0) -> 
         fleets=[Fleet(n, "own", 100, 100, n, 220.0) for n in (1, 10, 100, 1000)],
         stalls=Stalls(6_000_000, 100_000.0, 2.0, 1.0, PHASE, growing),
         peer_bytes_per_block=85.0,
+        shared=SharedCost(
+            "redis-server",
+            memory=Cost(3.5, 9.0, 60.0, 8.0, 5.0, 0.0),
+            shared=Cost(180.0, 900.0, 290.0, 160.0, 150.0, 120.0),
+        ),
     )
 
 
@@ -216,6 +222,14 @@ def test_losses_are_shown() -> None:
 
     assert "The peer takes 85: here Python loses." in text
     assert "the peer's differ in 512 random, 1024 random" in text
+
+
+def test_the_shared_index_stands_beside_the_one_in_memory() -> None:
+    text = markdown(a_run())
+
+    assert "| in memory | 3.5 | 9.0 | 8.0 | 60.0 | 5.0 | 0.0 |" in text
+    assert "| through Redis | 180 | 900 | 160 | 290 | 150 | 120 |" in text
+    assert "through Redis" not in markdown(msgspec.structs.replace(a_run(), shared=None))
 
 
 def test_the_document_has_a_place_for_it(tmp_path: Path) -> None:

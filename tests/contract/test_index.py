@@ -24,6 +24,7 @@ from inferway.index.protocol import (
     Op,
     Remove,
     Store,
+    Tier,
     Window,
 )
 from inferway.model import BlockKey, HolderId
@@ -298,21 +299,34 @@ def test_a_block_counts_with_its_best_tier(index: Index) -> None:
 def test_only_matched_blocks_are_discounted(index: Index) -> None:
     index.apply([Store(A, [1, 2, 3, 4], tier=STORAGE), Remove(A, [3], tier=STORAGE)])
 
-    assert find(index, [1, 2, 3, 4]) == Found({A: 2}, {A: 1.5})
-    assert find(index, [1]) == Found({A: 1}, {A: 0.75})
+    assert find(index, [1, 2, 3, 4]) == Found({A: 2}, {A: 1.5}, {A: {STORAGE: 0}})
+    assert find(index, [1]) == Found({A: 1}, {A: 0.75}, {A: {STORAGE: 0}})
 
 
 def test_a_chain_may_lie_in_several_tiers(index: Index) -> None:
     index.apply([Store(A, [1]), Store(A, [2], parent=1, tier=STORAGE)])
     index.apply([Store(A, [3, 4], parent=2, tier=CPU)])
 
-    assert find(index, [1, 2, 3, 4]) == Found({A: 4}, {A: 0.75 + 0.5 + 0.5})
+    found = find(index, [1, 2, 3, 4])
+    assert found == Found({A: 4}, {A: 0.75 + 0.5 + 0.5}, {A: {STORAGE: 1, CPU: 2}})
+    assert [found.within(A, tier) for tier in (GPU, CPU, STORAGE)] == [1, 1, 4]
+
+
+def test_a_prefix_within_a_tier_goes_on_where_a_better_one_has_the_block(index: Index) -> None:
+    index.apply([Store(A, [1]), Store(A, [1, 2, 3, 4, 5], tier=CPU), Store(B, [1])])
+    index.apply([Remove(A, [1, 5], tier=CPU), Store(A, [3], parent=2)])
+
+    found = find(index, [1, 2, 3, 4, 5])
+
+    assert [found.within(A, tier) for tier in (GPU, CPU, STORAGE)] == [1, 4, 4]
+    assert [found.within(B, tier) for tier in (GPU, CPU, STORAGE)] == [1, 1, 1]
+    assert found.within(FAR, STORAGE) == 0
 
 
 def test_a_tier_beyond_the_last_weighs_as_the_last(index: Index) -> None:
     index.apply([Store(A, [1], tier=5)])
 
-    assert find(index, [1]) == Found({A: 1}, {A: 0.75})
+    assert find(index, [1]) == Found({A: 1}, {A: 0.75}, {A: {5: 0}})
 
 
 def test_a_block_is_gone_with_its_last_tier(index: Index) -> None:
@@ -338,7 +352,7 @@ def test_a_removal_in_another_tier_takes_nothing_away(index: Index) -> None:
 def test_known_blocks_may_be_copied_in_any_order(index: Index) -> None:
     index.apply([Store(A, [1, 2, 3]), Copy(A, [3, 1, 2], tier=CPU), Remove(A, [1, 2, 3])])
 
-    assert find(index, [1, 2, 3]) == Found({A: 3}, {A: 1.5})
+    assert find(index, [1, 2, 3]) == Found({A: 3}, {A: 1.5}, {A: {CPU: 0}})
 
 
 def test_a_copy_of_what_the_holder_has_nowhere_is_ignored(index: Index) -> None:
@@ -356,7 +370,7 @@ def test_a_copy_without_its_parent_is_detached_until_that_comes(index: Index) ->
 
     index.apply([Copy(A, [1], tier=CPU)])
 
-    assert find(index, [1, 2]) == Found({A: 2}, {A: 0.5})
+    assert find(index, [1, 2]) == Found({A: 2}, {A: 0.5}, {A: {CPU: 0}})
 
 
 # windows
@@ -516,7 +530,15 @@ class Plain:
             h: sum(1.0 - WEIGHTS[self.tiers(h, key)[0]] for key in prompt[:n])
             for h, n in blocks.items()
         }
-        return Found(blocks, {h: lower for h, lower in discount.items() if lower})
+        return Found(
+            blocks,
+            {h: less for h, less in discount.items() if less},
+            {h: lower for h, n in blocks.items() if (lower := self.lower(h, prompt[:n]))},
+        )
+
+    def lower(self, holder: HolderId, prefix: Sequence[BlockKey]) -> dict[Tier, int]:
+        best = [self.tiers(holder, key)[0] for key in prefix]
+        return {tier: best.index(tier) for tier in set(best) if tier != GPU}
 
 
 def prompts(ways: Sequence[list[BlockKey]]) -> Iterator[list[BlockKey]]:

@@ -19,6 +19,7 @@ from inferway.events.stream import (
     Forget,
     Replay,
     StreamState,
+    digest_of,
 )
 
 
@@ -288,7 +289,12 @@ def test_no_more_is_held_than_there_is_room_for() -> None:
         stream.live(seq, batch(seq))
     stream.replayed(0, batch(0))
 
-    assert stream.replay_ended(True) == [Apply(batch(1)), Apply(batch(2)), Replay(2)]
+    assert stream.replay_ended(True) == [Replay(0)]
+    assert stream.replayed(0, batch(0)) == []
+    assert [stream.replayed(seq, batch(seq)) for seq in range(1, 5)] == [
+        [Apply(batch(seq))] for seq in range(1, 5)
+    ]
+    assert stream.replay_ended(True) == []
 
 
 def test_bytes_held_are_bounded_too() -> None:
@@ -298,7 +304,7 @@ def test_bytes_held_are_bounded_too() -> None:
     stream.live(2, batch(2))
     stream.replayed(0, batch(0))
 
-    assert stream.replay_ended(True) == [Apply(batch(1)), Replay(1)]
+    assert stream.replay_ended(True) == [Replay(0)]
 
 
 # the link
@@ -337,6 +343,101 @@ def test_the_first_batch_after_a_lost_link_is_not_believed_before_the_proof() ->
 
     assert stream.live(3, batch(3, "b")) == [Replay(2)]
     assert stream.replayed(2, batch(2, "b")) == [Forget(), Replay(0)]
+
+
+# what the owner cannot read
+
+
+def test_a_batch_that_cannot_be_read_counts_as_a_hole() -> None:
+    stream = in_step(last=2)
+
+    assert stream.live(3, batch(3, "x"), readable=False) == [Replay(2)]
+    assert stream.replayed(2, batch(2)) == []
+    assert stream.replayed(3, batch(3)) == [Apply(batch(3))]
+    assert stream.replay_ended(True) == []
+    assert stream.state is StreamState.EXACT
+
+
+def test_the_same_bytes_in_a_replay_are_what_the_engine_sends() -> None:
+    stream = in_step(last=2)
+    stream.live(3, batch(3, "x"), readable=False)
+    stream.replayed(2, batch(2))
+
+    assert stream.replayed(3, batch(3, "x"), readable=False) == [Apply(batch(3, "x"))]
+    assert stream.replay_ended(True) == []
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_once_more() -> None:
+    stream = linked()
+
+    assert stream.replayed(0, batch(0, "x"), readable=False) == []
+    assert stream.replayed(1, batch(1)) == []
+    assert stream.replay_ended(True) == [Replay(0, attempt=2)]
+    assert stream.replayed(0, batch(0, "x"), readable=False) == [Apply(batch(0, "x"))]
+
+
+def test_an_unreadable_batch_in_a_replay_that_never_comes_whole_is_given_up() -> None:
+    stream = in_step(last=2)
+    stream.live(4, batch(4))
+    seen: list[Action] = []
+    for attempt in range(MAX_ATTEMPTS):
+        stream.replayed(2, batch(2))
+        stream.replayed(3, batch(3, f"x{attempt}"), readable=False)
+        seen += stream.replay_ended(True)
+
+    assert seen[-1] == Forget()
+    assert stream.state is StreamState.BLIND
+    assert stream.live(9, batch(9)) == [Apply(batch(9))]
+
+
+def test_what_was_held_in_doubt_is_not_applied() -> None:
+    """Two lives under one number: what joins on may be of the wrong one."""
+    stream = in_step(last=2)
+    stream.live(5, batch(5))
+    stream.live(3, batch(3))
+    stream.live(3, batch(3, "b"))
+    stream.replayed(2, batch(2))
+
+    assert stream.replay_ended(True) == [Replay(2, attempt=2)]
+    assert stream.replayed(2, batch(2, "b")) == [Forget(), Replay(0)]
+
+
+# a picture from a journal
+
+
+def test_a_restored_stream_is_stale_and_asks_for_the_proof() -> None:
+    stream = EventStream()
+    stream.restore(7, digest_of(batch(7)), from_start=True)
+
+    assert (stream.state, stream.last_seq) == (StreamState.STALE, 7)
+    assert stream.digest == digest_of(batch(7))
+    assert stream.resume() == [Replay(7)]
+    assert stream.replayed(7, batch(7)) == []
+    assert stream.replayed(8, batch(8)) == [Apply(batch(8))]
+    assert stream.replay_ended(True) == []
+    assert stream.state is StreamState.EXACT
+
+
+def test_a_restored_stream_of_another_life_is_forgotten() -> None:
+    stream = EventStream()
+    stream.restore(7, digest_of(batch(7)), from_start=True)
+    stream.resume()
+
+    assert stream.replayed(7, batch(7, "b")) == [Forget(), Replay(0)]
+
+
+def test_without_a_replay_socket_a_journal_is_of_no_use() -> None:
+    stream = EventStream(can_replay=False)
+    stream.restore(7, digest_of(batch(7)), from_start=True)
+
+    assert stream.resume() == [Forget()]
+
+
+def test_a_cleared_cache_is_a_beginning() -> None:
+    stream = in_step(first=7, last=9)
+    stream.cleared()
+
+    assert stream.state is StreamState.EXACT
 
 
 # without a replay socket

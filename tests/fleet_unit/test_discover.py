@@ -22,6 +22,7 @@ from inferway.fleet.discovery import (
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {
     "/health": "",
+    "/version": '{"version": "0.32.0"}',
     "/v1/models": MODELS,
     "/kv_event_sources": '{"0": {"endpoint": "tcp://*:5601"}}',
     "/metrics": 'vllm:cache_config_info{block_size="32"} 1.0\n',
@@ -88,6 +89,7 @@ async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
         sources=(EventSource(0, "tcp://127.0.0.1:5601", None),),
         block_size=32,
         findings=(),
+        version="0.32.0",
     )
 
 

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from inferway.blocks.keys import BlockHasher
-from inferway.events.stream import StreamState
+from inferway.events.stream import StreamState, digest_of
 from inferway.events.wire import Batch, BlockStored
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.subscriber import EventSubscriber, ReplayLimits
@@ -406,7 +406,7 @@ def test_a_batch_of_garbage_does_not_stop_the_stream() -> None:
             await publisher.pub.send_multipart([b"", bytes(8), b"\xc1garbage"])
             await publisher.publish(stored(0, 2))
             await wait_until(lambda: matched(index) == 2)
-            await settled(follower, StreamState.EXACT)
+            await settled(follower, StreamState.PARTIAL)
 
     run(scenario)
 
@@ -442,6 +442,124 @@ def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
         assert turns >= 10
 
     run(scenario)
+
+
+def encoded(*events: object) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events), 0])
+
+
+class Stalled:
+    """Replay sockets of engines that take requests and keep them waiting."""
+
+    def __init__(self, count: int) -> None:
+        self.context = zmq.asyncio.Context()
+        self.requests = 0
+        self.most_at_once = 0
+        self.routers = [self.context.socket(zmq.ROUTER) for _ in range(count)]
+        self.ports = [router.bind_to_random_port("tcp://127.0.0.1") for router in self.routers]
+        self.release = asyncio.Event()
+        self.tasks = [asyncio.ensure_future(self.serve(router)) for router in self.routers]
+
+    async def serve(self, router: zmq.asyncio.Socket) -> None:
+        client, _, _ = await router.recv_multipart()
+        self.requests += 1
+        await router.send_multipart([client, b"", bytes(8), encoded(stored(0, 1))])
+        await self.release.wait()
+        await router.send_multipart([client, b"", END, b""])
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.context.destroy(linger=0)
+
+
+def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
+    async def scenario() -> None:
+        engines, slots = Stalled(5), asyncio.Semaphore(2)
+        limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
+        followers = [
+            EventSubscriber(
+                EventSource(0, "tcp://127.0.0.1:*", f"tcp://127.0.0.1:{port}", bind=True),
+                holder=holder,
+                block_size=SIZE,
+                index=MemoryIndex(),
+                limits=limits,
+                audit_seconds=None,
+                replays=slots,
+            )
+            for holder, port in enumerate(engines.ports)
+        ]
+        for follower in followers:
+            follower.start()
+            follower.resync()
+        await wait_until(lambda: engines.requests == 2)
+        await wait_until(slots.locked)
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+        assert engines.requests == 2
+
+        engines.release.set()
+        await wait_until(lambda: all(f.state is StreamState.EXACT for f in followers))
+
+        assert engines.requests == 5
+
+        for follower in followers:
+            await follower.close()
+        await engines.close()
+
+    run(scenario)
+
+
+def test_a_replay_socket_that_does_not_answer_gives_its_slot_back() -> None:
+    async def scenario() -> None:
+        slots = asyncio.Semaphore(1)
+        limits = ReplayLimits(idle=30.0, total=60.0, slot=0.01)
+        async with running(limits=limits, replays=slots) as (publisher, follower, _):
+            publisher.serving.cancel()
+            follower.resync()
+            await wait_until(slots.locked)
+            await wait_until(lambda: not slots.locked())
+
+    run(scenario)
+
+
+def test_the_index_is_told_of_each_state_and_batch() -> None:
+    told: list[tuple[int, str, int | None, str, bool]] = []
+
+    class Listening(MemoryIndex):
+        def tell(
+            self,
+            holder: int,
+            state: str,
+            *,
+            seq: int | None = None,
+            digest: str = "",
+            fit: bool = True,
+        ) -> None:
+            told.append((holder, str(state), seq, digest, fit))
+
+    async def scenario() -> None:
+        publisher = Publisher()
+        follower = subscriber(publisher.source, Listening())
+        follower.start()
+        await publisher.subscribed()
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(stored(0, 1))
+        await wait_until(lambda: follower.stats.batches == 1)
+        publisher.pub.close(linger=0)
+        await settled(follower, StreamState.STALE)
+        await follower.close()
+        await publisher.close()
+
+    run(scenario)
+    digest = digest_of(encoded(stored(0, 1))).hex()
+
+    assert told[0] == (HOLDER, "blind", None, "", False)
+    assert (HOLDER, "exact", None, "", True) in told
+    assert (HOLDER, "exact", 0, digest, True) in told
+    assert told[-1] == (HOLDER, "stale", 0, digest, False)
 
 
 def test_closing_twice_is_closing_once() -> None:

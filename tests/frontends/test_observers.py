@@ -15,6 +15,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe, Watched
+from inferway.index.protocol import Found
 from inferway.model import Candidates, Decision, Endpoint, Headers, Prompt, Reason, Target
 from inferway.openai_api.requests import parse_completion
 from inferway.prompts.probe import COMPLETION
@@ -58,9 +59,10 @@ def routed(
 ) -> Routed:
     raw = msgspec.json.encode({"model": "m", "prompt": prompt})
     ids = np.arange(num_tokens, dtype=np.uint32)
-    known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), {})]}
+    known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), Found())]}
     column = np.zeros(1)
-    candidates = Candidates([THERE], {0: 0}, np.zeros(1, np.int64), *(column for _ in range(7)))
+    sizes, states = np.zeros(1, np.int64), np.zeros(1, np.int8)
+    candidates = Candidates([THERE], {0: 0}, sizes, states, *(column for _ in range(8)))
     return Routed(parse_completion(raw), MODEL, known, Decision((), reason), candidates)
 
 
@@ -208,6 +210,7 @@ class Trip:
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
+        self.body = b"{}"
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
@@ -261,6 +264,6 @@ def test_a_prompt_known_only_in_part_does_not_feed_the_alarm(reason: Reason) -> 
 def missed(reason: Reason) -> Routed:
     """A prompt of two blocks that nobody holds."""
     request = routed()
-    prompts = {16: [Matched(Prompt(np.arange(32, dtype=np.uint32), (1, 2)), {})]}
+    prompts = {16: [Matched(Prompt(np.arange(32, dtype=np.uint32), (1, 2)), Found())]}
     decision = Decision((Target(THERE, 0.0, 0, 2),), reason)
     return msgspec.structs.replace(request, prompts=prompts, decision=decision)

@@ -13,6 +13,7 @@ from tests.index.redis_server import RedisServer, running_server
 
 from inferway.index.protocol import Found, Holdings, Op
 from inferway.index.redis import RedisIndex, RedisLimits
+from inferway.index.report import IndexReport
 from inferway.model import BlockKey, HolderId
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ class AtRest:
         self._index = index
         self._known: set[HolderId] = set()
         self.wait_for(index.start())
+
+    async def start(self) -> None:
+        """It is."""
 
     @property
     def holdings(self) -> Holdings:
@@ -59,11 +63,17 @@ class AtRest:
     ) -> None:
         self._index.tell(holder, state, seq=seq, digest=digest, fit=fit)
 
+    def shared_state(self, holder: HolderId) -> str | None:
+        return self._index.shared_state(holder)
+
+    def report(self) -> IndexReport:
+        return self._index.report()
+
     def num_blocks(self, holder: HolderId) -> int:
         return self._index.num_blocks(holder)
 
-    def close(self) -> None:
-        self.wait_for(self._index.close())
+    async def close(self) -> None:
+        await self._index.close()
 
     def wait_for(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
@@ -114,4 +124,4 @@ class RedisAtRest:
     def _close_last(self) -> None:
         last, self._last = self._last, None
         if last is not None:
-            last.close()
+            last.wait_for(last.close())

@@ -10,7 +10,7 @@ import pytest
 from tests.index.conftest import A, B, C, MakeGateway, blocks, until
 from tests.index.redis_server import RedisServer, make_certificates, running_on_a_port
 
-from inferway.errors import ConfigError
+from inferway.errors import ConfigError, IndexAwayError
 from inferway.index.protocol import CPU, Clear, Remove, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
 
@@ -65,6 +65,29 @@ async def test_lower_tiers_weigh_less(gateway: MakeGateway) -> None:
 
     assert found.blocks == {A: 3, B: 4}
     assert found.discount == pytest.approx({B: 2 * 0.2 + 0.5})
+
+
+async def test_what_it_says_of_itself(gateway: MakeGateway, server: RedisServer) -> None:
+    index = await gateway(offers=2)
+    nothing = index.report().num_bytes
+    index.apply([Store(A, range(1, 10_001))])
+    await index.flushed()
+    await index.match([1, 2])
+    at_rest = index.report()
+    server.kill()
+    with pytest.raises(IndexAwayError):
+        await index.match([1, 2])
+    index.apply([Store(A, [20_000])])
+    shared = index.report().shared
+    assert at_rest.shared is not None
+    assert shared is not None
+
+    assert 80 < (at_rest.num_bytes - nothing) / 10_000 < 200
+    assert (at_rest.shared.is_away, at_rest.shared.leases, at_rest.shared.pictures) == (False, 2, 2)
+    assert (at_rest.shared.written_keys, at_rest.shared.pending_keys) == (10_000, 0)
+    assert (shared.is_away, shared.outages, shared.pending_keys) == (True, 1, 1)
+    assert (shared.matches, shared.answered, shared.refused, shared.late) == (2, 1, 1, 0)
+    assert 0 < shared.answer_seconds < 2
 
 
 # how to get there

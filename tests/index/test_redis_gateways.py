@@ -15,8 +15,10 @@ from tests.index.redis_server import (
     RedisServer,
 )
 
+from inferway.events.stream import StreamState
 from inferway.index.protocol import CPU, Clear, Found, Op, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
+from inferway.index.redis.values import STATES
 
 
 async def test_what_one_gateway_writes_another_matches(gateway: MakeGateway) -> None:
@@ -73,6 +75,32 @@ async def test_readers_see_how_far_a_picture_goes(gateway: MakeGateway) -> None:
     assert (standing.state, standing.gateway) == ("partial", "w")
     assert (standing.seq, standing.digest) == (41, "abc")
     assert standing.num_blocks == reads.num_blocks(A) == 2
+
+
+async def test_whose_state_counts_is_who_writes(gateway: MakeGateway) -> None:
+    """A reader goes by what the writer tells; the writer knows better itself."""
+    writes, reads = await gateway(offers=1), await gateway()
+    writes.tell(A, "partial")
+    await writes.flushed()
+    for index in (writes, reads):
+        await index.keep()
+
+    assert (writes.shared_state(A), reads.shared_state(A)) == (None, "partial")
+    assert (writes.shared_state(B), reads.shared_state(B)) == ("stale", "stale")
+    assert reads.shared_state(700) is None
+
+
+async def test_a_state_that_nobody_knows_is_stale(
+    gateway: MakeGateway, server: RedisServer
+) -> None:
+    """As from a gateway of another version."""
+    writes, reads = await gateway(offers=1), await gateway()
+    await writes.flushed()
+    server.ask("HSET", "inferway:1:a", "state", "splendid")
+    await reads.keep()
+
+    assert reads.shared_state(A) == "stale"
+    assert set(StreamState) == STATES
 
 
 async def test_an_engine_that_starts_anew_begins_a_new_epoch(gateway: MakeGateway) -> None:

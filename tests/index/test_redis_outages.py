@@ -28,6 +28,27 @@ async def test_a_restarted_empty_server_is_written_anew(
     assert await blocks(index, 1, 2, 3, 4) == {A: 4}
 
 
+async def test_a_restarted_empty_server_is_written_anew_though_nothing_happens(
+    gateway: MakeGateway, server: RedisServer
+) -> None:
+    """It counts from the start again: the very same lease, and nobody who writes."""
+    index = await gateway(offers=1)
+    index.apply([Store(A, [1, 2, 3])])
+    await index.flushed()
+    lease = server.ask("GET", "inferway:1:a:lease")
+    server.kill()
+    server.start()
+    with pytest.raises(IndexAwayError):
+        await index.match([1, 2, 3])
+    await until(lambda: not index.away, "it is back")
+    await index.keep()
+    await index.flushed()
+
+    assert server.ask("GET", "inferway:1:a:lease") == lease
+    assert await blocks(index, 1, 2, 3) == {A: 3}
+    assert index.stats.written.repairs == 1
+
+
 async def test_while_it_is_away_matches_fail_at_once_and_operations_wait(
     gateway: MakeGateway, server: RedisServer
 ) -> None:
@@ -40,7 +61,7 @@ async def test_while_it_is_away_matches_fail_at_once_and_operations_wait(
 
     assert index.away
     assert index.stats.refused == 2
-    assert index.standing(A) is None
+    assert (index.standing(A), index.shared_state(A)) == (None, None)
     assert index.num_blocks(A) == 2
 
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.index.test_redis_chains import PARENTS, lineage
@@ -215,16 +216,30 @@ def test_a_server_that_lost_a_batch_is_written_anew() -> None:
     assert writer.stats.repairs == 1
 
 
-def test_a_server_that_has_something_else_is_written_anew() -> None:
+@pytest.mark.parametrize(("lost_batches", "num_held"), [(0, 1), (1, 2), (0, 0)])
+def test_a_server_that_has_something_else_is_written_anew(lost_batches: int, num_held: int) -> None:
     writer, server = settled(Store(0, [1, 2]))
-    writer.audit(writer.batch, num_held=2)
+    writer.audit(writer.settled, writer.batch, num_held=2)
     assert not writer.busy
 
-    writer.audit(writer.batch, num_held=1)
+    writer.audit(writer.settled, writer.batch - lost_batches, num_held)
     server.sets.clear()
     write_all(writer, server)
 
     assert server.sets == {"held": {1, 2}}
+
+
+def test_what_was_under_way_when_the_server_was_asked_proves_nothing() -> None:
+    writer, server = settled(Store(0, [1, 2]))
+    before = writer.settled
+    writer.apply(Store(0, [3], parent=2))
+    assert writer.settled is None
+    write_all(writer, server)
+    assert writer.settled is not None
+    for asked in (before, None):
+        writer.audit(asked, batch=1, num_held=2)
+
+    assert not writer.busy
 
 
 def test_a_picture_is_begun_when_more_has_changed_than_there_is() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, ServeSettings
@@ -41,9 +42,13 @@ class Answer:
 
     @property
     def expected_tokens(self) -> int:
-        """Of what the gateway matched, in blocks of 16: vLLM computes the last token always."""
+        """Of what the gateway matched."""
+        return self.reusable(self.matched)
+
+    def reusable(self, blocks: int) -> int:
+        """Tokens, of so many blocks of 16 from the start: vLLM computes the last token always."""
         prompt_tokens = int(self.body["usage"]["prompt_tokens"])
-        return min(self.matched, (prompt_tokens - 1) // 16) * 16
+        return min(blocks, (prompt_tokens - 1) // 16) * 16
 
     @property
     def cached_tokens(self) -> int:
@@ -108,6 +113,22 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
+    """The URL of an engine that is one function."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 StartFleet = Callable[..., Awaitable[Fleet]]

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, Endpoint
+from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Candidates, Endpoint
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.profile import Profile, Weighted, kv_aware
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -24,6 +24,7 @@ def table(
     blocks: int = 10,
     load: list[int] | None = None,
     recent: list[int] | None = None,
+    states: list[int] | None = None,
     size: int = 2,
 ) -> Candidates:
     size = len(matched or load or recent or [0] * size)
@@ -32,12 +33,14 @@ def table(
         endpoints=[Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)],
         rows={i: i for i in range(size)},
         block_sizes=np.full(size, 16),
+        states=np.array(states or [EXACT] * size, np.int8),
         in_flight=np.array(load or zeros, dtype=float),
         others=zeros,
         waiting=zeros,
         kv_usage=zeros,
         recent_tokens=np.array(recent or zeros, dtype=float),
         matched_blocks=np.array(matched or zeros, dtype=float),
+        matched_value=np.array(matched or zeros, dtype=float),
         prompt_blocks=np.full(size, float(blocks)),
     )
 
@@ -52,6 +55,26 @@ def test_prefix_match_is_the_share_of_blocks_held() -> None:
 
 def test_prefix_match_of_a_prompt_without_full_blocks_is_zero() -> None:
     assert PrefixMatch().score(table(blocks=0)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("state", [EXACT, PARTIAL, REPAIRING])
+def test_what_is_true_as_far_as_we_know_counts_fully(state: int) -> None:
+    assert PrefixMatch().score(table(matched=[4], states=[state])).tolist() == [0.4]
+
+
+def test_what_nothing_confirms_counts_half_and_what_is_not_known_nothing() -> None:
+    assert PrefixMatch().score(table(matched=[4, 4], states=[STALE, BLIND])).tolist() == [0.2, 0.0]
+
+
+def test_a_request_is_told_what_is_believed_however_little_it_counts() -> None:
+    targets = kv_aware().choose(table(matched=[8, 3], states=[STALE, EXACT]))
+
+    assert {t.endpoint.engine: t.matched_blocks for t in targets} == {"e0": 8, "e1": 3}
+
+
+def test_an_engine_that_confirms_is_chosen_before_a_stale_one_that_has_as_much() -> None:
+    assert chosen(kv_aware(), table(matched=[8, 8], states=[STALE, PARTIAL])) == "e1"
+    assert chosen(kv_aware(), table(matched=[8, 3], states=[STALE, EXACT])) == "e0"
 
 
 def test_relative_load_is_half_at_the_mean_and_clipped_at_the_ends() -> None:

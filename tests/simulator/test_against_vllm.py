@@ -1,9 +1,9 @@
 """Our engine beside vLLM's own, byte by byte.
 
 Two recordings: golden/simulator is vLLM 0.32's KVCacheManager under random operations
-(admissions, generated tokens, evictions, preemptions, resets, salts, an adapter), with the batch
-that it would publish after each; written by scripts/golden_kv_cache.py. golden/vllm is a real
-engine under real requests, with what it published.
+(admissions, generated tokens, evictions, preemptions, resets, salts, an adapter, reports of what
+is reused), with the batch that it would publish after each; written by scripts/golden_kv_cache.py.
+golden/vllm is a real engine under real requests, with what it published.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ class Replayed:
         operation: object = getattr(self, name)(*args)
         return operation
 
-    def admit(self, key: int, tokens: list[int], salt: str | None, lora: bool) -> int | None:
-        self._runs[key] = Run(list(tokens), self._adapter if lora else None, salt)
+    def admit(
+        self, key: int, tokens: list[int], salt: str | None, lora: bool, report_all: bool
+    ) -> int | None:
+        self._runs[key] = Run(list(tokens), self._adapter if lora else None, salt, report_all)
         return self.readmit(key)
 
     def readmit(self, key: int) -> int | None:
@@ -85,6 +87,9 @@ def test_the_recording_holds_every_kind_of_event_and_refusals() -> None:
     for kind in ("BlockStored", "BlockRemoved", "AllBlocksCleared", "tiny-lora", "salt"):
         assert kind.encode().hex() in text
     assert {"admit", "readmit", "token", "reset"} <= refused
+    reported = [step for step in steps if step["do"][0] == "admit" and step["do"][-1]]
+    assert any(step["result"] for step in reported)
+    assert any(step["result"] is None and step["batch"] for step in reported)
 
 
 class RealEngineAgain:

@@ -63,6 +63,23 @@ def test_generated_tokens_are_reused_by_the_next_turn() -> None:
     assert served(engine, [*range(6), 100, 101, 102, 103, 104]) == 8
 
 
+def test_a_prompt_that_wants_a_report_has_what_it_reuses_stored_once_more() -> None:
+    engine = make_cache()
+    tokens = list(range(20))
+    served(engine, tokens)
+    [first] = engine.take_events()
+    assert isinstance(first, Stored)
+
+    assert served(engine, tokens, report_all=True) == 16
+
+    reported, computed = engine.take_events()
+    assert isinstance(reported, Stored)
+    assert reported.hashes == first.hashes[:4]
+    assert (reported.parent, reported.token_ids) == (None, tuple(range(16)))
+    assert isinstance(computed, Stored)
+    assert computed.hashes == first.hashes[4:]
+
+
 @pytest.mark.parametrize("other", [{"cache_salt": "x"}, {"adapter": Adapter(1, Lora("l", "/l"))}])
 def test_a_salt_or_an_adapter_keeps_blocks_apart(other: dict[str, object]) -> None:
     engine = make_cache()

@@ -15,9 +15,10 @@ whether an engine hashes as we think. Keys (`keys.py`) do not depend on them.
                             VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0) all bytes
 
 Source: vllm 0.32.0, utils/hashing.py and v1/core/kv_cache_utils.py; tests/golden/blocks holds
-hashes made by these functions. Extra keys are hashed with tags (0.32; before, untagged):
+hashes made by these functions. Extra keys are hashed with tags (0.32):
 ("lora", name, path), ("mm", id, offset in block), ("cache_salt", salt) in block 0, and
-("prompt_embeds", digest), in this order.
+("prompt_embeds", digest), in this order. Before, they were hashed as events still carry them,
+without tags and without the adapter's path.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Lora:
 class Dialect:
     """One engine's way to hash. Raises ValueError for an algorithm that vLLM does not have."""
 
-    def __init__(self, algorithm: str = "sha256", seed: str = DEFAULT_SEED) -> None:
+    def __init__(
+        self, algorithm: str = "sha256", seed: str = DEFAULT_SEED, *, tagged: bool = True
+    ) -> None:
         if algorithm not in _ALGORITHMS:
             known = ", ".join(_ALGORITHMS)
             raise ValueError(f"algorithm: no block hash {algorithm!r}; known: {known}")
         self.algorithm = algorithm
         self.seed = seed
+        self.tagged = tagged  # how extra keys are hashed
         self._encode, self._digest = _ALGORITHMS[algorithm]
         self.none_hash = self._digest(self._encode(seed))
 
@@ -62,6 +66,9 @@ class Dialect:
         extra: tuple[HashExtra, ...] | None = None,
     ) -> bytes:
         """Of one full block; `token_ids` are Python integers, `parent` None starts a prompt."""
+        if extra is not None and not self.tagged:
+            block: object = (parent or self.none_hash, tuple(token_ids), _untagged(extra))
+            return self._digest(self._encode(block))
         if extra is not None:
             # Pickle writes an object that it meets again as a reference. Two pictures share
             # their tag, a constant in vLLM: they must share it here as well.
@@ -104,6 +111,10 @@ def published_extras(extra: tuple[HashExtra, ...] | None) -> list[object] | None
     if extra is None:
         return None
     return [list(key[1:]) if key[0] == "mm" else key[1] for key in extra]
+
+
+def _untagged(extra: tuple[HashExtra, ...]) -> tuple[object, ...]:
+    return tuple(key[1:] if key[0] == "mm" else key[1] for key in extra)
 
 
 def wire_hash(block_hash: bytes) -> int:

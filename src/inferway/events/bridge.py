@@ -28,6 +28,7 @@ class Bridge:
     which keys that are; then its answers must be applied to that index before the next call."""
 
     def __init__(self, holder: HolderId, holdings: Holdings | None) -> None:
+        self.counting = True  # False: however many copies there are, a removal removes the block
         self._holder = holder
         self._holdings = holdings
         self._tables: dict[Place, Shards[BlockKey]] = {}
@@ -64,7 +65,7 @@ class Bridge:
             if len(shard) == limit:
                 table.split(block_hash)
                 at, shift = table.at, table.shift
-        for i in had:
+        for i in had if self.counting else ():
             copy = (place, hashes[i])
             self._more[copy] = self._more.get(copy, 0) + 1
         new = keys if not had else _without(keys, had)
@@ -82,8 +83,11 @@ class Bridge:
         key = shard.get(short)
         if key is None:
             return None, False
-        if self._more and self._one_less(self._more, (place, block_hash)):
-            return key, False
+        if self._more:
+            if not self.counting:
+                self._more.pop((place, block_hash), None)
+            elif self._one_less(self._more, (place, block_hash)):
+                return key, False
         del shard[short]
         if self._doubles and self._one_less(self._doubles, (place, key)):
             return key, False

@@ -26,21 +26,28 @@ The owner of the sockets hands in what happens and does, in order, what comes ba
                              ahead               hold it: a hole inside the replay
                              below               nothing
 
-    end of a replay          held batches are applied as far as they join on; then
-      all is explained                           nothing: in step
+    end of a replay
+      all is explained                           Apply the held batches, which join on: in step
       no answer, end marker    nothing known     nothing: the engine has stored nothing yet, exact
                                last known        Forget, Replay(0): its numbers restarted below
-      a hole left, no end marker, or something odd was seen meanwhile
+      a hole left, no end marker, unreadable batches, or something odd was seen meanwhile
                                                  Replay(last), a bounded number of times without
                                                  progress; then what cannot be proved is given up:
+        something odd was seen                   Forget: two lives may be mixed in it; blind
+        answers, held batches join on            Apply them: only the end marker is missing
         held batches                             Forget, Apply the last unbroken run: partial
         no answer at all                         Forget (if anything was known): blind
-        answers                                  nothing: only the end marker is missing
 
 An owner that cannot ask for replays says so (`can_replay`): where the table says Replay, what
 we believe is forgotten and the batch at hand applied.
 
-A Replay replaces the one before it: of that one, no more answers may come in.
+A batch that its owner cannot read counts as not come, live or replayed, until a replay brings
+the same bytes: then it is what the engine sends, is applied in its turn, and what it may have
+said is the owner's to judge (`follower`). When that has happened MAX_IN_VAIN times, and no replay
+has brought a better copy of one meanwhile, it is no more asked for again.
+
+After `restore` what we believe is stale: the first `resume` asks for the proof as after a lost
+link. A Replay replaces the one before it: of that one, no more answers may come in.
 Not seen from here: a restart with no lost link whose first batch has just the next number.
 """
 
@@ -52,6 +59,8 @@ from enum import StrEnum
 import xxhash
 
 MAX_ATTEMPTS = 4  # replays in a row that bring nothing new
+MAX_IN_VAIN = 4  # unreadable batches that were as unreadable in a replay
+MAX_UNREADABLE = 100  # remembered, to be known again in a replay
 MAX_HELD_BATCHES = 20_000
 MAX_HELD_BYTES = 64 * 1024 * 1024
 
@@ -71,6 +80,8 @@ class Apply:
     """Decode this batch and do what its events say."""
 
     payload: bytes
+    seq: int = field(default=-1, compare=False)
+    digest: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,7 @@ class StreamStats:
     replays: int = 0
     restarts: int = 0
     forgotten: int = 0
+    unreadable: int = 0  # batches that were asked for again, once for each time
 
 
 @dataclass(slots=True)
@@ -129,10 +141,13 @@ class EventStream:
     _replaying: bool = False
     _answered: bool = False  # the replay's first answer has come
     _doubt: bool = False  # something was seen that only one more replay can explain
+    _unproven: bool = False  # the replay's first answer could not be read
     _attempts: int = 0
     _next_before: int | None = None  # `_next` when the replay was asked for
     _held: dict[int, bytes] = field(default_factory=dict)
     _held_bytes: int = 0
+    _unreadable: dict[int, bytes] = field(default_factory=dict)  # number -> digest
+    _in_vain: int = 0
 
     @property
     def state(self) -> StreamState:
@@ -149,10 +164,31 @@ class EventStream:
         """Number of the last batch applied."""
         return None if self._last is None else self._last.seq
 
+    @property
+    def digest(self) -> bytes | None:
+        """Of the last batch applied: `digest_of` its payload."""
+        return None if self._last is None else self._last.digest
+
+    @property
+    def from_start(self) -> bool:
+        """Whether all that the engine said of what it holds is applied, so that the state is
+        exact once in step."""
+        return self._from_start
+
+    def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
+        """What is believed is as of this batch, from a life of ours before; call it before the
+        link is up."""
+        self._last, self._next, self._from_start = _Last(seq, digest), seq + 1, from_start
+
+    def cleared(self) -> None:
+        """The last batch applied said that the engine has dropped everything it held: nothing
+        older is unknown."""
+        self._from_start = self._last is not None
+
     def resume(self) -> list[Action]:
         """The link is new, or there is reason to doubt what we believe."""
         self._linked = True
-        self._attempts = 0
+        self._attempts = self._in_vain = 0
         if self.can_replay:
             return [self._ask()]
         return self._forget()
@@ -163,13 +199,19 @@ class EventStream:
         self._replaying = False
         self._drop_held()
 
-    def live(self, seq: int, payload: bytes) -> list[Action]:
+    def live(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
         """A batch as the engine publishes it."""
         if not self._linked:
-            return [*self.resume(), *self.live(seq, payload)]
+            return [*self.resume(), *self.live(seq, payload, readable)]
+        counts = readable or self._is_last(seq, payload) or not self._is_worth_asking(seq, payload)
         if self._replaying:
-            self._hold_live(seq, payload)
+            if counts:
+                self._hold_live(seq, payload)
+            else:
+                self._doubt = True
             return []
+        if not counts:
+            return [self._ask()]
         if self._next is None or seq == self._next:
             return [self._apply(seq, payload)]
         if self._is_last(seq, payload):
@@ -182,9 +224,18 @@ class EventStream:
             self._hold(seq, payload)
         return [self._ask()]
 
-    def replayed(self, seq: int, payload: bytes) -> list[Action]:
+    def replayed(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
         """An answer to the last Replay."""
-        if not self._replaying:
+        if not self._replaying or (self._last is not None and seq < self._last.seq):
+            return []
+        if readable:
+            self._in_vain *= seq not in self._unreadable
+        elif not self._is_last(seq, payload) and not self._is_confirmed(seq, payload):
+            self._doubt = True
+            self._unproven |= not self._answered
+            return []
+        if self._unproven:
+            self._hold(seq, payload)
             return []
         if not self._answered:
             return self._first_answer(seq, payload)
@@ -199,14 +250,17 @@ class EventStream:
         if not self._replaying:
             return []
         self._replaying = False
-        if complete and not self._answered:
+        if complete and not self._answered and not self._unproven:
             if self._last is not None:
                 return self._restart()
             self._next, self._from_start = 0, True
-        actions = self._drain()
-        if complete and not self._held and not self._doubt:
-            self._attempts = 0
-            return actions
+        actions: list[Action] = []
+        if complete and not self._doubt:
+            actions = self._drain()
+            if not self._held and not self._doubt:
+                self._attempts = 0
+                self._unreadable.clear()
+                return actions
         if self._next != self._next_before:
             self._attempts = 0
         if self._attempts < MAX_ATTEMPTS:
@@ -220,8 +274,6 @@ class EventStream:
         if last is None:
             self._answered = True
             return [self._apply(seq, payload)]
-        if seq < last.seq:
-            return []
         self._answered = True
         if seq > last.seq:
             return [*self._forget(), self._apply(seq, payload)]
@@ -230,16 +282,37 @@ class EventStream:
     def _apply(self, seq: int, payload: bytes) -> Apply:
         if self._last is None:
             self._from_start = seq == 0
-        self._last = _Last(seq, digest_of(payload))
+        self._last = last = _Last(seq, digest_of(payload))
         self._next = seq + 1
         self.stats.applied += 1
         held = self._unhold(seq)
         if held is not None and held != payload:
             self._doubt = True
-        return Apply(payload)
+        return Apply(payload, seq, last.digest)
+
+    # batches that cannot be read
+
+    def _is_worth_asking(self, seq: int, payload: bytes) -> bool:
+        """Whether a replay may bring a better copy; then this one is remembered."""
+        full = len(self._unreadable) >= MAX_UNREADABLE
+        if not self.can_replay or self._in_vain >= MAX_IN_VAIN or full:
+            return False
+        self._unreadable[seq] = digest_of(payload)
+        self.stats.unreadable += 1
+        return True
+
+    def _is_confirmed(self, seq: int, payload: bytes) -> bool:
+        """Whether an answer that cannot be read is what the engine sends."""
+        if self._unreadable.get(seq) == digest_of(payload):
+            self._in_vain += 1
+            return True
+        return not self._is_worth_asking(seq, payload)
+
+    # replays
 
     def _ask(self) -> Replay:
-        self._replaying, self._answered, self._doubt = True, False, False
+        self._replaying, self._answered = True, False
+        self._doubt = self._unproven = False
         self._next_before = self._next
         self._attempts += 1
         self.stats.replays += 1
@@ -256,19 +329,23 @@ class EventStream:
         believed = self._last is not None
         self._last = self._next = None
         self._from_start = False
+        self._unreadable.clear()
         self.stats.forgotten += believed
         return [Forget()] if believed else []
 
     def _give_up(self) -> list[Action]:
         """Replays do not explain what we saw."""
-        self._attempts, self._doubt = 0, False
-        if self._held:
-            run = self._last_run()
-            actions: list[Action] = [*self._forget()]
-            actions += [self._apply(seq, payload) for seq, payload in run]
+        in_doubt, self._attempts, self._doubt = self._doubt, 0, False
+        if in_doubt:
             self._drop_held()
-            return actions
-        return [] if self._answered else self._forget()
+            return self._forget()
+        actions: list[Action] = self._drain() if self._answered else []
+        run = self._last_run() if self._held else []
+        if run or not self._answered:
+            actions += self._forget()
+        actions += [self._apply(seq, payload) for seq, payload in run]
+        self._drop_held()
+        return actions
 
     # batches that came too early
 

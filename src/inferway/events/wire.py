@@ -69,6 +69,13 @@ class EventError(Struct, frozen=True):
 
     reason: str
     message: str
+    kind: str | None = None  # the event's type, if that could be read
+
+    @property
+    def may_remove(self) -> bool:
+        """Whether it may have said that blocks are gone. An event of a type that we do not know
+        is taken for one that tells more of blocks that are there."""
+        return self.kind is None or self.kind in _KINDS_THAT_REMOVE
 
 
 class RawBatch(Struct, frozen=True):
@@ -178,7 +185,8 @@ _RENAMED = {
     "spec_kind": "kv_cache_spec_kind",
     "sliding_window": "kv_cache_spec_sliding_window",
 }
-_KNOWN_TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+_KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
+_KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
@@ -267,8 +275,8 @@ def _second_look(raw: Raw | bytes, place: int, error: Exception) -> Event | Even
     except _UNREADABLE:
         kind = _type_of(raw)
     if kind is not None and kind not in _KNOWN_TYPES:
-        return EventError("unknown_type", f"events[{place}]: unknown type {kind[:40]!r}")
-    return EventError("malformed", f"events[{place}]: {_lower(error)}")
+        return EventError("unknown_type", f"events[{place}]: unknown type {kind[:40]!r}", kind)
+    return EventError("malformed", f"events[{place}]: {_lower(error)}", kind)
 
 
 def _type_of(raw: Raw | bytes) -> str | None:
@@ -307,6 +315,7 @@ def _stored(event: _Stored[int] | _Stored[_Bigram], place: int) -> BlockStored |
                 "non_dense_block_span",
                 f"events[{place}]: {len(tokens)} tokens are not {num_blocks} blocks of "
                 f"{event.block_size}",
+                "BlockStored",
             )
         tokens = []  # they are of blocks outside the window as well
     extra_keys = event.extra_keys
@@ -314,6 +323,7 @@ def _stored(event: _Stored[int] | _Stored[_Bigram], place: int) -> BlockStored |
         return EventError(
             "extra_keys_mismatch",
             f"events[{place}]: {len(extra_keys)} extra keys for {num_blocks} blocks",
+            "BlockStored",
         )
     parent = event.parent_block_hash
     lora_name = event.lora_name

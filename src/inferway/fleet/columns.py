@@ -1,20 +1,26 @@
-"""The load columns of all endpoints; row i belongs to holder i. Written by `fleet.Fleet` alone."""
+"""What scheduling gets of all endpoints, as columns; row i belongs to holder i. Written by
+`fleet.Fleet` alone, when something changes: a request reads slices of them, however many
+endpoints there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Column
+from inferway.events.stream import StreamState
+from inferway.model import BLIND, Candidates, Column, Endpoint, HolderId
 
 _COLUMNS = ("in_flight", "others", "waiting", "kv_usage", "recent_tokens")
 
+# By their numbers, EXACT to BLIND of model.py.
+STATES = tuple(StreamState)
+
 
 @dataclass(slots=True)
-class LoadColumns:
+class EndpointColumns:
     """See `model.Candidates` for what each says."""
 
     in_flight: Column = field(default_factory=lambda: np.zeros(0))
@@ -22,15 +28,53 @@ class LoadColumns:
     waiting: Column = field(default_factory=lambda: np.zeros(0))
     kv_usage: Column = field(default_factory=lambda: np.zeros(0))
     recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
+    states: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
 
     def grow(self, rows: int) -> None:
+        """New endpoints are idle, and blind."""
         for name in _COLUMNS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(rows - len(column))]))
+        new = np.full(rows - len(self.states), BLIND, np.int8)
+        self.states = np.concatenate([self.states, new])
 
 
 # Rows of the columns. A slice, where it is one, gives views and costs a tenth.
 Rows = slice | NDArray[np.intp]
+
+
+class ModelRows:
+    """A model's live endpoints, at least one, as rows of the columns; made anew when those
+    change."""
+
+    __slots__ = ("_block_sizes", "_endpoints", "_nothing", "_row_of", "_rows")
+
+    def __init__(self, endpoints: Sequence[Endpoint], block_sizes: Sequence[int | None]) -> None:
+        """`block_sizes`: one for each endpoint."""
+        self._endpoints = endpoints
+        self._rows = rows_of([endpoint.holder for endpoint in endpoints])
+        self._row_of: Mapping[HolderId, int] = {e.holder: row for row, e in enumerate(endpoints)}
+        self._block_sizes = np.array([size or 0 for size in block_sizes], np.int64)
+        self._nothing = np.zeros(len(endpoints))  # shared: a request that matches makes its own
+        self._nothing.setflags(write=False)
+
+    def candidates(self, columns: EndpointColumns) -> Candidates:
+        """Matched columns are empty."""
+        rows, nothing = self._rows, self._nothing
+        return Candidates(
+            endpoints=self._endpoints,
+            rows=self._row_of,
+            block_sizes=self._block_sizes,
+            states=columns.states[rows],
+            in_flight=columns.in_flight[rows],
+            others=columns.others[rows],
+            waiting=columns.waiting[rows],
+            kv_usage=columns.kv_usage[rows],
+            recent_tokens=columns.recent_tokens[rows],
+            matched_blocks=nothing,
+            matched_value=nothing,
+            prompt_blocks=nothing,
+        )
 
 
 def rows_of(holders: Sequence[int]) -> Rows:

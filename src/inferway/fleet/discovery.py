@@ -1,5 +1,6 @@
 """What an engine says of itself: models, KV-event sockets, block size.
 
+    GET /version            of vLLM; others have no such path
     GET /v1/models          names, the model's directory or hub id, adapters and their parents
     GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
@@ -39,6 +40,7 @@ class EventSource:
     endpoint: str
     replay: str | None
     bind: bool = False  # the engine connects, we must bind
+    place: int = 0  # among the ranks that the engine told: what its X-data-parallel-rank takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class EngineFacts:
     sources: tuple[EventSource, ...]
     block_size: int | None
     findings: tuple[str, ...]
+    version: str | None = None  # vLLM's, as it says
 
 
 class StatusError(UpstreamError):
@@ -82,8 +85,28 @@ async def discover(
     metrics = await fetch_metrics(session, url, headers)
     if not metrics:
         findings.append(f"{url}/metrics has nothing to say; give block_size=N by hand")
-    block_size = parse_block_size(metrics)
-    return EngineFacts(models, sources, block_size, (*findings, *source_findings)), metrics
+    facts = EngineFacts(
+        models,
+        sources,
+        parse_block_size(metrics),
+        (*findings, *source_findings),
+        await _version(session, url, headers),
+    )
+    return facts, metrics
+
+
+async def _version(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> str | None:
+    try:
+        raw = await fetch(session, f"{url}/version", headers)
+        return msgspec.json.decode(raw, type=_Version).version
+    except (StatusError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 async def fetch_metrics(
@@ -146,7 +169,7 @@ def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tup
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         return (), (f"/kv_event_sources cannot be read: {e}",)
     sources, findings = [], []
-    for rank, source in sorted(by_rank.items()):
+    for place, (rank, source) in enumerate(sorted(by_rank.items())):
         if not source.enable_kv_cache_events or source.publisher != "zmq" or not source.endpoint:
             continue
         resolved, finding = _resolve(host, source.endpoint, "events")
@@ -159,7 +182,7 @@ def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tup
             replay, finding = _resolve(host, source.replay_endpoint, "replay")
         if finding:
             findings.append(finding)
-        sources.append(EventSource(rank, resolved, replay))
+        sources.append(EventSource(rank, resolved, replay, place=place))
     if not sources and not findings:
         findings.append(
             "it publishes no KV events; start it with --kv-events-config "

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from inferway.config import EngineSettings
+from inferway.events.dialect import DialectFinder
 from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.load import Load
@@ -60,6 +61,7 @@ class Engine:
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)
     proofs: dict[str, Proof] = field(default_factory=dict)  # by base model
+    dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank; `adoption` writes
 
     @property
     def name(self) -> str:
@@ -98,6 +100,12 @@ class Engine:
         return self.facts.sources if self.facts else ()
 
     @property
+    def ranks(self) -> list[int | None]:
+        """One endpoint each: its data-parallel ranks, if it lets us choose one."""
+        ranks: list[int | None] = [source.rank for source in self.sources]
+        return ranks if len(ranks) > 1 else [None]
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether the link of one of its event streams is lost."""
         return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
@@ -131,6 +139,13 @@ class Engine:
             for subscriber in self.subscribers
         ]
 
+    def stream(self, endpoint: Endpoint) -> EventSubscriber | None:
+        """The one that tells of this endpoint of the engine; None: nobody does."""
+        for subscriber in self.subscribers:
+            if subscriber.holder == endpoint.holder:
+                return subscriber
+        return None
+
     def report(self) -> dict[str, Any]:
         """For /ready."""
         return {
@@ -147,11 +162,15 @@ class Engine:
                 }
                 for subscriber in self.subscribers
             ],
-            "probes": {
-                model: {"state": proof.state, "why": proof.fault or proof.why}
-                for model, proof in self.proofs.items()
-            },
+            "probes": self.probe_report(),
             "problems": self.problems(),
+        }
+
+    def probe_report(self) -> dict[str, Any]:
+        """By model, whether it renders as we do."""
+        return {
+            model: {"state": proof.state, "why": proof.fault or proof.why}
+            for model, proof in self.proofs.items()
         }
 
     def problems(self) -> list[str]:
@@ -161,6 +180,8 @@ class Engine:
             found += self.facts.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")
+        findings = [finder.finding for finder in self.dialects.values()]
+        found += dict.fromkeys(finding for finding in findings if finding is not None)
         for model, proof in self.proofs.items():
             if proof.fault is not None:
                 found.append(f"it renders prompts of {model!r} otherwise than we do: {proof.fault}")

@@ -9,26 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
-import numpy as np
-from numpy.typing import NDArray
 
-from inferway.config import ModelSettings, ServeSettings
+from inferway.config import ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
-from inferway.fleet.columns import LoadColumns, Rows, rows_of
-from inferway.fleet.discovery import EventSource, ModelCard, discover, fetch_metrics
+from inferway.events.stream import StreamState
+from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
+from inferway.fleet.discovery import EventSource, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
+from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
 from inferway.fleet.prober import Prober
-from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
+from inferway.fleet.remote_prompts import RemoteRenderers
+from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.protocol import Clear, Index
-from inferway.model import Candidates, Column, Endpoint, HolderId, Reason
+from inferway.model import Candidates, Endpoint, HolderId
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 
 log = logging.getLogger("inferway.fleet")
@@ -37,9 +38,7 @@ REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
-TOKENIZER_RETRY_SECONDS = 30.0  # a hub that was away may be back
 
-LoadPrompts = Callable[[ModelSource], Awaitable[PromptSource]]
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
 
@@ -54,28 +53,25 @@ class Fleet:
         subscribe: Subscribe,
     ) -> None:
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
-        self.models: dict[str, ServedModel] = {}
         self._settings = settings
         self._index = index
-        self._load_prompts = load_prompts
         self._subscribe = subscribe
         self._endpoints: list[Endpoint] = []
         self._block_sizes: list[int | None] = []  # by holder
-        self._table = LoadColumns()
-        self._rows: dict[str, Rows] = {}  # model -> rows of its live endpoints, if any
-        self._live: dict[str, list[Endpoint]] = {}
-        self._row_of: dict[str, dict[HolderId, int]] = {}
-        self._sizes: dict[str, NDArray[np.int64]] = {}
-        self._nothing: dict[str, Column] = {}  # shared: a request that matches makes its own
-        self._prompts: dict[str, PromptSource] = {}  # by a source's key
-        self._sources: dict[str, str] = {}  # model -> its source's key
+        self._columns = EndpointColumns()
+        self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = {engine.name: asyncio.Event() for engine in self.engines}
         self._session: aiohttp.ClientSession | None = None
-        engines = {engine.name: engine for engine in self.engines}
-        self.prober = Prober(settings.probe, engines, self._subject, self._refresh)
+        self._by_name = {engine.name: engine for engine in self.engines}
+        self._served = ServedModels(
+            settings.models, load_prompts, self._around, self._spawn, self._prompts_came
+        )
+        self.models = self._served.by_name
+        self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
         budget = settings.remote_render_ms / 1000
-        self.remote = RemoteRenderers(self.engines, self._subjects, budget)
+        self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
+        self.healer = Healer(settings.heal)
         self._fade = math.exp(-settings.scrape_seconds / RECENT_SECONDS)
 
     async def start(self) -> None:
@@ -127,36 +123,32 @@ class Fleet:
         if rows is None:
             gone = [e.name for e in self.engines if model in e.model_names]
             raise NoEndpointError(f"model {model!r}: its engines are gone: {', '.join(gone)}")
-        table, live = self._table, self._live[model]
-        return Candidates(
-            endpoints=live,
-            rows=self._row_of[model],
-            block_sizes=self._sizes[model],
-            in_flight=table.in_flight[rows],
-            others=table.others[rows],
-            waiting=table.waiting[rows],
-            kv_usage=table.kv_usage[rows],
-            recent_tokens=table.recent_tokens[rows],
-            matched_blocks=self._nothing[model],
-            prompt_blocks=self._nothing[model],
-        )
+        return rows.candidates(self._columns)
 
     def block_size(self, holder: HolderId) -> int | None:
         return self._block_sizes[holder]
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        self._table.in_flight[endpoint.holder] += 1
-        self._table.recent_tokens[endpoint.holder] += new_tokens
+        self._columns.in_flight[endpoint.holder] += 1
+        self._columns.recent_tokens[endpoint.holder] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
-        self._table.in_flight[endpoint.holder] -= 1
+        self._columns.in_flight[endpoint.holder] -= 1
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        """Whether a request that goes there now shall ask for a report of all that it reuses;
+        `healed` when it has ended."""
+        return self.healer.ask(self._by_name[endpoint.engine], endpoint)
+
+    def healed(self, endpoint: Endpoint) -> None:
+        self.healer.asked(endpoint)
 
     def suspect(self, endpoint: Endpoint) -> None:
         """A request just failed there: ask at once how it is."""
         self._wake[endpoint.engine].set()
 
     def in_flight(self, engine: Engine) -> int:
-        return int(sum(self._table.in_flight[e.holder] for e in engine.endpoints))
+        return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
 
     def evidence(self, model: str) -> list[StreamEvidence]:
         """What the event streams of a model's engines have brought: for the silent-zero alarm."""
@@ -167,11 +159,15 @@ class Fleet:
             for evidence in engine.evidence()
         ]
 
+    def state(self, endpoint: Endpoint) -> StreamState:
+        """How true what scheduling believes of its cache is, as of the last change or scrape."""
+        return STATES[int(self._columns.states[endpoint.holder])]
+
     def report(self) -> dict[str, Any]:
         """Engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
-            "models": {name: _routed_by(served) for name, served in sorted(self.models.items())},
+            "models": self._served.report(),
         }
 
     # how the engines are watched
@@ -228,16 +224,29 @@ class Fleet:
         """Its load, as its metrics tell."""
         engine.load = load = parse_load(metrics)
         engine.failures = 0
+        self._note_states(engine)
         if any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints):
             self._resized(engine)
         share = max(1, len(engine.endpoints))
         for endpoint in engine.endpoints:
-            row, table = endpoint.holder, self._table
+            row, table = endpoint.holder, self._columns
             total = (load.running + load.waiting) / share
             table.others[row] = max(0.0, total - table.in_flight[row])
             table.waiting[row] = load.waiting / share
             table.kv_usage[row] = load.kv_usage
             table.recent_tokens[row] *= self._fade
+
+    def _state_changed(self, engine: Engine, stream: EventSubscriber) -> None:
+        self.healer.note(engine, stream)
+        self._note_states(engine)
+
+    def _note_states(self, engine: Engine) -> None:
+        """What `match` answers may be another gateway's picture: then its state counts."""
+        for endpoint in engine.endpoints:
+            stream = engine.stream(endpoint)
+            own = StreamState.BLIND if stream is None else stream.state
+            state = self._index.shared_state(endpoint.holder) or own
+            self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
     def _resized(self, engine: Engine) -> None:
         """Its events show blocks of another size than it, or somebody, had told."""
@@ -283,138 +292,84 @@ class Fleet:
 
     async def _admit(self, engine: Engine) -> None:
         """Endpoints and subscribers for an engine that has just said what it is."""
-        if not engine.endpoints:
-            ranks: Sequence[int] = [source.rank for source in engine.sources]
-            for rank in ranks if len(ranks) > 1 else [None]:
-                engine.endpoints.append(self._endpoint(engine, rank))
+        if [endpoint.rank for endpoint in engine.endpoints] != engine.ranks:
+            await self._hear_no_more(engine)
+            for endpoint in engine.endpoints:
+                self._index.retire(endpoint.holder)
+            sources = engine.sources if len(engine.sources) > 1 else [None]
+            engine.endpoints = [self._endpoint(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
             await self._listen(engine)
         for card in engine.facts.models if engine.facts else ():
-            self._learn(engine, card)
+            self._served.learn(engine, card)
         self._refresh()
 
     async def _listen(self, engine: Engine) -> None:
         """To the sockets that the engine names now; what others told is forgotten."""
+        await self._hear_no_more(engine)
+        for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
+            subscriber = self._subscribe(engine, source, endpoint)
+            subscriber.on_state = partial(self._state_changed, engine, subscriber)
+            engine.subscribers.append(subscriber)
+            subscriber.start()
+        self._note_states(engine)
+
+    async def _hear_no_more(self, engine: Engine) -> None:
         for subscriber in engine.subscribers:
             await subscriber.close()
             self._index.apply([Clear(subscriber.holder)])
         engine.subscribers = []
-        for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
-            subscriber = self._subscribe(engine, source, endpoint)
-            engine.subscribers.append(subscriber)
-            subscriber.start()
 
-    def _endpoint(self, engine: Engine, rank: int | None) -> Endpoint:
-        headers = list(engine.headers)
-        if rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % rank))
+    def _endpoint(self, engine: Engine, source: EventSource | None) -> Endpoint:
+        """A new one, of the rank that `source` is of. Its number is never given again: requests
+        to the old one may still be on their way.
+
+        vLLM 0.32 takes the header's number as a place among the ranks that this very API server
+        manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
+        its node with the hybrid one. With the external one it manages one, and we send none.
+        """
+        headers, rank = list(engine.headers), None
+        if source is not None:
+            rank = source.rank
+            headers.append((b"x-data-parallel-rank", b"%d" % source.place))
         endpoint = Endpoint(engine.name, engine.url, len(self._endpoints), rank, tuple(headers))
         self._endpoints.append(endpoint)
         self._block_sizes.append(engine.block_size)
-        self._table.grow(len(self._endpoints))
+        self._columns.grow(len(self._endpoints))
+        self._index.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
-    def _learn(self, engine: Engine, card: ModelCard) -> None:
-        """A model's tokenizer is loaded once per root, beside the running requests."""
-        if card.name in self.models:
-            return
-        source = self._source(engine, card)
-        self._sources[card.name] = source.key
-        lora = card.name if card.parent else None
-        answers_as = card.name if lora else engine.model_names[0]  # as vLLM does
-        if source.key not in self._prompts:
-            why = f"model {card.name!r}: its tokenizer is being loaded"
-            self._prompts[source.key] = NoPrompts(Reason.TOKENIZER_LOADING, why)
-            self._spawn(self._load(source))
-        self.models[card.name] = ServedModel(
-            card.name, self._prompts[source.key], lora=lora, answers_as=answers_as
-        )
+    # whether they render as we do
 
-    def _source(self, engine: Engine, card: ModelCard) -> ModelSource:
-        """An adapter's is its base model's, as in vLLM. Settings under any of the names that the
-        engine gives its model hold for all of them."""
-        bases = engine.base_models
-        base = next((b for b in bases if b.name == card.parent), card)
-        names = [base.name, *(other.name for other in bases)]
-        given = self._settings.models
-        flags = next((given[name] for name in names if name in given), ModelSettings())
-        root = flags.tokenizer or base.root or base.name
-        return ModelSource(card.name, root, base.max_model_len, flags)
+    def _around(self, source: ModelSource, own: PromptSource) -> PromptSource:
+        return self.remote.around(source, own)
 
-    async def _load(self, source: ModelSource, before: NoPrompts | None = None) -> None:
-        own = await self._load_prompts(source)
-        self._install(source.key, self.remote.around(source, own), own)
-        if isinstance(own, NoPrompts):
-            if before is None or before.why != own.why:
-                log.warning("%s; its requests go by load only where no engine renders", own.why)
-            self._spawn(self._load_again(source, own))
-
-    def _install(self, key: str, prompts: PromptSource, own: PromptSource) -> None:
-        """`own` is what `prompts` are made of."""
-        before, self._prompts[key] = self._prompts[key], prompts
-        if before is prompts and isinstance(own, NoPrompts):
-            return
-        for served in list(self.models.values()):
-            if served.prompts is before:
-                self.models[served.name] = replace(served, prompts=prompts)
+    def _prompts_came(self, key: str) -> None:
         for engine in self.engines:
             if engine.healthy:
                 self._probe(engine, key)
 
-    async def _load_again(self, source: ModelSource, before: NoPrompts) -> None:
-        await asyncio.sleep(TOKENIZER_RETRY_SECONDS)
-        await self._load(source, before)
-
-    # whether they render as we do
-
     def _probe(self, engine: Engine, source: str | None = None) -> None:
         """Has the engine asked, for each model once, whatever its names."""
-        subjects = self._subjects(engine)
+        subjects = self._served.subjects(engine)
         self.prober.forget_others(engine, subjects.values())
         for key, model in subjects.items():
-            prompts = self._prompts[key]
+            prompts = self._served.prompts(key)
             if source in (None, key) and not isinstance(prompts, NoPrompts):
                 self.prober.join(engine, model, prompts)
-
-    def _subjects(self, engine: Engine) -> dict[str, str]:
-        """A source's key -> the name under which the engine is asked for it."""
-        subjects: dict[str, str] = {}
-        for card in engine.base_models:
-            if card.name in self._sources:  # else it has only just been told
-                subjects.setdefault(self._sources[card.name], card.name)
-        return subjects
-
-    def _subject(self, engine: Engine, model: str) -> str:
-        return self._subjects(engine).get(self._sources[model], model)
-
-    def _unfaithful(self, engines: Sequence[Engine], model: str) -> str | None:
-        for engine in engines:
-            if any(proof.fault for proof in engine.proofs.values()):
-                proof = engine.proofs.get(self._subject(engine, model))
-                if proof is not None and proof.fault is not None:
-                    return f"engine {engine.name} renders otherwise than we do: {proof.fault}"
-        return None
 
     def _refresh(self) -> None:
         """Who serves what, and in blocks of what size, as of now."""
         for engine in self.engines:
             for endpoint in engine.endpoints:
                 self._block_sizes[endpoint.holder] = engine.block_size
-        for name, served in self.models.items():
+        for name in list(self.models):
             engines = [e for e in self.engines if e.healthy and name in e.model_names]
             live = [endpoint for engine in engines for endpoint in engine.endpoints]
-            sizes = sorted({e.block_size for e in engines if e.block_size is not None})
-            self._live[name] = live
             self._rows.pop(name, None)
-            self._row_of[name] = {endpoint.holder: row for row, endpoint in enumerate(live)}
-            self._sizes[name] = np.array([self._block_sizes[e.holder] or 0 for e in live], np.int64)
-            self._nothing[name] = np.zeros(len(live))
-            self._nothing[name].setflags(write=False)
             if live:
-                self._rows[name] = rows_of([endpoint.holder for endpoint in live])
-            unfaithful = self._unfaithful(engines, name)
-            if list(served.block_sizes) != sizes or served.unfaithful != unfaithful:
-                self.models[name] = replace(served, block_sizes=sizes, unfaithful=unfaithful)
+                self._rows[name] = ModelRows(live, [self._block_sizes[e.holder] for e in live])
+            self._served.refresh(name, engines)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -425,17 +380,6 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the fleet ended", exc_info=error)
-
-
-def _routed_by(served: ServedModel) -> dict[str, Any]:
-    """For /ready: the reason that its requests are counted under, and why."""
-    if isinstance(served.prompts, RemotePrompts) and served.unfaithful is None:
-        return served.prompts.report()
-    if isinstance(served.prompts, NoPrompts):
-        return {"reason": served.prompts.reason, "why": served.prompts.why}
-    if served.unfaithful is not None:
-        return {"reason": Reason.UNFAITHFUL, "why": served.unfaithful}
-    return {"reason": Reason.KV_AWARE}
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

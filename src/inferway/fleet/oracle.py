@@ -9,14 +9,14 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
+from inferway.fleet.posting import post
 from inferway.prompts.probe import CHAT, Outcome, Refused
 
 ASK_SECONDS = 30.0  # an engine may have long prompts to compute first
 
 _MAX_REASON_CHARS = 200
-_JSON = {"content-type": "application/json"}
 
 
 class NoOracleError(UpstreamError):
@@ -32,19 +32,10 @@ async def ask(
 ) -> Outcome:
     """What the engine makes of `body`, which asks for `return_token_ids`. Raises UpstreamError
     for an answer that is no verdict, NoOracleError where there will never be one."""
-    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-    try:
-        async with session.post(
-            engine_url + path,
-            data=msgspec.json.encode(body),
-            headers={**headers, **_JSON},
-            timeout=timeout,
-        ) as response:
-            status, raw = response.status, await response.read()
-    except TimeoutError as e:
-        raise UpstreamTimeoutError(f"{path} did not answer within {ASK_SECONDS:g} s") from e
-    except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
+    raw_body = msgspec.json.encode(body)
+    status, raw = await post(
+        session, engine_url, path, raw_body, headers=headers, seconds=ASK_SECONDS
+    )
     if status in (400, 422):
         return Refused(_error_message(raw))
     if status in (404, 405):

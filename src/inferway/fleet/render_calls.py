@@ -13,8 +13,9 @@ from typing import Annotated, TypeVar
 import aiohttp
 import msgspec
 
-from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
+from inferway.fleet.posting import post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.probe import CHAT
@@ -26,7 +27,6 @@ ASK_SECONDS = 10.0
 # Reading a long answer takes milliseconds that others should not wait for.
 MAX_BYTES_ON_LOOP = 256 * 1024
 
-_JSON = {"content-type": "application/json"}
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
@@ -69,7 +69,7 @@ class Caller:
     ) -> None:
         self._session = session
         self._url = url
-        self._headers = {**headers, **_JSON}
+        self._headers = headers
 
     async def render(self, asked: Asked, model: str) -> Sequence[TokenIds]:
         """Raises UpstreamError; NoSuchServiceError without --enable-scale-out."""
@@ -85,17 +85,9 @@ class Caller:
         return [as_ids((await _decoded(_TOKENS, raw)).tokens) for raw in answers]
 
     async def _post(self, path: str, body: bytes) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        try:
-            async with self._session.post(
-                self._url + path, data=body, headers=self._headers, timeout=timeout
-            ) as response:
-                raw = await response.read()
-                status = response.status
-        except TimeoutError as e:
-            raise UpstreamTimeoutError(f"{path} did not answer within {ASK_SECONDS:g} s") from e
-        except (aiohttp.ClientError, OSError) as e:
-            raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
+        status, raw = await post(
+            self._session, self._url, path, body, headers=self._headers, seconds=ASK_SECONDS
+        )
         if status == 200:
             return raw
         # 403 is vLLM's answer without --enable-scale-out, 404 that of older ones.

@@ -1,9 +1,13 @@
 """The sockets of one engine's event stream, or of one data-parallel rank of it.
 
-Does what `events.stream` asks: SUB (connected, or bound when the engine connects) for live
-batches, a new DEALER for each replay, the SUB's monitor for links that come and go. What it
-applies, it applies in the order in which the stream says, one thing at a time, and lets others
-have the event loop every few milliseconds.
+The thin shell around `events.follower`: SUB (connected, or bound when the engine connects) for
+live batches, a new DEALER for each replay, the SUB's monitor for links that come and go. The
+follower's steps are done in order, one thing at a time, and others have the event loop every few
+milliseconds. Replays wait for a slot, so that those of a thousand engines do not come at once.
+
+A link may be another life of the engine. So what the monitor tells is heard before the messages
+that came after it, and what waits in the socket when a link is up again is thrown away: it may be
+of the life before, and a replay brings what is of this one.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import zmq
@@ -20,17 +25,21 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from inferway.events.apply import EngineBlocks
-from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
-from inferway.events.wire import Batch, Event, EventError, decode_event, open_batch
+from inferway.events.follower import EngineFollower, Steps
+from inferway.events.stream import EventStream, Replay, StreamState
+from inferway.events.wire import Batch
 from inferway.fleet.discovery import EventSource
+from inferway.fleet.journal.journal import HolderJournal
 from inferway.index.protocol import Index
-from inferway.model import HolderId
+from inferway.model import BlockKey, HolderId
 
 log = logging.getLogger("inferway.events")
 
 SLICE_SECONDS = 0.002  # how long the event loop is held before others get a turn
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 _HEARTBEAT_MS = 10_000
+
+REPLAYS_AT_ONCE = 4  # of all engines
 
 OnBatch = Callable[[HolderId, Batch], None]
 
@@ -42,15 +51,7 @@ class ReplayLimits:
     idle: float = 2.0  # between two answers
     total: float = 120.0
     retry: float = 0.2  # before another attempt, times the attempts before it
-
-
-@dataclass(slots=True)
-class SubscriberStats:
-    """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
-
-    batches: int = 0
-    events: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)  # messages and events, by reason
+    slot: float = 0.3  # a slot is given back when no answer has come for so long
 
 
 class EventSubscriber:
@@ -69,27 +70,45 @@ class EventSubscriber:
         name: str | None = None,  # for the log: which engine
         key_seed: int = 0,
         on_batch: OnBatch | None = None,
+        journal: HolderJournal | None = None,  # loaded first, written then, and closed with us
         limits: ReplayLimits | None = None,
         audit_seconds: float | None = 60.0,  # a silent stream is compared again this often
         clock: Callable[[], float] = time.monotonic,
         context: zmq.asyncio.Context | None = None,
+        replays: asyncio.Semaphore | None = None,  # slots, shared with other subscribers
     ) -> None:
         self.source = source
         self.holder = holder
-        self.blocks = EngineBlocks(holder, block_size, key_seed, holdings=index.holdings)
-        self.stream = EventStream(can_replay=source.replay is not None)
-        self.stats = SubscriberStats()
+        on_record = journal.record if journal is not None else None
+        self.blocks = EngineBlocks(
+            holder, block_size, key_seed, holdings=index.holdings, on_record=on_record
+        )
+        self.follower = EngineFollower(
+            self.blocks,
+            can_replay=source.replay is not None,
+            holdings=index.holdings,
+            on_batch=partial(on_batch, holder) if on_batch is not None else None,
+            on_batch_done=journal.batch_done if journal is not None else None,
+            on_skip=self._warn,
+        )
+        self.stats = self.follower.stats
         self.last_batch_at: float | None = None  # by `clock`
         self.last_topic: str | None = None  # of the last message, whatever it was
         self._name = name or source.endpoint
         self._index = index
-        self._on_batch = on_batch
+        self.journal = journal
+        self.on_state: Callable[[], None] | None = None  # `state` is another now; fleet sets it
+        self._told: tuple[StreamState, int | None] | None = None
+        self._slots = replays or asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._limits = limits or ReplayLimits()
         self._audit_seconds = audit_seconds
         self._clock = clock
         self._own_context = context is None
         self._context = context or zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
+        self._queue: zmq.Socket[bytes] | None = None  # the same, and its monitor, not to be
+        self._monitor: zmq.Socket[bytes] | None = None  # awaited
+        self._was_up = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
@@ -97,8 +116,12 @@ class EventSubscriber:
         self._slice_began = 0.0
 
     @property
+    def stream(self) -> EventStream:
+        return self.follower.stream
+
+    @property
     def state(self) -> StreamState:
-        return self.stream.state
+        return self.follower.state
 
     @property
     def endpoint(self) -> str | None:
@@ -113,7 +136,19 @@ class EventSubscriber:
         return self.blocks.block_size_seen
 
     def start(self) -> None:
-        """Opens the socket. One that cannot be opened is logged: the engine stays blind."""
+        """Opens the socket, once the journal is loaded if there is one: what is published
+        meanwhile the replay brings. One that cannot be opened is logged: the engine stays blind."""
+        if self.journal is None:
+            self._open()
+        else:
+            self._spawn(self._load(self.journal))
+
+    async def _load(self, journal: HolderJournal) -> None:
+        await journal.load(self.follower, self._index)
+        self._tell()
+        self._open()
+
+    def _open(self) -> None:
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)  # what is dropped here would have to be replayed
@@ -121,7 +156,9 @@ class EventSubscriber:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
         socket.setsockopt(zmq.IPV6, "[" in self.source.endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        monitor = socket.get_monitor_socket(events)
+        self._monitor, self._queue = zmq.Socket.shadow(monitor), zmq.Socket.shadow(socket)
         try:
             if self.source.bind:
                 socket.bind(self.source.endpoint)
@@ -142,6 +179,8 @@ class EventSubscriber:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.journal is not None:
+            await self.journal.close()
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
@@ -152,29 +191,58 @@ class EventSubscriber:
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""
         if self._socket is not None:
-            self._spawn(self._feed(self.stream.resume))
+            self._spawn(self._feed(self.follower.resume))
+
+    async def adopt(self, hashes: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        """As `EngineBlocks.adopt`, between two batches."""
+        async with self._lock:
+            for ops in self.blocks.adopt_in_steps(hashes, keys):
+                self._index.apply(ops)
+                await self._breathe()
 
     # what comes in
 
     async def _watch_link(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
-            message = await recv_monitor_message(monitor)
+            await monitor.poll()
+            await self._hear_of_link()
+
+    async def _hear_of_link(self) -> bool:
+        """What the monitor has told by now; whether the link is up again."""
+        assert self._monitor is not None
+        is_up_again = False
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            message = recv_monitor_message(self._monitor)
             if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                await self._feed(self.stream.resume)
+                if self._was_up:
+                    is_up_again = True
+                    self._drop_waiting()
+                self._was_up = True
+                await self._feed(self.follower.resume)
             else:
                 async with self._lock:
-                    self.stream.lost()
+                    self.follower.lost()
+                    self._tell()
+        return is_up_again
+
+    def _drop_waiting(self) -> None:
+        assert self._queue is not None
+        with suppress(zmq.Again):
+            while True:
+                self._queue.recv_multipart(zmq.NOBLOCK)
 
     async def _read_live(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
+            if await self._hear_of_link():
+                continue
             self.last_topic = frames[0][:200].decode(errors="replace")
             if len(frames) != 3 or len(frames[1]) != 8:
                 sizes = [len(frame) for frame in frames[:8]]
-                self._skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")
+                self.follower.skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")
                 continue
             seq, payload = int.from_bytes(frames[1], "big"), frames[2]
-            await self._feed(partial(self.stream.live, seq, payload))
+            await self._feed(partial(self.follower.live, seq, payload))
             await self._breathe()
 
     async def _read_replays(self) -> None:
@@ -190,7 +258,7 @@ class EventSubscriber:
                 continue
             complete = await self._read_replay(replay)
             if replay is self._replay:
-                await self._feed(partial(self.stream.replay_ended, complete))
+                await self._feed(partial(self.follower.replay_ended, complete))
 
     async def _read_replay(self, replay: Replay) -> bool:
         """Whether the end marker came. Stops when another replay takes its place."""
@@ -198,22 +266,29 @@ class EventSubscriber:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.RCVHWM, 0)  # the engine drops what we do not take in time
         socket.setsockopt(zmq.IPV6, "[" in self.source.replay)
+        slot = _Slot(self._slots)
         try:
+            await slot.take()
+            if replay is not self._replay:
+                return False
             socket.connect(self.source.replay)
             await socket.send_multipart([b"", replay.from_seq.to_bytes(8, "big")])
-            return await self._read_answers(replay, socket)
+            return await self._read_answers(replay, socket, slot)
         except TimeoutError:
             log.debug("engine %s: its replay of %s has no end", self._name, replay)
         except zmq.ZMQError as e:
-            self._skip("replay", f"replay socket {self.source.replay}: {e}")
+            self.follower.skip("replay", f"replay socket {self.source.replay}: {e}")
         finally:
+            slot.give_back()
             socket.close(linger=0)
         return False
 
-    async def _read_answers(self, replay: Replay, socket: zmq.asyncio.Socket) -> bool:
+    async def _read_answers(self, replay: Replay, socket: zmq.asyncio.Socket, slot: _Slot) -> bool:
         """As `_read_replay`; raises TimeoutError."""
         now = asyncio.get_running_loop().time
         end = now() + self._limits.total
+        if not await socket.poll(int(1000 * min(self._limits.slot, self._limits.idle))):
+            slot.give_back()  # a socket that nobody answers on must not keep others waiting
         while replay is self._replay:
             # around receiving only: a batch must not be left half applied
             async with asyncio.timeout_at(min(end, now() + self._limits.idle)):
@@ -226,11 +301,13 @@ class EventSubscriber:
     async def _answer(self, replay: Replay, frames: list[bytes]) -> None:
         """b"", then a topic in newer engines; some libraries strip the first."""
         if not 2 <= len(frames) <= 5 or len(frames[-2]) != 8:
-            self._skip("frames", f"a replay of {len(frames)} frames; expected topic, 8, payload")
+            self.follower.skip(
+                "frames", f"a replay of {len(frames)} frames; expected topic, 8, payload"
+            )
             return
         seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
         await self._feed(
-            lambda: self.stream.replayed(seq, payload) if replay is self._replay else []
+            lambda: self.follower.replayed(seq, payload) if replay is self._replay else iter(())
         )
         await self._breathe()
 
@@ -243,44 +320,43 @@ class EventSubscriber:
             settled = self.state in (StreamState.EXACT, StreamState.PARTIAL)
             if silent and settled and checked != self.stats.batches:
                 checked = self.stats.batches
-                await self._feed(self.stream.resume)
+                await self._feed(self.follower.resume)
 
     # what is done about it
 
-    async def _feed(self, step: Callable[[], list[Action]]) -> None:
+    async def _feed(self, happened: Callable[[], Steps]) -> None:
         async with self._lock:
-            for action in step():
-                match action:
-                    case Apply(payload):
-                        await self._apply(payload)
-                    case Forget():
-                        log.info("engine %s: what we believed of its cache is dropped", self._name)
-                        self._index.apply(self.blocks.forget())
-                    case Replay():
-                        self._replay = action
-                        self._replay_wanted.set()
+            batches, forgotten = self.stats.batches, self.stats.forgotten
+            for step in happened():
+                if isinstance(step, Replay):
+                    self._replay = step
+                    self._replay_wanted.set()
+                    continue
+                self._index.apply(step)
+                await self._breathe()
+            if self.stats.batches != batches:
+                self.last_batch_at = self._clock()
+            if self.stats.forgotten != forgotten:
+                log.info("engine %s: what we believed of its cache is dropped", self._name)
+            self._tell()
 
-    async def _apply(self, payload: bytes) -> None:
-        self.last_batch_at = self._clock()
-        self.stats.batches += 1
-        raw = open_batch(payload)
-        if isinstance(raw, EventError):
-            self._skip(raw.reason, raw.message)
+    def _tell(self) -> None:
+        """The index, if something has changed; the fleet, if the state has."""
+        state, seq = told = self.state, self.stream.last_seq
+        if told == self._told:
             return
-        events: list[Event] = []
-        errors: list[EventError] = []
-        for place, raw_event in enumerate(raw.events):
-            event = decode_event(raw_event, place)
-            if isinstance(event, EventError):
-                errors.append(event)
-                self._skip(event.reason, event.message)
-                continue
-            events.append(event)
-            self._index.apply(self.blocks.apply(event))
-            await self._breathe()
-        self.stats.events += len(events)
-        if self._on_batch is not None:
-            self._on_batch(self.holder, Batch(raw.ts, events, raw.rank, errors))
+        is_new_state = self._told is None or state is not self._told[0]
+        self._told = told
+        digest = self.stream.digest
+        self._index.tell(
+            self.holder,
+            state,
+            seq=seq,
+            digest="" if digest is None else digest.hex(),
+            fit=state not in (StreamState.BLIND, StreamState.STALE),
+        )
+        if is_new_state and self.on_state is not None:
+            self.on_state()
 
     async def _breathe(self) -> None:
         """Reading what is there already never gives up the event loop by itself."""
@@ -288,16 +364,14 @@ class EventSubscriber:
             await asyncio.sleep(0)
             self._slice_began = self._clock()
 
-    def _skip(self, reason: str, message: str) -> None:
+    def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""
-        if reason not in self.stats.skipped:
-            log.warning(
-                "engine %s sent what we cannot use (%s), skipped and counted from now on: %s",
-                self._name,
-                reason,
-                message,
-            )
-        self.stats.skipped[reason] = self.stats.skipped.get(reason, 0) + 1
+        log.warning(
+            "engine %s sent what we cannot use (%s), skipped and counted from now on: %s",
+            self._name,
+            reason,
+            message,
+        )
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -308,3 +382,20 @@ class EventSubscriber:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("engine %s: its event stream is no longer read", self._name, exc_info=error)
+
+
+class _Slot:
+    """One of a semaphore's, taken once and given back once."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
+        self._taken = False
+
+    async def take(self) -> None:
+        await self._slots.acquire()
+        self._taken = True
+
+    def give_back(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._slots.release()

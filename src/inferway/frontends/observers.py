@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from inferway.director import Matched, Routed
+from inferway.fleet.adoption import Adopter
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.frontends.http.forward import Journey
@@ -30,12 +31,17 @@ Ended = Callable[[str, Endpoint | None], None]
 Observer = Callable[[str, Routed, float], Ended | None]
 
 
-def pod_scores(candidates: Candidates) -> dict[str, int]:
-    """engine -> blocks held (seed 003's word); ranks of one engine are written engine/rank."""
+def pod_scores(candidates: Candidates) -> dict[str, float]:
+    """endpoint -> blocks held (seed 003's word), each weighed by the tier it lies in."""
     return {
-        e.name: int(blocks)
-        for e, blocks in zip(candidates.endpoints, candidates.matched_blocks, strict=True)
+        e.name: pod_score(value)
+        for e, value in zip(candidates.endpoints, candidates.matched_value, strict=True)
     }
+
+
+def pod_score(value: float) -> float:
+    """Whole blocks are whole numbers, as the seed shows them."""
+    return int(value) if float(value).is_integer() else round(float(value), 3)
 
 
 class DecisionPublisher:
@@ -87,9 +93,6 @@ class DecisionPublisher:
         }
 
 
-_STARTS_ONLY = (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
-
-
 class AlarmObserver:
     """Feeds the silent-zero alarm, one per model, and logs what it says."""
 
@@ -104,10 +107,11 @@ class AlarmObserver:
         alarm = self.alarms.get(model)
         if alarm is None:
             alarm = self.alarms[model] = SilentZeroAlarm(model)
-        if routed.candidates.matched_blocks.any():
+        # Prompts on their way count for scheduling; what engines told is what is asked here.
+        if any(item.held for items in routed.prompts.values() for item in items):
             alarm.matched()
             return
-        if routed.decision.reason in _STARTS_ONLY:
+        if not routed.decision.reason.is_whole:
             return  # what is known may be too short to be found
         prompts = _chosen_prompts(routed)
         first = next((prompt for prompt in prompts if prompt.block_keys), None)
@@ -119,6 +123,22 @@ class AlarmObserver:
         )
         if warning is not None:
             log.warning("%s", warning)
+
+
+class PromptsForOrphans:
+    """Hands the adopter what was routed, while it is wanted."""
+
+    def __init__(self, adopter: Adopter) -> None:
+        self._adopter = adopter
+
+    def __call__(self, _: str, routed: Routed, __: float) -> None:
+        if not self._adopter.wanted or not routed.prompts:
+            return
+        self._adopter.offer(
+            {size: [item.prompt for item in items] for size, items in routed.prompts.items()},
+            lora=routed.model.lora,
+            cache_salt=routed.request.body.cache_salt,
+        )
 
 
 # A longer prompt, or body, is not sent a second time.
@@ -193,6 +213,10 @@ class Watched:
         self._journey = journey
         self._observers = observers
         self._endpoint: Endpoint | None = None
+
+    @property
+    def body(self) -> bytes:
+        return self._journey.body
 
     def attempt(self, target: Target) -> Headers:
         self._endpoint = target.endpoint

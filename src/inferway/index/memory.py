@@ -34,6 +34,7 @@ from inferway.index.protocol import (
     Tier,
     Window,
 )
+from inferway.index.report import IndexReport
 from inferway.index.tree import Tree
 from inferway.model import BlockKey, HolderId
 
@@ -135,7 +136,13 @@ class MemoryIndex:
             self._tree.states.dead |= holder.bit
             self._tree.forget(holder.bit)
 
-    # who the holders are: nobody else looks at this index
+    # nobody else looks at this index
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
 
     def introduce(self, holder: HolderId, name: str) -> None:
         pass
@@ -153,6 +160,9 @@ class MemoryIndex:
         fit: bool = True,
     ) -> None:
         pass
+
+    def shared_state(self, holder: HolderId) -> str | None:  # noqa: ARG002
+        return None
 
     # what a prompt would find
 
@@ -183,7 +193,7 @@ class MemoryIndex:
         if self._eviction is not None and blocks:
             tree.slots.marks[tree.slot(keys[max(blocks.values()) - 1])] = MATCHED
         if holders.tiered:
-            return Found(blocks, self._discount(keys, blocks))
+            return Found(blocks, *self._in_lower_tiers(keys, blocks))
         return Found(blocks)
 
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
@@ -195,28 +205,33 @@ class MemoryIndex:
             if count:
                 blocks[holder.id] = count
 
-    def _discount(
+    def _in_lower_tiers(
         self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
-    ) -> dict[HolderId, float]:
+    ) -> tuple[dict[HolderId, float], dict[HolderId, dict[Tier, int]]]:
+        """`Found.discount` and `Found.lower`."""
         tiered = {
             holder.bit: (holder.id, blocks[holder.id])
             for holder in self._holders.of(self._holders.tiered)
             if holder.id in blocks
         }
         if not tiered:
-            return {}
+            return {}, {}
         wanted = sum(tiered)
         discount: dict[HolderId, float] = {}
+        places: dict[HolderId, dict[Tier, int]] = {}
         longest = max(count for _, count in tiered.values())
         for state, start, end in runs(keys[:longest], self._tree.state):
             for tier, mask in self._tree.states.best_tiers(state):
                 each = self._discounts[min(tier, len(self._discounts) - 1)]
                 for holder in self._holders.of(mask & wanted):
                     holder_id, count = tiered[holder.bit]
-                    if each and count > start:
+                    if count <= start:
+                        continue
+                    places.setdefault(holder_id, {}).setdefault(tier, start)
+                    if each:
                         lower = each * (min(count, end) - start)
                         discount[holder_id] = discount.get(holder_id, 0.0) + lower
-        return discount
+        return discount, places
 
     # how it is
 
@@ -266,6 +281,9 @@ class MemoryIndex:
         shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
+
+    def report(self) -> IndexReport:
+        return IndexReport(self.num_bytes(), self.evicted)
 
     # bounds
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from inferway.index.report import IndexReport
 from inferway.model import BlockKey, HolderId
 
 # The group of KV caches whose blocks decide over a prefix: full attention. Others are windows.
@@ -88,10 +89,21 @@ Op = Store | Copy | Remove | Clear | Window
 class Found(msgspec.Struct, frozen=True):
     """What a prompt would find. `blocks`: for each holder of the first key, how many keys it
     holds from the start on without a hole, in any tier. `discount`: how much less than `blocks`
-    they weigh because some lie in lower tiers; holders without such are absent."""
+    they weigh because some lie in lower tiers; holders without such are absent. `lower`: where
+    among them, counted from 0, the first lies whose best tier is this one, for each tier below
+    the first; holders without such are absent here, too."""
 
     blocks: Mapping[HolderId, int] = {}
     discount: Mapping[HolderId, float] = {}
+    lower: Mapping[HolderId, Mapping[Tier, int]] = {}
+
+    def within(self, holder: HolderId, tier: Tier) -> int:
+        """How many keys the holder has from the start on without a hole in `tier` or better ones.
+        Windows are not looked at again: with them it may be fewer."""
+        places = self.lower.get(holder, {}).items()
+        return min(
+            [place for lower, place in places if lower > tier], default=self.blocks.get(holder, 0)
+        )
 
 
 class Holdings(Protocol):
@@ -108,7 +120,14 @@ class Holdings(Protocol):
 
 
 class Index(Protocol):
-    """block key -> holders."""
+    """block key -> holders. `start` on the event loop before anything is matched, `close` at the
+    end."""
+
+    async def start(self) -> None:
+        """A server that is away is a warning, and looked for again."""
+
+    async def close(self) -> None:
+        """Idempotent. What others share stays."""
 
     @property
     def holdings(self) -> Holdings | None:
@@ -140,6 +159,13 @@ class Index(Protocol):
         """How true the picture of `holder` is, as of the ops applied so far, for those who share
         the index: the state, number and digest of the last batch, and whether others should
         rather read the picture of somebody else."""
+
+    def shared_state(self, holder: HolderId) -> str | None:
+        """If `match` answers for `holder` from the picture of another gateway: how true that one
+        is, as its writer told; "stale" if nobody writes it. None: from ours, or not known yet."""
+
+    def report(self) -> IndexReport:
+        """Numbers for /metrics. Takes a millisecond or two."""
 
     def num_blocks(self, holder: HolderId) -> int:
         """How many full-attention blocks we believe that `holder` has, detached ones too; one

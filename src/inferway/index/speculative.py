@@ -60,6 +60,10 @@ class SpeculativeOverlay:
         if not counts:
             del self._counts[speculation.holder]
 
+    def remove_all(self, speculations: Sequence[Speculation]) -> None:
+        for speculation in speculations:
+            self.remove(speculation)
+
     def extend(
         self, keys: Sequence[BlockKey], matched: Mapping[HolderId, int]
     ) -> dict[HolderId, int]:

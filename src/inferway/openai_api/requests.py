@@ -95,7 +95,7 @@ class ParsedRequest(Generic[BodyT]):
 
 def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
     """Raises InvalidRequestError naming the field."""
-    body = _decode(raw, _CHAT)
+    body = decode_body(raw, _CHAT)
     if not body.messages:
         raise InvalidRequestError("messages: must not be empty", param="messages")
     for i, message in enumerate(body.messages):
@@ -107,7 +107,7 @@ def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
 
 def parse_completion(raw: bytes) -> ParsedRequest[CompletionRequest]:
     """Raises InvalidRequestError naming the field."""
-    body = _decode(raw, _COMPLETION)
+    body = decode_body(raw, _COMPLETION)
     if body.prompt is None:
         if body.prompt_embeds is None:
             raise InvalidRequestError("prompt: required field is missing", param="prompt")
@@ -148,7 +148,8 @@ _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 
-def _decode(raw: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+def decode_body(raw: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """Raises InvalidRequestError naming the field."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as e:

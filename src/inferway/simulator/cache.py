@@ -7,7 +7,9 @@ with one full-attention group:
   engine has to compute that one, so at most `(num_tokens - 1) // block_size` blocks are reused;
 * a block can be reused as soon as the step that fills it is scheduled, filled by prompt or by
   generated tokens alike;
-* a prompt is admitted only if all of its blocks can be had.
+* a prompt is admitted only if all of its blocks can be had;
+* a request with `kv_cache_report_mode: full` has the blocks that it finds reported as stored once
+  more, from the prompt's start on, whenever it is looked up: also if it is not admitted then.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Run:
     tokens: list[int]
     adapter: Adapter | None = None
     cache_salt: str | None = None
+    report_all: bool = False  # vllm_xargs: kv_cache_report_mode is "full"
     blocks: list[Block] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_kept: int = 0  # blocks, from the start, that can be found by their hash
@@ -86,6 +89,8 @@ class KvCache:
         """
         self._hash(run)
         hits = self._longest_hit(run)
+        if run.report_all and hits:
+            self._pool.events.append(self._stored(run, 0, len(hits)))
         idle_hits = sum(block.num_users == 0 for block in hits)
         if self._num_blocks_for(run) - len(hits) + idle_hits > self._pool.num_free:
             return None

@@ -39,6 +39,12 @@ class Options(msgspec.Struct, frozen=True):
     use_beam_search: bool | None = None
     echo: bool | None = None
     logprobs: bool | int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    @property
+    def report_all(self) -> bool:
+        """What is reused is to be reported as stored."""
+        return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
 
 @dataclass(slots=True)
@@ -95,7 +101,7 @@ class Planner:
         self, body: Body, options: Options, index: int, prompt_ids: TokenIds, now: float
     ) -> Turn:
         adapter = self._names.adapter(body.model)
-        run = Run(prompt_ids.tolist(), adapter, body.cache_salt)
+        run = Run(prompt_ids.tolist(), adapter, body.cache_salt, options.report_all)
         text = spoken_text(body, index)
         request = SimRequest(
             model=body.model,

@@ -29,6 +29,7 @@ from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
 from inferway.simulator.text import TextModel
 
+VLLM_VERSION = "0.32.0"
 _MAX_BODY_BYTES = 64 << 20
 _ERROR_TYPES: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
@@ -143,7 +144,8 @@ class Server:
         return web.Response()
 
     async def version(self, _: web.Request) -> web.Response:
-        return _json({"version": f"inferway-simulator-{__version__}"})
+        """The vLLM that is simulated, in the form of vLLM's own builds."""
+        return _json({"version": f"{VLLM_VERSION}+inferway.{__version__}"})
 
     async def _generate(
         self,

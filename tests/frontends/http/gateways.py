@@ -35,6 +35,7 @@ class Trip:
     statuses: list[int] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
+    body: bytes = b""
 
     def attempt(self, target: Target) -> Headers:
         self.attempts.append(target.endpoint.engine)
@@ -82,6 +83,7 @@ async def gateway(
 
     async def handler(request: Request, responder: Responder) -> None:
         trips.append(trip())
+        trips[-1].body = trips[-1].body or request.body
         forward(request, responder, trips[-1], decision, pool, hold_head=hold_head)
 
     async with serving(handler, timeouts=timeouts) as server:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.frontends.http.clients import connected, get, post
-from tests.frontends.http.gateways import DONE, EVENTS, events, gateway
+from tests.frontends.http.gateways import DONE, EVENTS, Trip, events, gateway
 from tests.upstream.engines import (
     CHUNKED_HEAD,
     LAST_CHUNK,
@@ -38,6 +38,19 @@ async def test_body_target_and_headers_reach_the_engine_unchanged() -> None:
     assert seen.values(b"traceparent") == [b"00-ab-cd-01"]
     assert seen.values(b"host") == [engine.url[7:].encode()]
     assert seen.values(b"content-length") == [b"%d" % len(body)]
+
+
+@in_loop
+async def test_the_engine_gets_the_body_that_the_journey_has_for_it() -> None:
+    async with (
+        running(answer()) as engine,
+        gateway(engine.url, trip=lambda: Trip(body=b"edited")) as gw,
+        connected(gw.server) as c,
+    ):
+        await c.ask(post(b"{}"))
+
+    assert engine.seen[0].body == b"edited"
+    assert engine.seen[0].values(b"content-length") == [b"6"]
 
 
 @in_loop

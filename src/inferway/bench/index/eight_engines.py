@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inferway.bench.index.workload import NUM_ENGINES
-from inferway.model import Candidates, Endpoint, HolderId, TokenIds, Tokenized
+from inferway.model import EXACT, Candidates, Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest
 from inferway.prompts.served import ServedModel
 
@@ -46,12 +46,14 @@ class EightEngines:
             endpoints=self._endpoints,
             rows={i: i for i in range(NUM_ENGINES)},
             block_sizes=np.full(NUM_ENGINES, self._block_size),
+            states=np.full(NUM_ENGINES, EXACT, np.int8),
             in_flight=self._nothing,
             others=self._nothing,
             waiting=self._nothing,
             kv_usage=self._nothing,
             recent_tokens=self._nothing,
             matched_blocks=self._nothing,
+            matched_value=self._nothing,
             prompt_blocks=self._nothing,
         )
 
@@ -62,6 +64,12 @@ class EightEngines:
         pass
 
     def release(self, endpoint: Endpoint) -> None:
+        pass
+
+    def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        return False
+
+    def healed(self, endpoint: Endpoint) -> None:
         pass
 
     def suspect(self, endpoint: Endpoint) -> None:

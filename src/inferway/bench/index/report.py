@@ -10,6 +10,8 @@ from rich.table import Table
 from inferway.bench.document import machine_line, table_lines, versions_line
 from inferway.bench.index.holdings import KINDS
 from inferway.bench.index.results import Case, EventPath, IndexRun, PeerSeconds
+from inferway.bench.index.shared import BLOCKS as SHARED_BLOCKS
+from inferway.bench.index.shared import Cost
 from inferway.bench.index.stalls import Phase
 from inferway.bench.index.workload import SHAPES
 
@@ -53,6 +55,7 @@ def markdown(run: IndexRun) -> str:
         *_event_lines(run),
         *_memory_lines(run),
         *_stall_lines(run),
+        *_shared_lines(run),
     ]
     return "\n".join(lines) + "\n"
 
@@ -182,6 +185,28 @@ def _phase(name: str, phase: Phase) -> list[str]:
         *(phase.late_p99_ms, phase.late_max_ms),
     )
     return [name, *(f"{ms:.2f}" for ms in times)]
+
+
+def _shared_lines(run: IndexRun) -> list[str]:
+    found = run.shared
+    if found is None:
+        return []
+    return [
+        "",
+        f"Through Redis ([redis.md](redis.md); {found.server}, behind a Unix socket of this "
+        f"machine), a prompt of {SHARED_BLOCKS} blocks that eight engines hold, in microseconds: "
+        "medians, and the CPU time of a match:",
+        "",
+        *table_lines(
+            ("index", "match", "p99", "32 at once, each", "decision", "CPU here", "of the server"),
+            [_cost("in memory", found.memory), _cost("through Redis", found.shared)],
+        ),
+    ]
+
+
+def _cost(name: str, cost: Cost) -> list[str]:
+    each = (cost.match, cost.match_p99, cost.at_once, cost.decision, cost.own_cpu, cost.server_cpu)
+    return [name, *map(_us, each)]
 
 
 def _range(us: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from inferway.bench.index.holdings import Fleet
 from inferway.bench.index.memory import Growth
 from inferway.bench.index.plan import Plan
+from inferway.bench.index.shared import SharedCost
 from inferway.bench.index.stalls import Stalls
 from inferway.bench.machine import Machine
 
@@ -103,6 +104,7 @@ class IndexRun(msgspec.Struct, frozen=True):
     fleets: list[Fleet]
     stalls: Stalls
     peer_bytes_per_block: float | None
+    shared: SharedCost | None = None  # None: no Redis to be had
 
     def case(self, length: int, shape: str) -> Case:
         return next(c for c in self.cases if (c.length, c.shape) == (length, shape))

@@ -20,6 +20,7 @@ from inferway.bench.index.holdings import Fleet
 from inferway.bench.index.memory import Growth
 from inferway.bench.index.plan import Plan
 from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSeconds
+from inferway.bench.index.shared import SharedCost
 from inferway.bench.index.stalls import Stalls
 from inferway.bench.index.workload import SHAPES
 from inferway.bench.machine import this_machine
@@ -45,6 +46,8 @@ def run_index(plan: Plan, on_step: OnStep, *, beside_peer: bool = True) -> Index
     fleets = msgspec.convert(workers.ours("engines"), list[Fleet])
     on_step("ours: stalls")
     waited = msgspec.convert(workers.ours("stalls"), Stalls)
+    on_step("ours: through Redis")
+    through_redis = msgspec.convert(workers.ours("shared"), SharedCost | None)
     return IndexRun(
         machine=machine,
         command=shlex.join(["inferway", *sys.argv[1:]]),
@@ -61,6 +64,7 @@ def run_index(plan: Plan, on_step: OnStep, *, beside_peer: bool = True) -> Index
         fleets=fleets,
         stalls=waited,
         peer_bytes_per_block=workers.peers("memory")["bytes_per_block"] if peer else None,
+        shared=through_redis,
     )
 
 

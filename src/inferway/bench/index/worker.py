@@ -15,6 +15,7 @@ from inferway.bench.index.measuring import median, stay_on_one_core, times_us, t
 from inferway.bench.index.memory import memory
 from inferway.bench.index.payloads import payloads
 from inferway.bench.index.plan import Plan
+from inferway.bench.index.shared import shared
 from inferway.bench.index.stalls import stalls
 from inferway.bench.index.workload import (
     NUM_ENGINES,
@@ -33,7 +34,7 @@ from inferway.index.protocol import Remove, Store
 
 def main() -> None:
     task, plan = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Plan)
-    if task != "stalls":  # there nobody should have to wait for what else runs on the core
+    if task not in ("stalls", "shared"):  # nobody waits there for what else runs on the core
         stay_on_one_core()
     sys.stdout.write(msgspec.json.encode(TASKS[task](plan)).decode() + "\n")
 
@@ -119,6 +120,7 @@ TASKS: dict[str, Callable[[Plan], object]] = {
     "memory": memory,
     "engines": memory_by_engines,
     "stalls": stalls,
+    "shared": shared,
 }
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id"}
 class Journey(Protocol):
     """What a request is to its director, from here on (director.Journey)."""
 
+    @property
+    def body(self) -> bytes: ...
     def attempt(self, target: Target) -> Headers: ...
     def on_head(self, status: int) -> Headers: ...
     def on_chunk(self, chunk: bytes) -> bytes: ...
@@ -78,8 +80,10 @@ def forward(
     pool: Pool,
     *,
     hold_head: float = HOLD_HEAD_SECONDS,
+    explain: bool = True,
 ) -> None:
-    """Sends `request` to the best target that answers, and its answer to the client.
+    """Sends `request` to the best target that answers, and its answer to the client; with the
+    headers that say how it was decided if `explain`.
 
     Raises NoEndpointError, with the journey closed, if the decision has no target.
     """
@@ -89,7 +93,9 @@ def forward(
     if not decision.targets:
         journey.close("error")
         raise NoEndpointError("the decision has no target")
-    forwarding = _Forwarding(request, responder, journey, decision.targets, pool, hold_head)
+    forwarding = _Forwarding(
+        request, responder, journey, decision.targets, pool, hold_head, explain
+    )
     responder.attach(forwarding)
     forwarding.attempt()
 
@@ -101,6 +107,7 @@ class _Forwarding:
         "_attempts",
         "_events",
         "_exchange",
+        "_explain",
         "_head",
         "_held",
         "_hold_seconds",
@@ -122,6 +129,7 @@ class _Forwarding:
         targets: tuple[Target, ...],
         pool: Pool,
         hold_seconds: float,
+        explain: bool,
     ) -> None:
         self._request = request
         self._responder = responder
@@ -129,6 +137,7 @@ class _Forwarding:
         self._targets = targets
         self._pool = pool
         self._hold_seconds = hold_seconds
+        self._explain = explain
         self._lines = request_lines(request)
         self._attempts = 0
         self._exchange: Exchange | None = None
@@ -151,7 +160,7 @@ class _Forwarding:
             lines = request_lines(request, names) + header_block(extra)
         self._responder.engine = endpoint.engine
         self._exchange = exchange = self._pool.send(
-            endpoint.url, request.method, request.target, lines, request.body, self
+            endpoint.url, request.method, request.target, lines, self._journey.body, self
         )
         if self._paused:
             exchange.pause()
@@ -239,7 +248,8 @@ class _Forwarding:
             self._stop_timer()
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
-        extra = self._journey.on_head(status)
+        decided = self._journey.on_head(status)
+        extra = decided if self._explain else ()
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
         self._responder.start(status, [*headers, *extra], length)

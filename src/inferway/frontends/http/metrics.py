@@ -5,54 +5,30 @@ docs/metrics.md lists every name (a test keeps it true).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from inferway import __version__
 from inferway.director import Director
-from inferway.events.stream import StreamState
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.families import Family, Histogram, counter, gauge
+from inferway.frontends.http.index_metrics import index_families
+from inferway.frontends.http.journal_metrics import journal_families
 from inferway.frontends.http.server import HttpServer
+from inferway.frontends.http.stream_metrics import stream_families
 from inferway.frontends.publisher import Publisher
 from inferway.helper.helper import HelperStats
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.upstream.pool import Pool
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-
 # Deciding takes 0.1 to 0.5 ms for most prompts and seconds for pathological ones.
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Counts in fixed buckets; upper bounds in seconds."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, int]]:
-        """Cumulated, as Prometheus wants them."""
-        names = [*(str(bound) for bound in self.bounds), "+Inf"]
-        return list(zip(names, accumulate(self.counts), strict=True))
 
 
 class MetricsPage(Collector):
@@ -91,27 +67,29 @@ class MetricsPage(Collector):
         return CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        yield _gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
+        yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
         yield from self._requests()
         yield from self._engines()
-        yield from self._events()
+        yield from index_families(self._director.index, self._fleet.engines)
+        yield from stream_families(self._fleet)
+        yield from journal_families(self._fleet)
         yield from self._prompts()
         yield from self._helpers()
         yield from self._remote()
         yield from self._proofs()
         if self._publisher is not None:
-            yield _counter("published", "Messages published.", value=self._publisher.published)
-            yield _counter("publish_lost", "Of them dropped.", value=self._publisher.lost)
+            yield counter("published", "Messages published.", value=self._publisher.published)
+            yield counter("publish_lost", "Of them dropped.", value=self._publisher.lost)
 
     def _requests(self) -> Iterator[Family]:
         stats = self._director.stats
-        yield _counter(
+        yield counter(
             "decisions",
             "Routing decisions: kv-aware, or why by load only.",
             ["reason"],
             {(reason,): n for reason, n in stats.decisions.items()},
         )
-        yield _counter(
+        yield counter(
             "requests",
             "Routed requests by how they ended.",
             ["outcome"],
@@ -124,22 +102,22 @@ class MetricsPage(Collector):
         yield decision
         if self._server is not None:
             http = self._server.stats
-            yield _counter(
+            yield counter(
                 "http_answers",
                 "Answers by status.",
                 ["status"],
                 {(str(status),): n for status, n in self._server.statuses.items()},
             )
-            yield _gauge("http_connections", "Clients connected.", value=http.open)
-            yield _gauge("http_answering", "Requests being answered.", value=http.answering)
-            yield _counter("http_refused", "Requests that were not HTTP.", value=http.refused)
-            yield _counter("http_timed_out", "Client connections timed out.", value=http.timed_out)
-            yield _counter("http_crashed", "Handlers that failed.", value=http.crashed)
+            yield gauge("http_connections", "Clients connected.", value=http.open)
+            yield gauge("http_answering", "Requests being answered.", value=http.answering)
+            yield counter("http_refused", "Requests that were not HTTP.", value=http.refused)
+            yield counter("http_timed_out", "Client connections timed out.", value=http.timed_out)
+            yield counter("http_crashed", "Handlers that failed.", value=http.crashed)
         pool = self._pool.stats
-        yield _counter("upstream_sent", "Requests sent to engines.", value=pool.sent)
-        yield _counter("upstream_failed", "Of them without a whole answer.", value=pool.failed)
-        yield _counter("upstream_aborted", "Of them aborted by us.", value=pool.aborted)
-        yield _counter("upstream_connects", "Connections to engines.", value=pool.connected)
+        yield counter("upstream_sent", "Requests sent to engines.", value=pool.sent)
+        yield counter("upstream_failed", "Of them without a whole answer.", value=pool.failed)
+        yield counter("upstream_aborted", "Of them aborted by us.", value=pool.aborted)
+        yield counter("upstream_connects", "Connections to engines.", value=pool.connected)
 
     def _engines(self) -> Iterator[Family]:
         engines = self._fleet.engines
@@ -156,69 +134,27 @@ class MetricsPage(Collector):
             values: dict[tuple[str, ...], float] = {
                 (engine,): getattr(counts, name) for engine, counts in tokens.items()
             }
-            yield _counter(f"{name}_tokens", text, ["engine"], values)
+            yield counter(f"{name}_tokens", text, ["engine"], values)
         label = ["engine"]
         up = each(lambda e: e.healthy)
-        yield _gauge("engine_up", "1 if it answers.", label, up)
+        yield gauge("engine_up", "1 if it answers.", label, up)
         in_flight = each(self._fleet.in_flight)
-        yield _gauge("engine_in_flight", "Our requests there.", label, in_flight)
+        yield gauge("engine_in_flight", "Our requests there.", label, in_flight)
         running = each(lambda e: e.load.running)
-        yield _gauge("engine_running", "Requests running, as it says.", label, running)
+        yield gauge("engine_running", "Requests running, as it says.", label, running)
         waiting = each(lambda e: e.load.waiting)
-        yield _gauge("engine_waiting", "Requests waiting, as it says.", label, waiting)
+        yield gauge("engine_waiting", "Requests waiting, as it says.", label, waiting)
         usage = each(lambda e: e.load.kv_usage)
-        yield _gauge("engine_kv_usage", "Share of its KV blocks in use.", label, usage)
-        blocks = each(lambda e: sum(self._director.index.num_blocks(p.holder) for p in e.endpoints))
-        yield _gauge("index_blocks", "Blocks we believe it holds.", label, blocks)
-
-    def _events(self) -> Iterator[Family]:
-        streams = {
-            (engine.name, str(subscriber.source.rank)): subscriber
-            for engine in self._fleet.engines
-            for subscriber in engine.subscribers
-        }
-        label = ["engine", "rank"]
-
-        def counter(name: str, text: str, value: Callable[[Any], int]) -> Family:
-            return _counter(name, text, label, {key: value(s) for key, s in streams.items()})
-
-        state = GaugeMetricFamily(
-            "inferway_stream_state", "1 for the state it is in.", labels=[*label, "state"]
-        )
-        for key, subscriber in streams.items():
-            for each in StreamState:
-                state.add_metric([*key, each], float(subscriber.state is each))
-        yield state
-        yield counter("event_batches", "Batches received.", lambda s: s.stats.batches)
-        yield counter("events", "Events applied.", lambda s: s.stats.events)
-        yield counter("blocks_stored", "Block copies stored.", lambda s: s.blocks.stats.stored)
-        yield counter("blocks_removed", "Block copies removed.", lambda s: s.blocks.stats.removed)
-        yield counter(
-            "blocks_orphaned",
-            "Blocks skipped because their parent is unknown.",
-            lambda s: s.blocks.stats.orphans,
-        )
-        yield counter("stream_gaps", "Gaps in the numbers.", lambda s: s.stream.stats.gaps)
-        yield counter("stream_replays", "Replays asked for.", lambda s: s.stream.stats.replays)
-        yield counter("stream_restarts", "Engine restarts.", lambda s: s.stream.stats.restarts)
-        yield counter("stream_forgotten", "Times forgotten.", lambda s: s.stream.stats.forgotten)
-        skipped: dict[tuple[str, ...], float] = {
-            (*key, reason): n
-            for key, s in streams.items()
-            for reason, n in (*s.stats.skipped.items(), *s.blocks.stats.skipped.items())
-        }
-        yield _counter(
-            "events_skipped", "Messages and events not used.", [*label, "reason"], skipped
-        )
+        yield gauge("engine_kv_usage", "Share of its KV blocks in use.", label, usage)
 
     def _prompts(self) -> Iterator[Family]:
-        yield _counter(
+        yield counter(
             "render_off_loop",
             "Prompts rendered in a thread because of their size or encoder.",
             value=self._renderer.num_off_loop,
         )
         models = self._fleet.models.values()
-        yield _gauge(
+        yield gauge(
             "encoder_info",
             "Always 1: what makes a model's tokens, and why.",
             ["model", "encoder", "why"],
@@ -228,7 +164,7 @@ class MetricsPage(Collector):
                 if (local := model.prompts.local) is not None
             },
         )
-        yield _gauge(
+        yield gauge(
             "model_faithful",
             "0 if an engine renders otherwise than we do, so that it goes by load only.",
             ["model"],
@@ -245,34 +181,34 @@ class MetricsPage(Collector):
         stats = {(work,): helper.stats for work, helper in helpers.items()}
 
         def each(name: str, text: str, value: Callable[[HelperStats], int]) -> Family:
-            return _counter(name, text, ["work"], {key: value(s) for key, s in stats.items()})
+            return counter(name, text, ["work"], {key: value(s) for key, s in stats.items()})
 
         yield each("helper_jobs", "Jobs given to a helper process.", lambda s: s.jobs)
         yield each("helper_refused", "Jobs refused: too many waited.", lambda s: s.refused)
         yield each("helper_starts", "Helper processes started.", lambda s: s.started)
-        yield _counter(
+        yield counter(
             "helper_kills",
             "Jobs killed with their process, by the limit they passed.",
             ["work", "limit"],
             {(*key, limit): n for key, s in stats.items() for limit, n in s.kills.items()},
         )
-        yield _counter("helper_cache_hits", "Jobs that were not needed.", ["work"], hits)
+        yield counter("helper_cache_hits", "Jobs that were not needed.", ["work"], hits)
 
     def _remote(self) -> Iterator[Family]:
         models = self._fleet.remote.models.values()
-        yield _counter(
+        yield counter(
             "remote_prompts",
             "Prompts that engines were needed for, by what became of them.",
             ["model", "outcome"],
             {(m.model, outcome): n for m in models for outcome, n in m.stats.prompts.items()},
         )
-        yield _counter(
+        yield counter(
             "remote_questions",
             "Prompts that an engine was asked to render.",
             ["model", "engine", "outcome"],
             {(m.model, *key): n for m in models for key, n in m.stats.questions.items()},
         )
-        yield _counter(
+        yield counter(
             "remote_prefixes",
             "Starts of prompts that were routed on before the engine's rendering came.",
             ["model", "was"],
@@ -283,7 +219,7 @@ class MetricsPage(Collector):
             },
         )
         size: dict[tuple[str, ...], float] = {(m.model,): m.renderings.num_bytes for m in models}
-        yield _gauge("remote_bytes", "Memory that renderings of engines take.", ["model"], size)
+        yield gauge("remote_bytes", "Memory that renderings of engines take.", ["model"], size)
 
     def _proofs(self) -> Iterator[Family]:
         state = GaugeMetricFamily(
@@ -296,46 +232,9 @@ class MetricsPage(Collector):
                 for each in ProofState:
                     state.add_metric([engine.name, model, each], float(proof.state is each))
         yield state
-        yield _counter(
+        yield counter(
             "probes",
             "Comparisons of our token ids with an engine's.",
             ["occasion", "result"],
             self._fleet.prober.counts,
         )
-
-
-def _counter(
-    name: str,
-    text: str,
-    labels: list[str] | None = None,
-    values: Mapping[tuple[str, ...], float] | None = None,
-    *,
-    value: float | None = None,
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"inferway_{name}", text, labels=labels or [])
-    _fill(family, values, value)
-    return family
-
-
-def _gauge(
-    name: str,
-    text: str,
-    labels: list[str] | None = None,
-    values: Mapping[tuple[str, ...], float] | None = None,
-    *,
-    value: float | None = None,
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"inferway_{name}", text, labels=labels or [])
-    _fill(family, values, value)
-    return family
-
-
-def _fill(
-    family: CounterMetricFamily | GaugeMetricFamily,
-    values: Mapping[tuple[str, ...], float] | None,
-    value: float | None,
-) -> None:
-    if value is not None:
-        family.add_metric([], float(value))
-    for key, number in (values or {}).items():
-        family.add_metric(list(key), float(number))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from inferway.errors import InferwayError, MethodNotAllowedError
+from inferway.errors import InferwayError, MethodNotAllowedError, UnauthorizedError
 from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.responses import error_body, error_status
@@ -166,6 +166,8 @@ class Responder:
         headers = JSON
         if isinstance(error, MethodNotAllowedError):
             headers = (*JSON, (b"allow", error.allowed.encode()))
+        elif isinstance(error, UnauthorizedError):
+            headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
         self.send(error_status(error), headers, error_body(error))
 
     @property

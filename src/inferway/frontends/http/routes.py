@@ -1,8 +1,11 @@
 """The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
 
 POST /v1/chat/completions, /v1/completions     routed and forwarded
-POST /score_chat_completions, /score_completions   what each engine holds of a prompt
-GET  /v1/models   /health   /ready   /metrics
+POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
+GET  /v1/models   /health   /ready   /metrics   /admin/engines
+
+With an admin key configured, what the caches hold of a prompt is for its bearers only: scores, and
+the headers of an answer that say how it was decided.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ from typing import Any
 
 import msgspec
 
-from inferway.director import Director, Routed
+from inferway.director import Parse, Routed
 from inferway.errors import MethodNotAllowedError, RequestError, UnknownPathError
-from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.admin import AdminPages
+from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
+from inferway.frontends.http.query import in_our_fields, parse_query, query_answer
 from inferway.frontends.http.responder import JSON, Responder
-from inferway.frontends.observers import Ended, Observer, Watched, pod_scores
+from inferway.frontends.observers import Ended, Observer, Watched, pod_score
+from inferway.indexer import Indexer
+from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.upstream.pool import Pool
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+
+_ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query"})
+_ADMIN_PREFIX = "/admin/"
 
 
 class Routes:
@@ -31,23 +41,26 @@ class Routes:
 
     def __init__(
         self,
-        director: Director,
-        fleet: Fleet,
+        indexer: Indexer,
         pool: Pool,
         metrics: MetricsPage,
         observers: Sequence[Observer] = (),
+        admin_key: AdminKey | None = None,
     ) -> None:
-        self._director = director
-        self._fleet = fleet
+        self._indexer = indexer
+        self._director, self._fleet = indexer.director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
         self._observers = observers
+        self._admin_key = admin_key
         self._table: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._infer},
             "/v1/completions": {"POST": self._infer},
             "/v1/models": {"GET": self._models},
             "/score_chat_completions": {"POST": self._score_chat},
             "/score_completions": {"POST": self._score_completion},
+            "/query": {"POST": self._query},
+            "/admin/engines": {"GET": AdminPages(indexer.fleet, indexer.index).engines},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._page},
@@ -55,6 +68,8 @@ class Routes:
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
+        if self._admin_key is not None and _is_for_admins(request.path):
+            self._admin_key.check(request.headers)
         await self._handler(request)(request, responder)
 
     def _handler(self, request: Request) -> Handler:
@@ -74,6 +89,7 @@ class Routes:
 
     async def _infer(self, request: Request, responder: Responder) -> None:
         started = time.perf_counter()
+        explain = self._may_be_told(request)
         journey = self._director.open(request.head, request.body)
         try:
             decision = await journey.decide()
@@ -84,7 +100,19 @@ class Routes:
             journey.close("refused" if isinstance(e, RequestError) else "error")
             raise
         watched = Watched(journey, ended) if ended else journey
-        forward(request, responder, watched, decision, self._pool)
+        forward(request, responder, watched, decision, self._pool, explain=explain)
+
+    def _may_be_told(self, request: Request) -> bool:
+        """Whether the client may see how its request is decided. An admin's key ends here: the
+        request travels on without it."""
+        key = self._admin_key
+        if key is None:
+            return True
+        if not key.is_carried(request.headers):
+            return False
+        request.headers = key.without(request.headers)
+        request.fields.pop(b"authorization", None)
+        return True
 
     def _observe(self, request: Request, routed: Routed | None, seconds: float) -> list[Ended]:
         """Tells the observers; those that want to know how it ends."""
@@ -95,20 +123,31 @@ class Routes:
         return [ended for ended in told if ended is not None]
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
-        await self._score("/v1/chat/completions", "messages", request, responder)
+        await self._score(parse_chat, "messages", request, responder)
 
     async def _score_completion(self, request: Request, responder: Responder) -> None:
-        await self._score("/v1/completions", "prompt", request, responder)
+        await self._score(parse_completion, "prompt", request, responder)
 
-    async def _score(self, path: str, echo: str, request: Request, responder: Responder) -> None:
+    async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
         """Seed 003's form: pod_scores in blocks, beside the model and what was asked."""
-        scored = await self._director.score(path, request.body)
+        parsed = await self._director.parse(parse, request.body)
+        scores = await self._indexer.score_request(parsed.body)
         body = {
-            "pod_scores": pod_scores(scored.candidates),
-            "model": scored.model.answers_as,
-            echo: scored.request.fields[echo],
+            "pod_scores": {name: pod_score(e.score) for name, e in scores.engines.items()},
+            "model": scores.model,
+            echo: parsed.fields[echo],
         }
         responder.send(200, JSON, msgspec.json.encode(body))
+
+    async def _query(self, request: Request, responder: Responder) -> None:
+        query = await self._director.parse(parse_query, request.body)
+        try:
+            scores = await self._indexer.score_tokens(
+                query.tokens, query.model, query.engines, query.lora, query.cache_salt
+            )
+        except RequestError as e:
+            raise in_our_fields(e) from e
+        responder.send(200, JSON, msgspec.json.encode(query_answer(query, scores)))
 
     async def _models(self, _: Request, responder: Responder) -> None:
         """OpenAI's list; fields beyond it are those vLLM gives."""
@@ -142,3 +181,7 @@ class Routes:
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
+
+
+def _is_for_admins(path: str) -> bool:
+    return path in _ADMIN_PATHS or path.startswith(_ADMIN_PREFIX)

@@ -14,12 +14,14 @@ chains.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from inferway.index.protocol import FULL_ATTENTION, GPU, Tier
 from inferway.index.shards import LIMIT, Shards
 from inferway.model import BlockKey
 
+_KEY_BYTES = 48  # a Python integer of 64 bits
 _USUAL = 1  # the mask of a block that lies in the GPU's full-attention group and nowhere else
 
 
@@ -71,6 +73,14 @@ class Chains:
 
     def lies_in(self, key: BlockKey, tier: Tier, group: int) -> bool:
         return self._is_known(key) and bool(self._mask(key) & self._bits.get((tier, group), 0))
+
+    def num_bytes(self) -> int:
+        """About."""
+        tables = (self._parents, self._child, self._masks)
+        shards = sum(sys.getsizeof(shard) for table in tables for shard in table.dicts())
+        sets = sum(map(sys.getsizeof, self._siblings.values()))
+        others = sys.getsizeof(self._siblings) + sys.getsizeof(self._detached)
+        return shards + sets + others + _KEY_BYTES * len(self._parents)
 
     def attached(self) -> Iterator[list[BlockKey]]:
         """All attached blocks, piece by piece. Blocks may change between two pieces: each is in

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import secrets
 import struct
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,8 +26,9 @@ from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Holdings, Op, Ti
 from inferway.index.redis.lane import refused
 from inferway.index.redis.link import Link
 from inferway.index.redis.scripts import KEEP, LEAVE, MATCH, WRITE
-from inferway.index.redis.values import RedisLimits, RedisStats, Standing
+from inferway.index.redis.values import STATES, RedisLimits, RedisStats, Standing
 from inferway.index.redis.writer import Answer, HolderWriter, Told, Write
+from inferway.index.report import IndexReport, SharedReport
 from inferway.model import BlockKey, HolderId
 
 log = logging.getLogger("inferway.index")
@@ -136,6 +138,12 @@ class RedisIndex:
         """None: not known yet, or the server is away."""
         return None if self.away else self._standings.get(holder)
 
+    def shared_state(self, holder: HolderId) -> str | None:
+        writer, standing = self._holders.get(holder), self.standing(holder)
+        if standing is None or (writer is not None and writer.lease is not None):
+            return None
+        return standing.state
+
     # index.protocol.Index
 
     def apply(self, ops: Iterable[Op]) -> None:
@@ -156,10 +164,11 @@ class RedisIndex:
             self.stats.refused += 1
             raise IndexAwayError(f"index {self._link.shown} is away")
         prompt = struct.pack(f"<{len(keys)}Q", *keys)
-        holders = self._named
+        holders, asked = self._named, time.perf_counter()  # uvloop's clock counts milliseconds
         try:
-            async with asyncio.timeout(self._limits.match):
-                answer = await self._link.asking.ask(MATCH, self._names, (prompt,))
+            answer = await self._link.asking.ask(
+                MATCH, self._names, (prompt,), within=self._limits.match
+            )
         except TimeoutError:
             self._link.too_late()
             raise IndexAwayError(
@@ -170,6 +179,8 @@ class RedisIndex:
             self._link.trouble(e)
             raise IndexAwayError(f"index {self._link.shown} is away: {e}") from e
         self._link.in_time()
+        self.stats.answered += 1
+        self.stats.answer_seconds += time.perf_counter() - asked
         return self._found(holders, answer)
 
     def num_blocks(self, holder: HolderId) -> int:
@@ -214,6 +225,27 @@ class RedisIndex:
     def num_pending(self) -> int:
         """Keys that wait to be written."""
         return sum(writer.num_pending for writer in self._holders.values())
+
+    def report(self) -> IndexReport:
+        stats, written = self.stats, self.stats.written
+        return IndexReport(
+            num_bytes=sum(writer.num_bytes() for writer in self._holders.values()),
+            shared=SharedReport(
+                is_away=self.away,
+                outages=stats.outages,
+                matches=stats.matches,
+                answered=stats.answered,
+                answer_seconds=stats.answer_seconds,
+                late=stats.late,
+                refused=stats.refused,
+                leases=self.num_leases,
+                pending_keys=self.num_pending,
+                written_keys=written.keys,
+                pictures=written.pictures,
+                fenced=written.fenced,
+                repairs=written.repairs,
+            ),
+        )
 
     async def flushed(self) -> None:
         """Returns when the server has all that was applied, of the holders that we write."""
@@ -314,26 +346,28 @@ class RedisIndex:
             for holder, writer in zip(holders, writers, strict=True)
         ]
         names = [writer.name for writer in writers if writer.name is not None]
+        settled = [writer.settled for writer in writers]
         rows = await self._link.keeping.ask(
             KEEP,
             [self._prefix + "fence", *names],
             [self.gateway, *map(_milliseconds, (limits.lease, limits.forget)), *able],
         )
-        for holder, writer, row in zip(holders, writers, rows, strict=True):
+        for holder, writer, before, row in zip(holders, writers, settled, rows, strict=True):
             if self._holders.get(holder) is writer:
-                self._kept(holder, writer, row)
+                self._kept(holder, writer, before, row)
 
-    def _kept(self, holder: HolderId, writer: HolderWriter, row: Any) -> None:
-        """What KEEP answered for one holder."""
+    def _kept(self, holder: HolderId, writer: HolderWriter, settled: int | None, row: Any) -> None:
+        """What KEEP answered for one holder, `settled` as it was when KEEP was asked."""
         lease, of, epoch, batch, state, seq, digest, num_held = row
         gateway = None if lease is None else lease.partition(b" ")[2].decode()
         writer.leased(lease.decode() if lease is not None and gateway == self.gateway else None)
         if writer.lease is not None:
-            writer.audit(int(batch or 0), num_held)
+            writer.audit(settled, int(batch or 0), num_held)
             if writer.busy:
                 self._want(holder, writer)
+        told = (state or b"").decode(errors="replace") if lease is not None and lease == of else ""
         self._standings[holder] = Standing(
-            state=state.decode() if lease is not None and lease == of and state else STALE,
+            state=told if told in STATES else STALE,
             gateway=gateway,
             epoch=int(epoch or 0),
             seq=int(seq) if seq else None,
@@ -376,13 +410,17 @@ class RedisIndex:
         numbers = map(int, answer.split())
         blocks: dict[HolderId, int] = {}
         discount: dict[HolderId, float] = {}
+        lower: dict[HolderId, dict[Tier, int]] = {}
         for place in numbers:
             holder = holders[place]
             blocks[holder] = next(numbers)
             for _ in range(next(numbers)):
-                less = 1.0 - self._weights[min(next(numbers), len(self._weights) - 1)]
-                discount[holder] = discount.get(holder, 0.0) + less * next(numbers)
-        return Found(blocks, discount)
+                tier, count = next(numbers), next(numbers)
+                lower.setdefault(holder, {})[tier] = next(numbers)
+                less = 1.0 - self._weights[min(tier, len(self._weights) - 1)]
+                if less:
+                    discount[holder] = discount.get(holder, 0.0) + less * count
+        return Found(blocks, discount, lower)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

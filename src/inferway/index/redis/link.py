@@ -81,8 +81,7 @@ class Link:
     async def _probe(self) -> None:
         """A server that has answered too late must first show that it answers in time."""
         try:
-            async with asyncio.timeout(self._match_seconds):
-                await self.asking.ask(MATCH, (), (b"",))
+            await self.asking.ask(MATCH, (), (b"",), within=self._match_seconds)
         except TimeoutError:
             raise SlowError(f"no answer within {self._match_seconds} s") from None
         self._late = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 # KEYS: the holders. ARGV: the prompt's keys in one string.
 # Answers one string of decimal numbers, for each holder of the first key: its place in KEYS, how
 # many keys it holds from the start on, in how many lower tiers some of those lie, and for each of
-# these tiers its number and how many.
+# these tiers its number, how many, and the place of the first.
 #
 # `held` is closed under "parent of", so the end of the unbroken run is found by halving.
 # A window group must hold the last `blocks` blocks of what is left (protocol.Window), hence the
@@ -44,13 +44,16 @@ end
 
 local function count(set, last)
   if call('EXISTS', set) == 0 then return 0 end
-  local n = 0
+  local n, at = 0, nil
   for first = 1, last, 512 do
     local part = {}
     for i = first, math.min(first + 511, last) do part[#part + 1] = key(i) end
-    for _, held in ipairs(call('SMISMEMBER', set, unpack(part))) do n = n + held end
+    for i, held in ipairs(call('SMISMEMBER', set, unpack(part))) do
+      n = n + held
+      if held == 1 and not at then at = first + i - 2 end
+    end
   end
-  return n
+  return n, at
 end
 
 local answer = {}
@@ -67,9 +70,10 @@ for place, name in ipairs(KEYS) do
     if last > 0 then
       local row, tiers = #answer, 0
       for tier in string.gmatch(shape[2] or '', '%d+') do
-        local blocks = count(name .. ':t' .. tier, last)
+        local blocks, at = count(name .. ':t' .. tier, last)
         if blocks > 0 then
-          answer[row + 4 + tiers * 2], answer[row + 5 + tiers * 2] = tier, blocks
+          local cell = row + tiers * 3
+          answer[cell + 4], answer[cell + 5], answer[cell + 6] = tier, blocks, at
           tiers = tiers + 1
         end
       end

@@ -19,6 +19,10 @@ class RedisLimits:
     pending: int = 100_000  # changed keys of a holder; if more wait, it is written from scratch
 
 
+# What a writer may tell (events.stream.StreamState); other words in the server mean "stale".
+STATES = frozenset({"exact", "partial", "repairing", "stale", "blind"})
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How far a holder's picture is to be trusted, as of the last `keep`."""
@@ -36,6 +40,8 @@ class RedisStats:
     """Plain integers, read when somebody scrapes."""
 
     matches: int = 0
+    answered: int = 0  # of them
+    answer_seconds: float = 0.0  # that those took, all together
     late: int = 0  # matches that took longer than `RedisLimits.match`
     refused: int = 0  # matches that failed, or were not tried, because the server was away
     outages: int = 0  # times that it went away

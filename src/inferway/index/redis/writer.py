@@ -131,6 +131,10 @@ class HolderWriter:
         """Whether we are the writer, and Redis has not all that we know."""
         return self.lease is not None and (self.sent is not None or not self._nothing_new())
 
+    def num_bytes(self) -> int:
+        """About, without what waits to be written."""
+        return self._chains.num_bytes()
+
     # what is known
 
     def apply(self, op: Op) -> None:
@@ -212,11 +216,18 @@ class HolderWriter:
             self.stats.batches += 1
             self.stats.keys += sent.num_keys
 
-    def audit(self, batch: int, num_held: int) -> None:
-        """So many keys the server had in `held` when `batch` was the last. If nothing is under
-        way, they must be ours; a server that lost something is written anew."""
-        settled = self.lease is not None and not self.busy and batch == self.batch
-        if settled and num_held != self._chains.num_attached:
+    @property
+    def settled(self) -> int | None:
+        """The number of the last batch, if the server has said that it has all that we know."""
+        return None if self.lease is None or self.busy else self.batch
+
+    def audit(self, settled: int | None, batch: int, num_held: int) -> None:
+        """The server said that `batch` was the last, with so many keys in `held`. If all was
+        settled when it was asked, and is, both must be ours; a server that has lost something,
+        or all, is written anew."""
+        if settled is None or settled != self.settled:
+            return
+        if batch != self.batch or num_held != self._chains.num_attached:
             self.stats.repairs += 1
             self._begin()
 

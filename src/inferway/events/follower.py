@@ -1,0 +1,251 @@
+"""One engine's events -> operations for the index: the order of batches (`stream`), their bytes
+(`wire`) and what they mean (`apply`) in one object. No socket, no clock, no index.
+
+Whatever is handed in answers with steps, to be done in order, each before the next is taken:
+operations for the index (one event's at a time, none while a big batch is decoded: a place to
+give others a turn), or a Replay to ask the engine for.
+
+What cannot be read. A batch that is unreadable, or has an unreadable event that may have said
+that blocks are gone, is asked for again by a replay. If the engine really sends it so, all that
+was believed up to that event is dropped, and what follows makes a partial picture. Other
+unreadable events leave out blocks that are there: the picture becomes partial, and stays true.
+
+Exact. What is believed is all that the engine holds only if every batch since its start was
+applied, and nothing of them left out: no event that could not be read or is of a kind that is
+not kept (`apply` skips it; blocks of other machines, "remote", are not the engine's), no block
+whose parent is unknown, none that the index dropped for want of room, and no copy counted once
+for twice (`copies_count`). When the engine drops everything (AllBlocksCleared), nothing older is
+left to know and a partial picture is exact. But vLLM 0.32 says so of its GPU blocks alone and
+keeps those it has offloaded (v1/core/block_pool.py; only `reset_connector` drops them, in the
+same words). So with an engine that has named another medium the picture is partial after it; and
+one that names its first afterwards may have had blocks there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from inferway.events.apply import EngineBlocks
+from inferway.events.orphans import MAX_ORPHANS
+from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
+from inferway.events.wire import (
+    SMALL_BYTES,
+    AllBlocksCleared,
+    Batch,
+    Event,
+    EventError,
+    decode_event,
+    open_batch,
+)
+from inferway.index.protocol import Holdings, Op
+
+Step = list[Op] | Replay
+Steps = Iterator[Step]
+
+_GPU = (None, "GPU")
+_NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
+
+
+@dataclass(slots=True)
+class FollowerStats:
+    """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
+
+    batches: int = 0
+    events: int = 0
+    forgotten: int = 0  # times that all that was believed was dropped
+    skipped: dict[str, int] = field(default_factory=dict)  # messages and events, by reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A batch's payload, and what is in it, in order."""
+
+    payload: bytes
+    ts: float
+    rank: int | None
+    items: Sequence[Event | EventError]
+    errors: Sequence[EventError]
+
+    @property
+    def is_readable(self) -> bool:
+        """False if what could not be read may have said that blocks are gone."""
+        return not self.errors or not any(error.may_remove for error in self.errors)
+
+
+class EngineFollower:
+    """Keeps what is believed of one engine's cache true. One owner feeds it, nobody else.
+
+    After each batch `on_batch` gets what was in it, and `on_batch_done` its number, its digest
+    and whether the picture is EXACT or PARTIAL as of it, once in step. `on_skip` is told the
+    reason and the message of whatever is skipped, when a reason comes for the first time.
+    """
+
+    def __init__(
+        self,
+        blocks: EngineBlocks,
+        *,
+        can_replay: bool = True,
+        holdings: Holdings | None = None,
+        on_batch: Callable[[Batch], None] | None = None,
+        on_batch_done: Callable[[int, bytes, StreamState], None] | None = None,
+        on_skip: Callable[[str, str], None] | None = None,
+        max_held_batches: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.stream = EventStream(can_replay=can_replay)
+        if max_held_batches is not None:
+            self.stream.max_held_batches = max_held_batches
+        self.stats = FollowerStats()
+        self._holdings = holdings
+        self._on_batch = on_batch
+        self._on_batch_done = on_batch_done
+        self._on_skip = on_skip
+        self._opened: _Opened | None = None  # the last one
+        self._left_out = False  # something that was told is not in the picture
+        self._num_lost = 0  # of `apply`, as last looked at
+        self._other_medium = False
+        self._began_by_clear = False
+
+    @property
+    def state(self) -> StreamState:
+        state = self.stream.state
+        return state if state is not StreamState.EXACT or self.is_whole else StreamState.PARTIAL
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that the engine holds is known, once in step."""
+        if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
+            return False
+        return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
+
+    def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
+        """`blocks` is as it was after this batch; `from_start` if `on_batch_done` was told EXACT
+        of it. Before the link is up: what is believed is stale until the engine has proven it."""
+        self.stream.restore(seq, digest, from_start)
+        self._num_lost = self._count_lost()
+        self._began_by_clear = self._other_medium = True  # for all we know
+
+    # what comes in
+
+    def resume(self) -> Steps:
+        """As `EventStream.resume`."""
+        yield from self._do(self.stream.resume)
+
+    def lost(self) -> None:
+        """As `EventStream.lost`."""
+        self.stream.lost()
+
+    def live(self, seq: int, payload: bytes) -> Steps:
+        """As `EventStream.live`."""
+        opened = yield from self._open(payload)
+        yield from self._do(partial(self.stream.live, seq, payload, opened.is_readable))
+
+    def replayed(self, seq: int, payload: bytes) -> Steps:
+        """As `EventStream.replayed`."""
+        opened = yield from self._open(payload)
+        yield from self._do(partial(self.stream.replayed, seq, payload, opened.is_readable))
+
+    def replay_ended(self, complete: bool) -> Steps:
+        """As `EventStream.replay_ended`."""
+        yield from self._do(partial(self.stream.replay_ended, complete))
+
+    def skip(self, reason: str, message: str) -> None:
+        """Something came that cannot be used."""
+        if reason not in self.stats.skipped and self._on_skip is not None:
+            self._on_skip(reason, message)
+        self.stats.skipped[reason] = self.stats.skipped.get(reason, 0) + 1
+
+    # what is done about it
+
+    def _do(self, happened: Callable[[], list[Action]]) -> Steps:
+        actions = happened()
+        for i, action in enumerate(actions, 1):
+            if isinstance(action, Replay):
+                yield action
+            elif isinstance(action, Apply):
+                yield from self._apply(action, is_last_life=Forget() not in actions[i:])
+            else:
+                yield self._forget()
+        self._opened = None
+
+    def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
+        raw = open_batch(payload)
+        if isinstance(raw, EventError):
+            self._opened = _Opened(payload, 0.0, None, [raw], [raw])
+            return self._opened
+        in_turns = len(payload) > SMALL_BYTES
+        items = []
+        for place, raw_event in enumerate(raw.events):
+            items.append(decode_event(raw_event, place))
+            if in_turns:
+                yield []
+        errors = [item for item in items if isinstance(item, EventError)]
+        self._opened = _Opened(payload, raw.ts, raw.rank, items, errors)
+        return self._opened
+
+    def _apply(self, batch: Apply, is_last_life: bool) -> Steps:
+        """`is_last_life`: nothing that is done now is forgotten at once."""
+        opened = self._opened
+        if opened is None or opened.payload is not batch.payload:
+            opened = yield from self._open(batch.payload)
+        self.stats.batches += 1
+        for item in opened.items:
+            if isinstance(item, EventError):
+                self.skip(item.reason, item.message)
+                if item.may_remove:
+                    yield self._forget()
+                self._left_out = True
+                continue
+            ops = self.blocks.apply(item)
+            if isinstance(item, AllBlocksCleared):
+                self._cleared(is_last_life)
+            elif item.medium not in _GPU:
+                self._see_other_medium()
+            yield ops
+        self.stats.events += len(opened.items) - len(opened.errors)
+        self._look_for_losses()
+        if self._on_batch is not None:
+            events = [item for item in opened.items if not isinstance(item, EventError)]
+            self._on_batch(Batch(opened.ts, events, opened.rank, list(opened.errors)))
+        if self._on_batch_done is not None:
+            state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
+            self._on_batch_done(batch.seq, batch.digest, state)
+
+    def _forget(self) -> list[Op]:
+        self.stats.forgotten += 1
+        self._start_anew()
+        self._began_by_clear = False
+        return self.blocks.forget()
+
+    # how true it is
+
+    def _cleared(self, is_last_life: bool) -> None:
+        self._start_anew()
+        self._left_out = self._other_medium
+        if is_last_life and not self.stream.from_start:
+            self.stream.cleared()
+            self._began_by_clear = True
+
+    def _see_other_medium(self) -> None:
+        if not self._other_medium:
+            self._other_medium = True
+            self._left_out |= self._began_by_clear
+
+    def _start_anew(self) -> None:
+        self._left_out = False
+        self._num_lost = self._count_lost()
+
+    def _look_for_losses(self) -> None:
+        num_lost = self._count_lost()
+        if num_lost != self._num_lost or self.blocks.num_awaited >= MAX_ORPHANS:
+            self._num_lost = num_lost
+            self._left_out = True
+
+    def _count_lost(self) -> int:
+        stats = self.blocks.stats
+        lost = stats.orphans
+        if stats.skipped:
+            lost += sum(n for reason, n in stats.skipped.items() if reason not in _NOT_MISSED)
+        return lost

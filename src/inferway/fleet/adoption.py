@@ -1,0 +1,260 @@
+"""Gives orphans their keys: prompts just routed, hashed as the engine hashes them.
+
+An orphan is a block that an engine holds under a hash of its own (`events.orphans`). How the engine
+hashes is found from its events (`events.dialect`). While one has orphans, or may come to have some,
+the last prompts that were routed anywhere are kept for a moment and hashed in its dialect, beside
+the requests. Where 64 bits of a prompt's hash are those of an orphan, that is the prompt's block.
+
+All of it happens on the event loop, a millisecond or two at a time: hashing small blocks holds the
+GIL, so a thread would take the same time from the same core and hand the GIL to and fro.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
+from inferway.events.dialect import SEEDS, DialectFinder
+from inferway.events.stream import StreamState
+from inferway.fleet.engine import Engine
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.model import BlockKey, Prompt, TokenIds
+
+log = logging.getLogger("inferway.events")
+
+ROUND_SECONDS = 0.25
+SLICE_SECONDS = 0.001  # hashing goes on for so long at a time
+MAX_PROMPTS = 256  # kept
+MAX_TOKENS = 1 << 20  # of all prompts kept
+_BLOCKS = 16  # hashed between two looks at the clock: 0.5 ms if it is CBOR
+
+
+@dataclass(slots=True, eq=False)
+class _Recent:
+    """A prompt that was routed a moment ago."""
+
+    serial: int
+    block_size: int
+    token_ids: TokenIds
+    block_keys: Sequence[BlockKey]
+    lora: str | None
+    cache_salt: str | None
+    hashes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)  # by dialect
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """One event stream, and what has been tried for its orphans."""
+
+    engine: Engine
+    subscriber: EventSubscriber
+    finder: DialectFinder
+    forgotten: int  # how often its blocks had been forgotten when `finder` began
+    orphans: int = 0  # how many had come when all prompts were last tried
+    serial: int = -1  # of the last prompt tried
+
+
+class Adopter:
+    """`offer` what is routed, as long as it is `wanted`. `start` and `close` on the event loop."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        seeds: Sequence[str] = SEEDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`engines`: those there are, as the fleet keeps them. `seeds`: what an engine may have
+        been given as PYTHONHASHSEED."""
+        self.wanted = False  # some engine has orphans, or does not know all that it holds
+        self._engines = engines
+        self._seeds = seeds
+        self._clock = clock
+        self._watches: dict[EventSubscriber, _Watch] = {}
+        self._recent: deque[_Recent] = deque()
+        self._num_tokens = 0
+        self._num_offered = 0
+        self._task: asyncio.Task[None] | None = None
+        self._slice_began = 0.0
+
+    def offer(
+        self,
+        prompts: Mapping[int, Sequence[Prompt]],
+        *,
+        lora: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """A request's prompts, by block size."""
+        for block_size, items in prompts.items():
+            for prompt in items:
+                num_tokens = len(prompt.token_ids)
+                if not prompt.block_keys or num_tokens > MAX_TOKENS:
+                    continue
+                ids, keys = prompt.token_ids, prompt.block_keys
+                recent = _Recent(self._num_offered, block_size, ids, keys, lora, cache_salt)
+                self._num_offered += 1
+                self._num_tokens += num_tokens
+                self._recent.append(recent)
+        while len(self._recent) > MAX_PROMPTS or self._num_tokens > MAX_TOKENS:
+            self._num_tokens -= len(self._recent.popleft().token_ids)
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(_ended)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """One round: new streams, new events, new orphans, new prompts."""
+        self._attend()
+        for watch in list(self._watches.values()):
+            await self._verify(watch)
+            if watch.subscriber.blocks.num_orphans:
+                await self._adopt(watch)
+        self.wanted = any(_may_need_prompts(subscriber) for subscriber in self._watches)
+        if not self.wanted:
+            self._recent.clear()
+            self._num_tokens = 0
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(ROUND_SECONDS)
+
+    # streams
+
+    def _attend(self) -> None:
+        """A finder for each stream there is now; a new one when its engine began anew."""
+        watches = {}
+        for engine in self._engines:
+            for subscriber in engine.subscribers:
+                watch = self._watches.get(subscriber)
+                if watch is None or watch.forgotten != subscriber.stats.forgotten:
+                    watch = self._watch(engine, subscriber)
+                watches[subscriber] = watch
+            ranks = {subscriber.source.rank for subscriber in engine.subscribers}
+            for rank in engine.dialects.keys() - ranks:
+                del engine.dialects[rank]
+        self._watches = watches
+
+    def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _Watch:
+        finder = DialectFinder(self._seeds, lora_path=partial(_lora_path, engine))
+        subscriber.blocks.witness = finder.see
+        engine.dialects[subscriber.source.rank] = finder
+        return _Watch(engine, subscriber, finder, subscriber.stats.forgotten)
+
+    async def _verify(self, watch: _Watch) -> None:
+        finder = watch.finder
+        had = finder.finding
+        while finder.has_work:
+            finder.step(_BLOCKS)
+            await self._breathe()
+        if finder.finding is not None and finder.finding != had:
+            log.warning("engine %s: %s", watch.engine.name, finder.finding)
+
+    # orphans
+
+    async def _adopt(self, watch: _Watch) -> None:
+        """Tries what has not been tried: new prompts, or all of them for new orphans."""
+        blocks = watch.subscriber.blocks
+        noted = blocks.stats.orphans
+        if watch.finder.wants_prompts:
+            await self._prove(watch)
+        first = watch.serial + 1 if noted == watch.orphans else 0
+        for recent in [r for r in self._recent if r.serial >= first]:
+            watch.serial = max(watch.serial, recent.serial)
+            if recent.block_size != watch.engine.block_size:
+                continue
+            for dialect, lora in _ways(watch, recent):
+                hashes = await self._hashes(recent, dialect, lora)
+                last = max((i for i, h in enumerate(hashes) if blocks.is_orphan(h)), default=-1)
+                if last >= 0:
+                    end = last + 1
+                    await watch.subscriber.adopt(hashes[:end], recent.block_keys[:end])
+                await self._breathe()
+        if watch.finder.name is not None:
+            watch.orphans = noted
+
+    async def _prove(self, watch: _Watch) -> None:
+        """No prompt's start has shown how the engine hashes. Prompts may."""
+        finder = watch.finder
+        for recent in list(self._recent):
+            if not finder.wants_prompts:
+                return
+            if recent.block_size != watch.engine.block_size:
+                continue
+            found = finder.find(recent.token_ids, recent.block_size, recent.lora)
+            await self._breathe()
+            path = _lora_path(watch.engine, recent.lora) if recent.lora else None
+            if found is None or (recent.lora and path is None):
+                continue
+            lora = Lora(recent.lora, path) if recent.lora and path else None
+            block, event = found
+            tokens = recent.token_ids[: (block + 1) * recent.block_size]
+            for _ in finder.prove(event, tokens, lora, recent.cache_salt):
+                await self._breathe()
+
+    async def _hashes(self, recent: _Recent, dialect: Dialect, lora: Lora | None) -> list[int]:
+        """Of the prompt's blocks, as its events carry them."""
+        way = (dialect.algorithm, dialect.seed, dialect.tagged, lora)
+        known = recent.hashes.get(way)
+        if known is not None:
+            return known
+        size, hashes = recent.block_size, []
+        parent: bytes | None = None
+        extra = hash_extras(lora, recent.cache_salt)
+        for i in range(len(recent.block_keys)):
+            tokens = recent.token_ids[i * size : (i + 1) * size].tolist()
+            parent = dialect.block_hash(parent, tokens, extra)
+            hashes.append(wire_hash(parent))
+            if i == 0:
+                extra = hash_extras(lora)
+            if i % _BLOCKS == _BLOCKS - 1:
+                await self._breathe()
+        recent.hashes[way] = hashes
+        return hashes
+
+    async def _breathe(self) -> None:
+        if self._clock() - self._slice_began >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._slice_began = self._clock()
+
+
+def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:
+    """How the engine may hash this prompt."""
+    with_extras = recent.lora is not None or recent.cache_salt is not None
+    for dialect in list(watch.finder.dialects(with_extras=with_extras)):
+        if recent.lora is None:
+            yield dialect, None
+            continue
+        path = _lora_path(watch.engine, recent.lora)
+        if path is not None or not dialect.tagged:
+            yield dialect, Lora(recent.lora, path or "")
+
+
+def _lora_path(engine: Engine, name: str) -> str | None:
+    """Where the engine has an adapter from, as it says itself."""
+    for card in engine.facts.models if engine.facts is not None else ():
+        if card.name == name and card.parent:
+            return card.root
+    return None
+
+
+def _may_need_prompts(subscriber: EventSubscriber) -> bool:
+    """An engine of which we know all has no orphans, and will have none."""
+    return subscriber.blocks.num_orphans > 0 or subscriber.state is not StreamState.EXACT
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("orphans are no longer adopted", exc_info=error)

@@ -1,0 +1,308 @@
+"""One holder's journal: loaded when its engine is found, then written behind each batch.
+
+What is loaded is stale: what the engine held when we last heard of it. The event stream's next
+resume asks for a replay from the journal's last batch inclusive, and its digest decides: the same
+life of the engine goes on from there, of another one everything is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from inferway.errors import JournalError
+from inferway.events.follower import EngineFollower
+from inferway.events.records import Cleared, Record, Uncounted
+from inferway.events.stream import StreamState
+from inferway.fleet.journal.compactor import Compactor, Job
+from inferway.fleet.journal.entries import (
+    END,
+    FORMAT,
+    Entry,
+    Header,
+    Identity,
+    Position,
+    decode_entry,
+    decode_header,
+    encode_entry,
+    encode_header,
+)
+from inferway.fleet.journal.files import READ_BYTES, Kept, recover
+from inferway.fleet.journal.frames import FrameReader, frame
+from inferway.fleet.journal.writer import Tail, Writer
+from inferway.index.protocol import Index
+
+log = logging.getLogger("inferway.journal")
+
+SLICE_SECONDS = 0.002  # how long the event loop is held before others get a turn
+
+SNAPSHOT_BYTES_PER_BLOCK = 20
+COMPACT_FACTOR = 4  # so many times what a snapshot would take, then one is written
+COMPACT_MIN_BYTES = 8 * 1024 * 1024
+
+
+class Proof(StrEnum):
+    """Whether the engine is still in the life that the journal tells of."""
+
+    NONE = "none"  # nothing was loaded
+    PENDING = "pending"
+    PROVEN = "proven"
+    DROPPED = "dropped"
+
+
+@dataclass(slots=True)
+class JournalStats:
+    """Plain numbers, read when somebody scrapes."""
+
+    batches: int = 0  # written
+    bytes: int = 0  # written
+    compactions: int = 0
+    compact_seconds: float = 0.0
+    failed_compactions: int = 0
+    loaded_blocks: int = 0
+    load_seconds: float = 0.0
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """What all journals of a directory share."""
+
+    writer: Writer
+    compactor: Compactor
+    turn: asyncio.Lock  # one is loaded at a time: each holds the event loop for a slice
+    compact_min_bytes: int = COMPACT_MIN_BYTES
+
+
+class HolderJournal:
+    """`load`, then `record` and `batch_done` for what happens, then `close`; all on the event
+    loop. Never raises and never waits for a disk: without a journal everything works as well."""
+
+    def __init__(
+        self, directory: Path, identity: Identity, workers: Workers, lock: threading.Lock
+    ) -> None:
+        self.stats = JournalStats()
+        self.engine = identity.engine
+        self._directory = directory
+        self._identity = identity
+        self._workers = workers
+        self._lock = lock
+        self._tail = Tail(directory, identity.engine)
+        self._follower: EngineFollower | None = None
+        self._is_open = False
+        self._position: Position | None = None
+        self._pending: list[Record] = []  # of the batch that is being applied
+        self._number = 0  # of the file that is written
+        self._chain = 0
+        self._kept_bytes = 0  # on disk
+        self._compact_at = workers.compact_min_bytes
+        self._compacting = False
+        self._proof = Proof.NONE
+
+    @property
+    def proof(self) -> Proof:
+        if (
+            self._proof is Proof.PENDING
+            and self._follower is not None
+            and self._follower.state in (StreamState.EXACT, StreamState.PARTIAL)
+        ):
+            self._proof = Proof.PROVEN
+        return self._proof
+
+    # loading
+
+    async def load(self, follower: EngineFollower, index: Index) -> None:
+        """Brings `follower`, which has seen nothing yet, and `index` to where the journal ends;
+        call it before the link is up. From then on what happens is written."""
+        self._follower = follower
+        try:
+            async with self._workers.turn:
+                kept = await self._load(follower, index)
+        except OSError as e:
+            log.error("engine %s: no journal in this run: %s", self.engine, e)
+            self.stats.given_up = True
+            return
+        self._chain, self._kept_bytes = kept.chain, kept.num_bytes
+        self._is_open = True
+        self._workers.writer.add(self._tail)
+        self._begin(kept.number + 1)
+
+    async def _load(self, follower: EngineFollower, index: Index) -> Kept:
+        began = time.monotonic()
+        kept = await self._recover(self._identity)
+        if kept.refused is not None:
+            log.warning("engine %s: its journal is not used: %s", self.engine, kept.refused)
+        try:
+            position = await self._redo(kept, follower, index)
+        except (JournalError, msgspec.DecodeError, TypeError) as e:
+            log.error("engine %s: its journal is not used: %s", self.engine, e)
+            index.apply(follower.blocks.forget())
+            return await self._recover(None)
+        if position is not None:
+            follower.restore(position.seq, position.digest, position.is_exact)
+            self._position, self._proof = position, Proof.PENDING
+            self.stats.loaded_blocks = follower.blocks.num_blocks
+            self.stats.load_seconds = time.monotonic() - began
+            log.info(
+                "engine %s: %d blocks from its journal in %.1f s; stale until it proves them",
+                self.engine,
+                self.stats.loaded_blocks,
+                self.stats.load_seconds,
+            )
+        return kept
+
+    async def _recover(self, identity: Identity | None) -> Kept:
+        def recovered() -> Kept:
+            with self._lock:
+                return recover(self._directory, identity)
+
+        return await asyncio.to_thread(recovered)
+
+    async def _redo(self, kept: Kept, follower: EngineFollower, index: Index) -> Position | None:
+        """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError."""
+        position: Position | None = None
+        end = time.monotonic() + SLICE_SECONDS
+        async for reached, records in _batches(kept):
+            position = reached
+            for record in records:
+                index.apply(follower.blocks.redo(record))
+                if time.monotonic() >= end:
+                    await asyncio.sleep(0)
+                    end = time.monotonic() + SLICE_SECONDS
+        return position
+
+    # writing
+
+    def record(self, record: Record) -> None:
+        """Of the batch that is being applied, or of what happens between two."""
+        if not self._is_open:
+            return
+        if isinstance(record, Uncounted) and self._position is not None:
+            # At once and out of turn: the engine will now be asked to report blocks again, and
+            # who does not know that would count those as copies.
+            self._write_entry(self._position, [record])
+            return
+        if isinstance(record, Cleared) and self.proof is Proof.PENDING:
+            self._proof = Proof.DROPPED
+        self._pending.append(record)
+
+    def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
+        """All records of a batch have been given."""
+        if not self._is_open:
+            return
+        if self._proof is Proof.PENDING:
+            self._proof = Proof.PROVEN
+        records, self._pending = self._pending, []
+        self._position = Position(seq, digest, state is StreamState.EXACT)
+        self._write_entry(self._position, records)
+        self.stats.batches += 1
+        if self._kept_bytes > self._compact_at and not self._compacting:
+            self._compact_if_worth_it()
+
+    async def flush(self) -> None:
+        """Returns when what happened until now is in the file."""
+        await self._workers.writer.flush(self._tail)
+
+    async def close(self) -> None:
+        """Returns when everything is in its file. Idempotent. What belongs to a batch that was
+        not done is left out: the replay brings it whole."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._workers.writer.remove(self._tail)
+
+    def _write_entry(self, position: Position, records: Sequence[Record]) -> None:
+        entry = Entry(position.seq, position.digest, position.is_exact, records)
+        self._write(encode_entry(entry))
+
+    def _write(self, payload: bytes) -> None:
+        data, self._chain = frame(payload, self._chain)
+        if self._tail.failed:
+            self._give_up()
+        elif not self._workers.writer.write(self._tail, data):
+            log.error(
+                "engine %s: its journal ends here for this run: the disk is too slow for it; the "
+                "next start goes on from there if the engine still can",
+                self.engine,
+            )
+            self._give_up()
+        else:
+            self.stats.bytes += len(data)
+            self._kept_bytes += len(data)
+
+    def _give_up(self) -> None:
+        self._is_open = False
+        self._pending = []
+        self.stats.given_up = True
+        self._workers.writer.do(self._tail, self._tail.close)
+
+    def _begin(self, number: int) -> None:
+        self._number = number
+        self._workers.writer.do(self._tail, partial(self._tail.begin, number))
+        self._write(encode_header(Header(FORMAT, number, self._identity)))
+
+    # compaction
+
+    def _compact_if_worth_it(self) -> None:
+        assert self._follower is not None
+        snapshot = SNAPSHOT_BYTES_PER_BLOCK * self._follower.blocks.num_blocks
+        worth_it = max(self._workers.compact_min_bytes, COMPACT_FACTOR * snapshot)
+        if self._kept_bytes <= worth_it:
+            self._compact_at = worth_it
+            return
+        self._compacting = True
+        loop = asyncio.get_running_loop()
+        before = self._kept_bytes
+
+        def done(num_bytes: int | None, seconds: float) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._compacted, before, num_bytes, seconds)
+
+        job = Job(
+            self.engine, self._directory, self._number, self._lock, lambda: self._is_open, done
+        )
+        self._begin(self._number + 1)
+        self._workers.writer.do(self._tail, partial(self._workers.compactor.put, job))
+
+    def _compacted(self, before: int, num_bytes: int | None, seconds: float) -> None:
+        """Of `before` bytes, a snapshot of `num_bytes` is left."""
+        self._compacting = False
+        self.stats.compact_seconds += seconds
+        if num_bytes is None:
+            self.stats.failed_compactions += 1
+            self._compact_at = 2 * self._kept_bytes
+            return
+        self.stats.compactions += 1
+        self._kept_bytes += num_bytes - before
+        self._compact_at = self._workers.compact_min_bytes
+
+
+async def _batches(kept: Kept) -> AsyncIterator[tuple[Position | None, Sequence[Record]]]:
+    """Of all files, read by a thread piece by piece; a snapshot begins with its position. Raises
+    JournalError if a file is no longer as it was found, msgspec.DecodeError."""
+    chain = 0
+    for path in kept.files:
+        reader, header = FrameReader(chain), None
+        with await asyncio.to_thread(path.open, "rb", 0) as file:
+            while data := await asyncio.to_thread(file.read, READ_BYTES):
+                for payload in reader.feed(data):
+                    if header is None:
+                        header = decode_header(payload)
+                        if header is not None and header.covers is not None:
+                            yield header.covers.position, ()
+                    elif payload != END:
+                        entry = decode_entry(payload)
+                        yield entry.position, entry.records
+        if header is None or not reader.is_whole:
+            raise JournalError(f"{path}: changed while it was read")
+        chain = header.covers.chain if header.covers else reader.chain

@@ -1,0 +1,178 @@
+"""One thread writes all journals, so that nobody waits for a disk.
+
+The event loop hands over bytes and goes on. If the disk is too slow or full, the journal ends
+there for this run: what was written until then is a good beginning.
+
+Nothing is synced but when a journal is closed. A crash of the process costs what came within
+GATHER_SECONDS, one of the machine what the kernel had not written yet (about half a minute). At
+the next start the engine's replay brings it, from wherever the journal ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from inferway.fleet.journal.files import create, journal_name, write_all
+
+log = logging.getLogger("inferway.journal")
+
+GATHER_SECONDS = 0.05  # what comes within it is written at once
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+_WRITE_BYTES = 1 << 20
+
+
+Step = Callable[[], object]
+
+
+class Tail:
+    """The file at the end of one holder's journal, and what is to be done with it. Its methods
+    are the writer's thread's; once it has failed, they do nothing."""
+
+    def __init__(self, directory: Path, engine: str) -> None:
+        self.engine = engine
+        self.failed = False  # read by everybody
+        self.queue: deque[bytes | Step] = deque()
+        self._directory = directory
+        self._file: int | None = None
+
+    def begin(self, number: int) -> None:
+        """The next file, with nothing in it; the one before it is closed and synced."""
+        self.close()
+        if not self.failed:
+            self._file = create(self._directory / journal_name(number))
+
+    def write(self, data: bytes) -> None:
+        if self._file is not None:
+            write_all(self._file, data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                os.fdatasync(file)
+            finally:
+                os.close(file)
+
+
+class Writer:
+    """`add` a tail, then `write` and `do` on the event loop; what they hand over is done in order,
+    tail by tail, until `remove`. `close` at the end."""
+
+    def __init__(self, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self._max_queued_bytes = max_queued_bytes
+        self._tails: dict[Tail, None] = {}
+        self._put_bytes = 0  # the event loop's
+        self._taken_bytes = 0  # the thread's
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, tail: Tail) -> None:
+        self._tails[tail] = None
+
+    async def remove(self, tail: Tail) -> None:
+        """Does the rest, and closes its file."""
+        self.do(tail, tail.close)
+        await self.flush(tail)
+        self._tails.pop(tail, None)
+
+    def write(self, tail: Tail, data: bytes) -> bool:
+        """False: there is no room, and nothing was taken."""
+        if self._put_bytes + len(data) - self._taken_bytes > self._max_queued_bytes:
+            return False
+        self._put_bytes += len(data)
+        self._put(tail, data)
+        return True
+
+    def do(self, tail: Tail, step: Step) -> None:
+        """After all that was handed over for that tail before."""
+        self._put(tail, step)
+
+    async def flush(self, tail: Tail) -> None:
+        """Returns when its file has all that was handed over."""
+        if tail not in self._tails:
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._put(tail, partial(loop.call_soon_threadsafe, _resolve, done))
+        self._hurry.set()
+        await done
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self._stopping = True
+        self._hurry.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def _put(self, tail: Tail, item: bytes | Step) -> None:
+        tail.queue.append(item)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    # the thread
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._hurry.wait(GATHER_SECONDS)
+            stopping = self._stopping
+            self._hurry.clear()
+            self._wake.clear()
+            for tail in list(self._tails):
+                self._drain(tail)
+            if stopping:
+                return
+
+    def _drain(self, tail: Tail) -> None:
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while tail.queue:
+            item = tail.queue.popleft()
+            if isinstance(item, bytes):
+                pieces.append(item)
+                num_bytes += len(item)
+                self._taken_bytes += len(item)
+                if num_bytes < _WRITE_BYTES:
+                    continue
+            if pieces:
+                self._try(tail, partial(tail.write, b"".join(pieces)))
+                pieces, num_bytes = [], 0
+            if not isinstance(item, bytes):
+                self._try(tail, item)
+        if pieces:
+            self._try(tail, partial(tail.write, b"".join(pieces)))
+
+    def _try(self, tail: Tail, step: Step) -> None:
+        try:
+            step()
+        except OSError as e:
+            if tail.failed:
+                return
+            tail.failed = True
+            with suppress(OSError):
+                tail.close()
+            log.error(
+                "engine %s: its journal ends here for this run: %s; the next start goes on from "
+                "there if the engine still can",
+                tail.engine,
+                e,
+            )
+
+
+def _resolve(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

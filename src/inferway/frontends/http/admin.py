@@ -1,0 +1,104 @@
+"""GET /admin/engines: what is known of each engine, and how it is known.
+
+For operators, and so behind the admin key where one is configured (`routes`). The names are
+described in docs/troubleshooting.md, and stay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import JSON, Responder
+from inferway.index.protocol import Index
+from inferway.model import Endpoint
+
+
+class AdminPages:
+    """Reads, and changes nothing. `clock` is the one that subscribers note batches by."""
+
+    def __init__(
+        self, fleet: Fleet, index: Index, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._clock = clock
+
+    async def engines(self, _: Request, responder: Responder) -> None:
+        """All of them; those that do not answer too."""
+        body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
+        responder.send(200, JSON, msgspec.json.encode(body))
+
+    def _engine(self, engine: Engine) -> dict[str, Any]:
+        facts, load = engine.facts, engine.load
+        return {
+            "name": engine.name,
+            "url": engine.url,
+            "healthy": engine.healthy,
+            "version": facts.version if facts else None,
+            "models": engine.model_names,
+            "block_size": engine.block_size,
+            "load": {
+                "in_flight": self._fleet.in_flight(engine),
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": load.kv_usage,
+            },
+            "problems": engine.problems(),
+            "probes": engine.probe_report(),
+            "endpoints": [
+                {**self._endpoint(endpoint), "stream": self._stream(engine, endpoint)}
+                for endpoint in engine.endpoints
+            ],
+        }
+
+    def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
+        holdings = self._index.holdings
+        return {
+            "name": endpoint.name,
+            "rank": endpoint.rank,
+            "state": self._fleet.state(endpoint),
+            "shared_state": self._index.shared_state(endpoint.holder),
+            "blocks": self._index.num_blocks(endpoint.holder),
+            "blocks_evicted": holdings.num_evicted(endpoint.holder) if holdings else 0,
+        }
+
+    def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:
+        subscriber = engine.stream(endpoint)
+        if subscriber is None:
+            return None
+        finder = engine.dialects.get(subscriber.source.rank)
+        source, stream, blocks = subscriber.source, subscriber.stream, subscriber.blocks
+        last, skipped = subscriber.last_batch_at, dict(subscriber.stats.skipped)
+        for reason, num in blocks.stats.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + num
+        return {
+            "rank": source.rank,
+            "endpoint": subscriber.endpoint or source.endpoint,
+            "replay": source.replay,
+            "state": subscriber.state,
+            "from_start": stream.from_start,
+            "seq": stream.last_seq,
+            "age_seconds": None if last is None else round(self._clock() - last, 3),
+            "batches": subscriber.stats.batches,
+            "events": subscriber.stats.events,
+            "skipped": skipped,
+            "gaps": stream.stats.gaps,
+            "duplicates": stream.stats.duplicates,
+            "replays": stream.stats.replays,
+            "restarts": stream.stats.restarts,
+            "forgotten": subscriber.stats.forgotten,
+            "cleared": blocks.stats.cleared,
+            "stored": blocks.stats.stored,
+            "removed": blocks.stats.removed,
+            "copies_count": blocks.copies_count,
+            "dialect": None if finder is None else {"state": finder.state, "name": finder.name},
+            "orphans": blocks.num_orphans,
+            "adopted": blocks.stats.adopted,
+        }

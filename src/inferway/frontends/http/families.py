@@ -1,0 +1,75 @@
+"""Metric families as /metrics has them, made of plain numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts in fixed buckets; upper bounds in seconds."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Cumulated, as Prometheus wants them."""
+        names = [*(str(bound) for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+def counter(
+    name: str,
+    text: str,
+    labels: list[str] | None = None,
+    values: Mapping[tuple[str, ...], float] | None = None,
+    *,
+    value: float | None = None,
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"inferway_{name}", text, labels=labels or [])
+    _fill(family, values, value)
+    return family
+
+
+def gauge(
+    name: str,
+    text: str,
+    labels: list[str] | None = None,
+    values: Mapping[tuple[str, ...], float] | None = None,
+    *,
+    value: float | None = None,
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"inferway_{name}", text, labels=labels or [])
+    _fill(family, values, value)
+    return family
+
+
+def _fill(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    values: Mapping[tuple[str, ...], float] | None,
+    value: float | None,
+) -> None:
+    if value is not None:
+        family.add_metric([], float(value))
+    for key, number in (values or {}).items():
+        family.add_metric(list(key), float(number))

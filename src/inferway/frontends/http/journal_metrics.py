@@ -1,0 +1,56 @@
+"""What /metrics shows of the journals in `state_dir`, by engine and data-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.journal.journal import HolderJournal, Proof
+from inferway.frontends.http.families import Family, counter, gauge
+
+LABELS = ["engine", "rank"]
+
+
+def journal_families(fleet: Fleet) -> Iterator[Family]:
+    """The names are always the same; without `state_dir` they have no values."""
+    journals: dict[tuple[str, ...], HolderJournal] = {
+        (engine.name, str(stream.source.rank)): stream.journal
+        for engine in fleet.engines
+        for stream in engine.subscribers
+        if stream.journal is not None
+    }
+
+    def each(value: Callable[[HolderJournal], float]) -> dict[tuple[str, ...], float]:
+        return {labels: value(journal) for labels, journal in journals.items()}
+
+    batches, num_bytes = each(lambda j: j.stats.batches), each(lambda j: j.stats.bytes)
+    yield counter("journal_batches", "Batches written.", LABELS, batches)
+    yield counter("journal_bytes", "Bytes written.", LABELS, num_bytes)
+    given_up = each(lambda j: j.stats.given_up)
+    yield gauge("journal_given_up", "1 if it has ended for this run.", LABELS, given_up)
+    yield counter(
+        "journal_compactions",
+        "Times that it was made a snapshot, or could not be.",
+        [*LABELS, "outcome"],
+        {
+            (*labels, outcome): number
+            for labels, journal in journals.items()
+            for outcome, number in (
+                ("done", journal.stats.compactions),
+                ("failed", journal.stats.failed_compactions),
+            )
+        },
+    )
+    loaded, seconds = each(lambda j: j.stats.loaded_blocks), each(lambda j: j.stats.load_seconds)
+    yield gauge("journal_loaded_blocks", "Blocks loaded at the start.", LABELS, loaded)
+    yield gauge("journal_load_seconds", "How long that took.", LABELS, seconds)
+    yield gauge(
+        "journal_proof",
+        "1 for what the engine has said to what was loaded.",
+        [*LABELS, "proof"],
+        {
+            (*labels, proof): journal.proof is proof
+            for labels, journal in journals.items()
+            for proof in Proof
+        },
+    )

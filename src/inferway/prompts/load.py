@@ -1,0 +1,43 @@
+"""A model that an engine serves -> how its requests become token ids."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from inferway.errors import InferwayError, RenderError
+from inferway.model import Reason
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.request_templates import RequestTemplates
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+
+log = logging.getLogger("inferway")
+
+
+async def load_prompts(
+    renderer: Renderer, request_templates: RequestTemplates | None, source: ModelSource
+) -> PromptSource:
+    """With the model's tokenizer and template; NoPrompts, which says why, if they cannot be had:
+    its requests go by load only."""
+    name, root = source.model, source.root
+    request = GetOrCreateTokenizerKeyRequest(root, token=os.environ.get("HF_TOKEN") or None)
+    try:
+        key = await renderer.get_or_create_tokenizer_key_async(request)
+        prompts = ModelPrompts(
+            renderer,
+            key,
+            source.max_model_len,
+            flags=source.flags,
+            request_templates=request_templates,
+        )
+    except InferwayError as e:
+        reason = Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER
+        if reason is Reason.BAD_TEMPLATE:
+            return NoPrompts(reason, f"model {name!r}: {e}")
+        cure = f"give --tokenizer {name}=PATH"
+        return NoPrompts(reason, f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}")
+    log.info(
+        "model %s: tokenizer from %s, encoder %s (%s)", name, root, prompts.encoder, prompts.why
+    )
+    return prompts

@@ -1,0 +1,263 @@
+"""The truth: what one engine really holds, and the batches in which it tells.
+
+Its KV cache is the simulator's, which shares no code with the index, and its events are written
+by the simulator's encoder. What vLLM can do and the simulator does not is added here: blocks
+offloaded to the CPU, a group with a sliding window, blocks reported again, another order of
+eviction, events that nobody can read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import msgspec
+
+from inferway.blocks.dialects import Dialect, Lora, wire_hash
+from inferway.simulator.cache import Adapter, KvCache, Run
+from inferway.simulator.config import EventFormat
+from inferway.simulator.events import BlockRemoved, BlockStored, Event, Stored, WireEvent
+from inferway.simulator.events import _flat as flat
+from inferway.simulator.events import _to_wire as to_wire
+
+ADAPTER = Adapter(1, Lora("adapter", "/adapters/one"))
+VOCABULARY = 3  # so small that prompts meet by chance
+MAX_PROMPT_BLOCKS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: tuple[int, ...]
+    adapter: bool = False
+    salt: str | None = None
+
+    @property
+    def lora(self) -> Lora | None:
+        return ADAPTER.lora if self.adapter else None
+
+    def run(self, *more: int) -> Run:
+        return Run([*self.tokens, *more], ADAPTER if self.adapter else None, self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What kind of engine it is."""
+
+    num_blocks: int = 24
+    block_size: int = 2
+    algorithm: str = "xxhash"
+    format: EventFormat = "map"
+    mixed: bool = False  # adapters and salts
+    cpu_blocks: int = 0  # room for offloaded blocks
+    cpu_tokens: bool = True  # events of offloaded blocks carry tokens
+    window: int = 0  # tokens of a second group with a sliding window
+    odd_eviction: bool = False  # inner blocks go before outer ones
+    twins: bool = False  # the same prompt twice at once
+
+
+class WindowStored(BlockStored, tag="BlockStored", omit_defaults=True):
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class TrueEngine:
+    """One life of one rank of an engine. `step` lets it work."""
+
+    def __init__(self, features: Features, rng: Random, life: int) -> None:
+        self.features = features
+        self.life = life
+        self.dialect = Dialect(features.algorithm, "chaos")
+        self._cache = KvCache(features.num_blocks + 1, features.block_size, self.dialect)
+        self._rng = rng
+        self._running: list[tuple[Prompt, Run]] = []
+        self._cpu: OrderedDict[int, None] = OrderedDict()
+        self._window: Counter[int] = Counter()
+        self._more: list[WireEvent] = []  # of the batch being made
+
+    # the truth
+
+    def blocks_of(self, prompt: Prompt) -> list[int]:
+        """The hashes of its full blocks, as events say them."""
+        hashes = self.dialect.prompt_hashes(
+            prompt.tokens, self.features.block_size, lora=prompt.lora, cache_salt=prompt.salt
+        )
+        return [wire_hash(block_hash) for block_hash in hashes]
+
+    def on_gpu(self) -> set[int]:
+        return {wire_hash(block_hash) for block_hash in self._cache.cached()}
+
+    def on_cpu(self) -> set[int]:
+        return set(self._cpu)
+
+    def in_window(self) -> set[int]:
+        return {block_hash for block_hash, copies in self._window.items() if copies}
+
+    def reusable(self, prompt: Prompt) -> int:
+        """How many of its blocks a prompt that begins like this would not have to compute."""
+        if not self.features.cpu_blocks and not self.features.window:
+            tokens = self._cache.num_reusable_tokens(prompt.run(0))
+            return tokens // self.features.block_size
+        return self._run_of(self.blocks_of(prompt), self.on_gpu() | self.on_cpu())
+
+    def _run_of(self, hashes: Sequence[int], here: set[int]) -> int:
+        found = next((i for i, h in enumerate(hashes) if h not in here), len(hashes))
+        return self._cut_to_window(hashes[:found]) if self.features.window else found
+
+    def _cut_to_window(self, hashes: Sequence[int]) -> int:
+        wanted = -(-(self.features.window - 1) // self.features.block_size)
+        window = self.in_window()
+        for found in range(len(hashes), 0, -1):
+            if window.issuperset(hashes[max(0, found - wanted) : found]):
+                return found
+        return 0
+
+    def under_way(self) -> list[Prompt]:
+        """What it computes now, with the tokens generated so far."""
+        return [replace(prompt, tokens=tuple(run.tokens)) for prompt, run in self._running]
+
+    # its work
+
+    def step(self, prompts: list[Prompt], now: float, rank: int) -> bytes | None:
+        """One turn of its scheduler: the batch it would publish. Adds to `prompts` what others
+        may ask again."""
+        for _ in range(self._rng.choice((1, 1, 1, 2, 4))):
+            self._work(prompts)
+        return self._batch(now, rank)
+
+    def clear(self, now: float, rank: int, cpu_too: bool) -> bytes | None:
+        """As an administrator's reset, which first ends what runs."""
+        while self._running:
+            self._end(0, [])
+        self._cache.clear()
+        self._window.clear()
+        if cpu_too:
+            self._cpu.clear()
+        return self._batch(now, rank)
+
+    def report(self, prompt: Prompt, now: float, rank: int) -> bytes | None:
+        """The blocks found for a request that asked to hear of them."""
+        num_hits = self._run_of(self.blocks_of(prompt), self.on_gpu())
+        if not num_hits:
+            return None
+        run = prompt.run()
+        self._cache.num_reusable_tokens(run)  # hashes it
+        self._more.append(to_wire(self._cache._stored(run, 0, num_hits)))
+        return self._batch(now, rank)
+
+    def _work(self, prompts: list[Prompt]) -> None:
+        choice = self._rng.random()
+        if choice < 0.45 or not self._running:
+            prompt = self._draw(prompts)
+            prompts.append(prompt)
+            for _ in range(2 if self.features.twins and self._rng.random() < 0.5 else 1):
+                self._admit(prompt, prompts)
+        elif choice < 0.75:
+            self._extend(self._rng.randrange(len(self._running)), prompts)
+        else:
+            self._end(self._rng.randrange(len(self._running)), prompts)
+
+    def _draw(self, prompts: Sequence[Prompt]) -> Prompt:
+        rng, size = self._rng, self.features.block_size
+        mixed = self.features.mixed
+        old = rng.choice(prompts[-30:]) if prompts and rng.random() < 0.8 else None
+        tokens = list(old.tokens[: rng.randint(0, len(old.tokens))]) if old else []
+        room = MAX_PROMPT_BLOCKS * size - len(tokens)
+        if room > 0 and rng.random() < 0.8:
+            tokens += [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, room))]
+        if rng.random() < 0.3:
+            tokens = tokens[: len(tokens) // size * size]  # such a prompt doubles its last block
+        adapter = old.adapter if old else mixed and rng.random() < 0.4
+        salt = old.salt if old else rng.choice((None, "tenant")) if mixed else None
+        return Prompt(tuple(tokens) or (0,), adapter, salt)
+
+    def _admit(self, prompt: Prompt, prompts: list[Prompt]) -> None:
+        if self.features.odd_eviction:
+            self._shuffle_free()
+        run = prompt.run()
+        while self._cache.admit(run) is None:
+            if not self._running:
+                return
+            self._end(0, prompts)
+        self._running.append((prompt, run))
+
+    def _extend(self, which: int, prompts: list[Prompt]) -> None:
+        _, run = self._running[which]
+        room = self.features.num_blocks * self.features.block_size - len(run.tokens)
+        count = min(room, self._rng.randint(1, 2 * self.features.block_size))
+        run.tokens += [self._rng.randrange(VOCABULARY) for _ in range(count)]
+        if not self._cache.reserve(run):
+            self._end(which, prompts)
+
+    def _end(self, which: int, prompts: list[Prompt]) -> None:
+        prompt, run = self._running.pop(which)
+        prompts.append(replace(prompt, tokens=tuple(run.tokens)))
+        self._cache.release(run)
+
+    def _shuffle_free(self) -> None:
+        free = self._cache._pool._free
+        for block_id in self._rng.sample(sorted(free), min(len(free), 3)):
+            free.move_to_end(block_id, last=False)
+
+    # what it tells
+
+    def _batch(self, now: float, rank: int) -> bytes | None:
+        wire: list[WireEvent] = []
+        for event in self._cache.take_events():
+            told = to_wire(event)
+            wire.append(told)
+            if isinstance(told, BlockStored):
+                self._store_elsewhere(event, told)
+        wire += self._more
+        self._more = []
+        self._evict_elsewhere(wire)
+        if not wire:
+            return None
+        flatten = self.features.format == "array"
+        events: list[object] = [flat(event) if flatten else event for event in wire]
+        return msgspec.msgpack.encode([now, events, rank])
+
+    def _store_elsewhere(self, event: Event, told: BlockStored) -> None:
+        assert isinstance(event, Stored)
+        if self.features.window:
+            self._store_in_window(told)
+        for i, block_hash in enumerate(told.block_hashes if self.features.cpu_blocks else ()):
+            if block_hash in self._cpu or self._rng.random() < 0.4:
+                continue
+            self._cpu[block_hash] = None
+            with_tokens = self.features.cpu_tokens
+            size = told.block_size
+            self._more.append(
+                msgspec.structs.replace(
+                    told,
+                    block_hashes=[block_hash],
+                    parent_block_hash=told.block_hashes[i - 1] if i else told.parent_block_hash,
+                    token_ids=told.token_ids[i * size : (i + 1) * size] if with_tokens else [],
+                    extra_keys=told.extra_keys[i : i + 1] if told.extra_keys else None,
+                    medium="CPU",
+                )
+            )
+
+    def _store_in_window(self, told: BlockStored) -> None:
+        """Now and then only the last blocks, with the tokens of all, as vLLM does."""
+        skip = self._rng.randrange(len(told.block_hashes)) if self._rng.random() < 0.2 else 0
+        hashes = told.block_hashes[skip:]
+        self._window.update(hashes)
+        fields = msgspec.structs.asdict(told)
+        fields.update(
+            block_hashes=hashes,
+            extra_keys=told.extra_keys[skip:] if told.extra_keys else None,
+            group_idx=1,
+            kv_cache_spec_kind="sliding_window",
+            kv_cache_spec_sliding_window=self.features.window,
+        )
+        self._more.append(WindowStored(**fields))
+
+    def _evict_elsewhere(self, wire: list[WireEvent]) -> None:
+        while len(self._cpu) > self.features.cpu_blocks:
+            block_hash, _ = self._cpu.popitem(last=self._rng.random() < 0.3)
+            wire.append(BlockRemoved([block_hash], "CPU", 0))
+        while self._window.total() > self.features.num_blocks:
+            block_hash = self._rng.choice([h for h, copies in self._window.items() if copies])
+            self._window[block_hash] -= 1
+            wire.append(BlockRemoved([block_hash], "GPU", 1))

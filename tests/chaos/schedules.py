@@ -1,0 +1,150 @@
+"""A schedule is a kind of trouble and a seed: the same two, the same run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from tests.chaos.engine import Features
+from tests.chaos.judge import Verdict, WrongBelief, judge
+from tests.chaos.world import Troubles, World
+
+from inferway.index.protocol import Index
+
+CALM = Troubles()
+KINDS: dict[str, Troubles] = {
+    "lost messages": replace(CALM, lost=0.15),
+    "doubled messages": replace(CALM, doubled=0.3),
+    "reordered, late messages": replace(CALM, late=0.3),
+    "corrupt messages": replace(CALM, corrupt=0.2),
+    "engines that send what cannot be read": replace(CALM, spoilt=0.1),
+    "holes inside replays": replace(CALM, lost=0.15, holes=0.5),
+    "engine restarts": replace(CALM, restart=0.06),
+    "engine restarts that keep the link": replace(CALM, silent_restart=0.06, audit=0.04),
+    "links that break": replace(CALM, link=0.1),
+    "gateway restarts": replace(CALM, gateway=0.05),
+    "gateway restarts with a journal": replace(CALM, snapshot=0.06, restart=0.02, lost=0.05),
+    "late joiners": replace(CALM, joins_late=True, ring=4),
+    "a replay socket that dies": replace(CALM, lost=0.1, dead_replay=0.06, link=0.03),
+    "a replay socket that is dead": replace(CALM, lost=0.1, replay_lives=False),
+    "no replay socket": replace(CALM, lost=0.1, can_replay=False),
+    "caches cleared": replace(CALM, clear=0.06, joins_late=True, ring=4),
+    "duplicate blocks": replace(CALM, features=Features(twins=True), joins_late=True, ring=6),
+    "inner blocks removed": replace(CALM, features=Features(odd_eviction=True), lost=0.05),
+    "blocks in two tiers": replace(CALM, features=Features(cpu_blocks=12), lost=0.05, clear=0.02),
+    "caches of two tiers cleared": replace(
+        CALM, features=Features(cpu_blocks=12), joins_late=True, ring=2, clear=0.08, gateway=0.06
+    ),
+    "sliding windows": replace(CALM, features=Features(window=5), lost=0.05),
+    "data-parallel ranks": replace(CALM, ranks=3, lost=0.05, restart=0.02),
+    "adapters and salts": replace(CALM, features=Features(mixed=True), lost=0.05),
+    "blocks reported again": replace(CALM, report=0.15, joins_late=True, ring=4, clear=0.02),
+    "orphans adopted": replace(
+        CALM, adopt=0.4, joins_late=True, ring=2, gateway=0.03, features=Features(odd_eviction=True)
+    ),
+    "a bounded index": replace(CALM, max_blocks=20, ranks=2),
+    "everything": CALM,
+}
+SHARES = ("lost", "doubled", "late", "corrupt", "spoilt", "holes", "restart", "link", "snapshot")
+RARE = ("silent_restart", "gateway", "dead_replay", "clear", "adopt", "audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    kind: str
+    seed: int
+    turns: int | None = None  # None: as the seed says; less, to find the shortest that fails
+
+    @property
+    def command(self) -> str:
+        turns = "" if self.turns is None else f" --turns {self.turns}"
+        return f".venv/bin/python -m tests.chaos --kind {self.kind!r} --seed {self.seed}{turns}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    schedule: Schedule
+    verdicts: Sequence[Verdict]
+    excluded: int  # messages that showed a restart which nobody can see
+    wrong: str | None = None
+
+
+MakeIndex = Callable[[], Index]
+
+
+def run(
+    schedule: Schedule,
+    make_index: MakeIndex | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Storm, calm, verdict. A wrong belief or an error is in the outcome."""
+    rng = Random(f"{schedule.kind}/{schedule.seed}")
+    troubles = draw(KINDS[schedule.kind], rng, mixed=schedule.kind == "everything")
+    turns = rng.choice((20, 60, 120, 250))
+    storm_rng, calm_rng = Random(rng.getrandbits(64)), Random(rng.getrandbits(64))
+    verdicts: Sequence[Verdict] = ()
+    wrong, excluded = None, 0
+    try:
+        world = World(troubles, storm_rng, make_index)
+        for turn in world.storm(turns if schedule.turns is None else schedule.turns):
+            if tell is not None:
+                tell(turn)
+        world.rng = calm_rng
+        world.calm()
+        verdicts = asyncio.run(judge(world))
+        excluded = sum(line.excluded for line in world.lines)
+    except WrongBelief as e:
+        wrong = str(e)
+    except Exception as e:
+        if tell is not None:
+            raise
+        wrong = f"{type(e).__name__}: {e}"
+    return Outcome(schedule, verdicts, excluded, wrong)
+
+
+def shortest(schedule: Schedule, make_index: MakeIndex | None = None) -> Schedule:
+    """The failing schedule with as few turns as still fail."""
+    for turns in range(251):
+        short = replace(schedule, turns=turns)
+        if run(short, make_index).wrong is not None:
+            return short
+    return schedule
+
+
+def draw(troubles: Troubles, rng: Random, *, mixed: bool) -> Troubles:
+    """A kind's own trouble, in an engine of any make, with some of the others'."""
+    share = 0.5 if mixed else 0.1
+    more: dict[str, object] = {}
+    for name in (*SHARES, *RARE):
+        if not getattr(troubles, name) and rng.random() < share:
+            more[name] = rng.choice((0.02, 0.1)) if name in SHARES else 0.03
+    if not troubles.joins_late and rng.random() < share:
+        more["joins_late"] = True
+    if troubles.ring == CALM.ring and rng.random() < 2 * share:
+        more["ring"] = rng.choice((1, 3, 10, 30))
+    features = troubles.features
+    features = replace(
+        features,
+        num_blocks=rng.choice((8, 16, 30, 60)),
+        block_size=rng.choice((1, 2, 3, 4)),
+        format=rng.choice(("map", "array")),
+        algorithm=rng.choice(("xxhash", "xxhash", "xxhash_cbor", "sha256")),
+        mixed=features.mixed or rng.random() < share,
+        cpu_tokens=rng.random() < 0.5,
+        twins=features.twins or rng.random() < share,
+        odd_eviction=features.odd_eviction or rng.random() < share,
+    )
+    if mixed:
+        features = replace(
+            features, cpu_blocks=rng.choice((0, 0, 10)), window=rng.choice((0, 0, 2, 5))
+        )
+        more["ranks"] = rng.choice((1, 1, 2))
+        more["max_blocks"] = rng.choice((None, None, None, 15))
+        more["report"] = rng.choice((0.0, 0.0, 0.05))
+        more["can_replay"] = rng.random() < 0.9
+        more["replay_lives"] = rng.random() < 0.95
+    if features.window and features.format == "array":
+        features = replace(features, format="map")  # the flat form would need its own place
+    return replace(troubles, **more, features=features)  # type: ignore[arg-type]

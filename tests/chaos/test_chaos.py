@@ -1,0 +1,55 @@
+"""Whatever happens between an engine and a gateway: once it is calm, nothing wrong is believed.
+
+300 schedules, always the same in CI. More of them, on all cores: `make chaos`.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+from tests.chaos.schedules import KINDS, Schedule, run, shortest
+
+SCHEDULES = 300
+FIRST_SEED = 0 if os.environ.get("CI") else Random().randrange(1_000_000)
+
+
+def seeds(kind: str) -> range:
+    place, kinds = list(KINDS).index(kind), len(KINDS)
+    return range(FIRST_SEED, FIRST_SEED + len(range(place, SCHEDULES, kinds)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_once_calm_exact_is_the_truth_and_partial_is_nothing_but_the_truth(kind: str) -> None:
+    outcomes = [run(Schedule(kind, seed)) for seed in seeds(kind)]
+
+    failures = [outcome for outcome in outcomes if outcome.wrong is not None]
+    for failure in failures[:1]:
+        pytest.fail(f"{failure.wrong}\nto see it: {shortest(failure.schedule).command}")
+
+
+def test_there_are_as_many_schedules_as_promised() -> None:
+    assert sum(len(seeds(kind)) for kind in KINDS) == SCHEDULES
+
+
+@pytest.mark.parametrize("kind", ["lost messages", "everything"])
+def test_the_same_seed_is_the_same_run(kind: str) -> None:
+    def trace() -> list[str]:
+        turns: list[str] = []
+        run(Schedule(kind, 3), tell=turns.append)
+        return turns
+
+    turns = trace()
+
+    assert len(turns) >= 20
+    assert trace() == turns
+
+
+def test_a_calm_network_leaves_no_kind_of_engine_less_than_exact() -> None:
+    """The generator is not so cruel that nothing could be known."""
+    outcomes = [run(Schedule("doubled messages", seed)) for seed in range(10)]
+    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts]
+
+    assert sum(verdict.state == "exact" for verdict in verdicts) >= 5
+    assert sum(verdict.true_blocks for verdict in verdicts) > 50

@@ -1,0 +1,50 @@
+"""A gateway that cannot ask for what it has missed, beside an engine that knows the report mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+from tests.fleet import client
+from tests.fleet.chats import completion
+from tests.fleet.conftest import ServingProgram
+from tests.fleet.engine import BLOCK_SIZE, RealEngine
+from tests.fleet.gateway import cached, scores, send, wait_until_believed
+from tests.fleet.waiting import wait_until
+
+NUM_BLOCKS = 6
+
+
+def numbers(first: int, num: int) -> list[int]:
+    """A prompt of token ids that no other prompt begins with."""
+    return [500 + (first * 797 + i * 11) % 40_000 for i in range(num)]
+
+
+def test_a_report_tells_what_was_cached_before_the_gateway_came(
+    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
+) -> None:
+    engine = engines[1]
+    earlier = completion("earlier", numbers(1, NUM_BLOCKS * BLOCK_SIZE + 1))
+    send(engine.url, earlier)
+    words = count(2)
+    without_replay = f"{engine.url},events=tcp://127.0.0.1:{engine.ports.events}"
+    flags = ["serve", "--engine", without_replay, "--heal", "1.0"]
+    with ServingProgram(flags, new_log("healing-gateway"), "kv-aware") as late:
+
+        def is_partial() -> bool:
+            send(late.url, completion("something else", numbers(next(words), BLOCK_SIZE + 1)))
+            [report] = client.get(f"{late.url}/admin/engines").json["engines"]
+            return bool(report["endpoints"][0]["state"] == "partial")
+
+        wait_until(is_partial, "the gateway has heard of something")
+        assert scores(late.url, earlier) == {engine.name: 0}
+
+        healing = send(late.url, earlier)
+
+        assert healing.headers["x-inferway-edited"] == "vllm_xargs"
+        assert cached(healing).cached_tokens == NUM_BLOCKS * BLOCK_SIZE
+        wait_until_believed(late.url, earlier, engine.name, NUM_BLOCKS)
+        again = send(late.url, earlier)
+        assert again.headers["x-inferway-matched-blocks"] == str(NUM_BLOCKS)
+        assert "x-inferway-edited" not in again.headers

@@ -1,0 +1,108 @@
+"""A shortened history comes to the same as the whole one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from tests.fleet_unit.journal.histories import Holder, Step, events, histories
+
+from inferway.events.records import (
+    Counted,
+    Known,
+    Record,
+    Removed,
+    Stored,
+    Uncounted,
+    Waiting,
+)
+from inferway.fleet.journal.shorten import MAX_BLOCKS, shortened
+
+STORED = Stored([1], [11])
+WAITING = Waiting([1], 0, 0)
+
+
+def short(records: list[Record]) -> list[Record]:
+    return list(shortened(records, records))
+
+
+@given(histories, events)
+@settings(max_examples=600, deadline=None)
+def test_a_shortened_history_rebuilds_what_the_whole_one_does(
+    history: list[Step], after: list[Step]
+) -> None:
+    whole, rebuilt = Holder(), Holder()
+    for step in history:
+        step(whole)
+
+    rebuilt.redo(short(whole.records))
+
+    assert rebuilt.seen() == whole.seen()
+    redone = Holder()  # what orphans vouch for is not written down: redone is what is compared
+    redone.redo(whole.records)
+    for step in after:
+        step(redone)
+        step(rebuilt)
+        assert rebuilt.seen() == redone.seen()
+
+
+@given(histories, histories)
+@settings(max_examples=200, deadline=None)
+def test_a_snapshot_and_what_came_after_it_can_be_shortened_again(
+    before: list[Step], after: list[Step]
+) -> None:
+    whole, rebuilt = Holder(), Holder()
+    for step in before:
+        step(whole)
+    snapshot = short(whole.records)
+    whole.records.clear()
+    for step in after:
+        step(whole)
+    rebuilt.redo(short([*snapshot, *whole.records]))
+
+    assert rebuilt.seen() == whole.seen()
+
+
+def test_what_came_and_went_leaves_nothing() -> None:
+    assert short([Stored([1, 2], [11, 12]), Removed([2, 1], 0, 0)]) == []
+
+
+def test_a_block_whose_parent_is_gone_keeps_the_parents_key() -> None:
+    assert short([Stored([1, 2], [11, 12]), Removed([1], 0, 0)]) == [Stored([2], [12], 11)]
+
+
+def test_parts_of_a_chain_become_one_record() -> None:
+    parts: list[Record] = [Stored([1], [11]), Stored([2], [12], 11), Stored([3], [13], 12)]
+
+    assert short(parts) == [Stored([1, 2, 3], [11, 12, 13])]
+
+
+def test_no_record_is_longer_than_what_is_redone_in_one_piece() -> None:
+    chain = list(range(1, 1001))
+
+    records = short([Stored(chain, chain)])
+
+    assert [len(record.hashes) for record in records if isinstance(record, Stored)] == [
+        *[MAX_BLOCKS] * 3,
+        1000 - 3 * MAX_BLOCKS,
+    ]
+
+
+def test_copies_are_counted() -> None:
+    twice: list[Record] = [Stored([1], [11]), Stored([1], [11]), Stored([1], [11])]
+
+    assert short(twice) == [Stored([1], [11]), Known([1, 1], 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        ([Uncounted(), STORED, STORED, Counted()], [STORED]),
+        ([STORED, STORED, Uncounted(), Removed([1], 0, 0)], [Uncounted()]),
+        ([Uncounted(), WAITING, WAITING, Counted()], [WAITING]),
+        ([WAITING, WAITING, Uncounted(), Removed([1], 0, 0)], [Uncounted()]),
+    ],
+)
+def test_where_copies_are_not_counted_there_is_one(
+    records: list[Record], left: list[Record]
+) -> None:
+    assert short(records) == left

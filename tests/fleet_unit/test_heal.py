@@ -1,0 +1,170 @@
+"""Which requests ask an engine to report what it reuses, and what that does to what we count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq.asyncio
+
+from inferway.config import EngineSettings
+from inferway.fleet.discovery import EngineFacts, EventSource
+from inferway.fleet.engine import Engine
+from inferway.fleet.heal import Healer, knows_the_mode
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.index.memory import MemoryIndex
+from inferway.model import Endpoint
+
+THERE = Endpoint("e", "http://e", 0)
+STORED = {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}
+
+
+def batch(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([0.0, list(events), 0])
+
+
+def stored(block_hash: int, **fields: Any) -> dict[str, Any]:
+    return {**STORED, "block_hashes": [block_hash], **fields}
+
+
+class OneEngine:
+    """An engine of one rank and its stream, which is fed by hand."""
+
+    def __init__(self, healer: Healer, version: str | None = "0.32.0") -> None:
+        self.healer = healer
+        self.index = MemoryIndex()
+        self.context = zmq.asyncio.Context()
+        self.engine = Engine(EngineSettings(url="http://e"), ())
+        self.engine.facts = EngineFacts((), (), 2, (), version)
+        self.engine.endpoints = [THERE]
+        source = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+        self.stream = EventSubscriber(
+            source, holder=0, block_size=2, index=self.index, context=self.context
+        )
+        self.engine.subscribers = [self.stream]
+        self.do(self.stream.follower.resume())
+
+    def do(self, steps: Iterator[Any]) -> None:
+        """As the subscriber does it: the index first, then who wants to know the state."""
+        for step in steps:
+            if isinstance(step, list):
+                self.index.apply(step)
+        self.healer.note(self.engine, self.stream)
+
+    def replay(self, *batches: tuple[int, bytes]) -> None:
+        for seq, payload in batches:
+            self.do(self.stream.follower.replayed(seq, payload))
+        self.do(self.stream.follower.replay_ended(True))
+
+    def asks(self) -> bool:
+        return self.healer.ask(self.engine, THERE)
+
+
+@pytest.fixture
+def late() -> Iterator[OneEngine]:
+    """Joined after batch 6."""
+    one = OneEngine(Healer(1.0))
+    one.replay((7, batch(stored(11))))
+    yield one
+    one.context.destroy(linger=0)
+
+
+def test_a_partial_engine_is_asked_by_one_request_at_a_time(late: OneEngine) -> None:
+    first, second = late.asks(), late.asks()
+    late.healer.asked(THERE)
+
+    assert (first, second, late.asks()) == (True, False, True)
+    assert late.healer.num_asked == {0: 2}
+
+
+def test_copies_do_not_count_from_before_the_first_request_on(late: OneEngine) -> None:
+    assert not late.stream.blocks.copies_count
+
+    late.do(late.stream.follower.live(8, batch(stored(11))))
+    late.do(late.stream.follower.live(9, batch({"type": "BlockRemoved", "block_hashes": [11]})))
+
+    assert late.index.num_blocks(0) == 0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.3])
+def test_the_share_of_requests_is_kept(share: float) -> None:
+    one = OneEngine(Healer(share))
+    one.replay((7, batch(stored(11))))
+
+    asked = []
+    for _ in range(100):
+        asked.append(one.asks())
+        one.healer.asked(THERE)
+
+    assert asked[0]
+    assert abs(sum(asked) - 100 * share) <= 1
+    one.context.destroy(linger=0)
+
+
+def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
+    one = OneEngine(Healer(0.0))
+    one.replay((7, batch(stored(11))))
+
+    assert one.stream.blocks.copies_count
+    assert not one.asks()
+    one.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("version", "first_seq", "events"),
+    [
+        ("0.25.1", 7, [stored(11)]),
+        (None, 7, [stored(11)]),
+        ("0.32.0", 0, [stored(11)]),  # known from its start
+        ("0.32.0", 7, [{"type": "BlockRemoved", "block_hashes": [11]}]),  # what is it made of?
+        (
+            "0.32.0",
+            7,
+            [
+                stored(11, group_idx=0, kv_cache_spec_kind="full_attention"),
+                stored(
+                    11,
+                    group_idx=1,
+                    kv_cache_spec_kind="sliding_window",
+                    kv_cache_spec_sliding_window=4,
+                ),
+            ],
+        ),
+        ("0.32.0", 7, [stored(11), stored(11, group_idx=1, kv_cache_spec_kind="mamba")]),
+    ],
+    ids=["too old", "no vllm", "whole", "unknown groups", "windows", "other groups"],
+)
+def test_an_engine_that_gains_nothing_or_is_not_understood_is_left_alone(
+    version: str | None, first_seq: int, events: list[dict[str, Any]]
+) -> None:
+    one = OneEngine(Healer(1.0), version)
+    one.replay((first_seq, batch(*events)))
+
+    assert not one.asks()
+    assert one.stream.blocks.copies_count
+    one.context.destroy(linger=0)
+
+
+def test_an_engine_that_was_started_anew_is_counted_again(late: OneEngine) -> None:
+    late.do(late.stream.follower.live(3, batch(stored(5))))
+    late.replay((7, batch(stored(99))))  # another batch than the one we know by this number
+
+    assert late.stream.blocks.copies_count
+    assert not late.asks()
+
+
+@pytest.mark.parametrize(
+    ("version", "knows"),
+    [
+        ("0.26.0", True),
+        ("0.32.1.dev12+g1234", True),
+        ("1.0.0", True),
+        ("0.25.1", False),
+        ("nightly", False),
+        (None, False),
+    ],
+)
+def test_the_mode_is_vllm_0_26s_and_later(version: str | None, knows: bool) -> None:
+    assert knows_the_mode(version) is knows

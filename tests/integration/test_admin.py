@@ -1,0 +1,108 @@
+"""GET /admin/engines, before simulated engines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
+
+from inferway.simulator.config import EventsConfig
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+
+
+async def engines(fleet: Fleet) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await fleet.get("/admin/engines")).body["engines"]
+    return found
+
+
+def documented(what: str) -> set[str]:
+    """The keys in the first column of the table that is headed so."""
+    table = re.search(rf"\| key of {what} \|.*?\n\n", DOCUMENT.read_text(), re.DOTALL)
+    assert table is not None
+    rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
+    return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+
+
+async def test_its_keys_are_the_documented_ones(start_fleet: StartFleet) -> None:
+    [engine] = await engines(await start_fleet(1))
+    [endpoint] = engine["endpoints"]
+
+    assert engine.keys() == documented("an engine")
+    assert endpoint.keys() == documented("an endpoint")
+    assert endpoint["stream"].keys() == documented("a stream")
+
+
+async def test_it_tells_how_an_engine_is_known(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    await fleet.chat(LONG)
+    [simulator] = fleet.engines
+
+    async def all_known() -> bool:
+        [endpoint] = (await engines(fleet))[0]["endpoints"]
+        return bool(endpoint["blocks"] == len(simulator.cached_blocks()) > 0)
+
+    await until(all_known)
+    [engine] = await engines(fleet)
+    [endpoint] = engine["endpoints"]
+    stream = endpoint["stream"]
+
+    assert (engine["url"], engine["healthy"], engine["block_size"]) == (simulator.url, True, 16)
+    assert engine["version"].startswith("0.32.0")
+    assert (endpoint["name"], endpoint["rank"]) == (engine["name"], None)
+    assert endpoint["state"] == stream["state"] == "exact"
+    assert (stream["endpoint"], stream["replay"]) == (
+        simulator.events_endpoint,
+        simulator.replay_endpoint,
+    )
+    assert stream["seq"] == stream["batches"] - 1
+    assert 0 <= stream["age_seconds"] < 10
+    assert stream["stored"] >= endpoint["blocks"]
+    assert stream["skipped"] == {}
+
+
+async def test_an_engine_without_events_is_blind(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet([simulated(events=EventsConfig(endpoint=None))])
+    [engine] = await engines(fleet)
+
+    [endpoint] = engine["endpoints"]
+
+    assert (endpoint["state"], endpoint["stream"]) == ("blind", None)
+    labels = {"engine": engine["name"], "rank": "0"}
+    assert await fleet.metric("inferway_stream_state", state="blind", **labels) == 1
+    assert await fleet.metric("inferway_stream_state", state="exact", **labels) == 0
+
+
+async def test_an_engine_that_is_not_there_is_told_too(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    await fleet.chat(LONG)
+
+    async def is_known() -> bool:
+        return bool((await engines(fleet))[0]["endpoints"][0]["blocks"])
+
+    await until(is_known)
+    await fleet.engines[0].stop()
+
+    async def is_gone() -> bool:
+        return not (await engines(fleet))[0]["healthy"]
+
+    await until(is_gone)
+    [engine] = await engines(fleet)
+    assert "it does not answer" in engine["problems"]
+    assert engine["endpoints"][0]["state"] == "stale"
+
+
+async def test_it_wants_the_admins_key(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_ADMIN_KEY", "secret")
+    fleet = await start_fleet(1, admin_key_env="TEST_ADMIN_KEY")
+    url = f"{fleet.url}/admin/engines"
+
+    async with fleet.http.get(url) as refused:
+        assert refused.status == 401
+    async with fleet.http.get(url, headers={"authorization": "Bearer secret"}) as allowed:
+        assert allowed.status == 200

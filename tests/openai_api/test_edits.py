@@ -1,0 +1,158 @@
+"""What is added to a request's body, and that nothing else of it changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferway.openai_api.edits import MAX_BYTES, MAX_SCANNED_BYTES, with_vllm_xarg
+
+ADDED = b'"kv_cache_report_mode":"full"'
+
+
+def edited(body: bytes) -> bytes | None:
+    return with_vllm_xarg(body, "kv_cache_report_mode", "full")
+
+
+# JSON as people write it: any spaces, escapes in strings and names, names that stand twice
+
+SPACE = st.text(" \t\r\n", max_size=2)
+KEY_WORDS = st.sampled_from(
+    ["vllm_xargs", "kv_cache_report_mode", "model", "", "é", "\u2028", '"{']
+)
+TEXTS = KEY_WORDS | st.text(max_size=5)
+
+
+def spelled(text: str, style: int) -> str:
+    """A JSON string; some styles escape what need not be."""
+    if style == 0:
+        return json.dumps(text)
+    if style == 1:
+        return json.dumps(text, ensure_ascii=False)
+    units = text.encode("utf-16-be", "surrogatepass")
+    escapes = [f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)]
+    return f'"{"".join(escapes)}"'
+
+
+STRINGS = st.builds(spelled, TEXTS, st.integers(0, 2))
+SCALARS = st.sampled_from(["null", "true", "-1.50e3", "12345678901234567890", "0.10"]) | STRINGS
+
+
+@st.composite
+def objects(draw: st.DrawFn, values: st.SearchStrategy[str]) -> str:
+    members = draw(st.lists(st.tuples(SPACE, STRINGS, SPACE, SPACE, values, SPACE), max_size=4))
+    inside = ",".join(f"{a}{key}{b}:{c}{value}{d}" for a, key, b, c, value, d in members)
+    return "{" + (inside or draw(SPACE)) + "}"
+
+
+@st.composite
+def arrays(draw: st.DrawFn, values: st.SearchStrategy[str]) -> str:
+    items = draw(st.lists(st.tuples(SPACE, values, SPACE), max_size=3))
+    return "[" + (",".join("".join(item) for item in items) or draw(SPACE)) + "]"
+
+
+VALUES = st.recursive(SCALARS, lambda inner: objects(inner) | arrays(inner), max_leaves=6)
+BODIES = st.builds("{}{}{}".format, SPACE, objects(VALUES), SPACE).map(
+    lambda text: text.encode("utf-8", "surrogatepass")
+)
+
+
+def is_text(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@given(BODIES.filter(is_text))
+def test_the_field_is_there_and_nothing_else_has_changed(body: bytes) -> None:
+    before = json.loads(body)
+    theirs = before.get("vllm_xargs")
+    after = edited(body)
+
+    if theirs is not None and not isinstance(theirs, dict):
+        assert after is None
+        return
+    if theirs is not None and "kv_cache_report_mode" in theirs:
+        assert after is None
+        return
+    assert after is not None
+    wanted = {**before, "vllm_xargs": {**(theirs or {}), "kv_cache_report_mode": "full"}}
+    assert json.loads(after) == wanted
+
+
+@given(BODIES.filter(is_text))
+def test_every_byte_of_the_body_is_there_in_its_order(body: bytes) -> None:
+    after = edited(body)
+    if after is None:
+        return
+    kept = len(common_start(body, after))
+    rest = body[kept:]
+
+    if not after.endswith(rest):  # `null` has given way to an object
+        assert rest.startswith(b"null")
+        assert after.endswith(rest[len(b"null") :])
+
+
+def common_start(one: bytes, other: bytes) -> bytes:
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    return one[:same]
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (b"{}", b'{"vllm_xargs":{%b}}'),
+        (b' { "n" : 1.0 } ', b' {"vllm_xargs":{%b}, "n" : 1.0 } '),
+        (b'{"vllm_xargs": {}}', b'{"vllm_xargs": {%b}}'),
+        (b'{"vllm_xargs": { "a":1}}', b'{"vllm_xargs": {%b, "a":1}}'),
+        (b'{"vllm_xargs" :null,"n":1}', b'{"vllm_xargs" :{%b},"n":1}'),
+        (b'{"a":{"vllm_xargs":{}}}', b'{"vllm_xargs":{%b},"a":{"vllm_xargs":{}}}'),
+        (b'{"a":"\\"vllm_xargs\\":{"}', b'{"vllm_xargs":{%b},"a":"\\"vllm_xargs\\":{"}'),
+        (b'{"vllm_x\\u0061rgs":{}}', b'{"vllm_x\\u0061rgs":{%b}}'),
+        (
+            b'{"vllm_xargs":{"a":1},"vllm_xargs":{"b":2}}',
+            b'{"vllm_xargs":{"a":1},"vllm_xargs":{%b,"b":2}}',
+        ),
+    ],
+)
+def test_it_is_added_where_the_engine_reads_it(body: bytes, wanted: bytes) -> None:
+    assert edited(body) == wanted % ADDED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"vllm_xargs":{"kv_cache_report_mode":"incremental"}}',
+        b'{"vllm_xargs":{"kv_cache_report_mode":null}}',
+        b'{"vllm_xargs":{"kv_cache_report_mod\\u0065":"x"}}',
+        b'{"vllm_xargs":[1]}',
+        b'{"vllm_xargs":"text"}',
+        b"[]",
+        b'"{"',
+        b"",
+        b"{",
+        b'{"a":1}{',
+    ],
+)
+def test_what_the_client_says_itself_or_cannot_be_added_to_is_left_alone(body: bytes) -> None:
+    assert edited(body) is None
+
+
+def padded(fields: dict[str, Any], size: int) -> bytes:
+    body = json.dumps({**fields, "prompt": ""}).encode()
+    return body[:-2] + b"x" * (size - len(body)) + body[-2:]
+
+
+def test_bodies_that_would_take_too_long_are_left_alone() -> None:
+    assert edited(padded({}, MAX_BYTES)) is not None
+    assert edited(padded({}, MAX_BYTES + 1)) is None
+    assert edited(padded({"vllm_xargs": {}}, MAX_SCANNED_BYTES)) is not None
+    assert edited(padded({"vllm_xargs": {}}, MAX_SCANNED_BYTES + 1)) is None
