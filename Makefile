@@ -56,7 +56,7 @@ bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minu
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench index $(ARGS)
 
-chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (4 minutes); writes docs/results/chaos.json
+chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (2 to 5 minutes); writes docs/results/chaos.json
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.chaos --out docs/results/chaos.json $(ARGS)
 
