@@ -252,7 +252,7 @@ def test_clearing_does_not_make_copies_count_again() -> None:
 # the truth
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(0, 30), st.integers(8, 40), st.booleans())
 def test_a_late_joiner_never_believes_what_is_not_there(
     seed: int, unheard: int, num_blocks: int, reports: bool
@@ -293,6 +293,51 @@ def test_a_late_joiner_never_believes_what_is_not_there(
             hashes = [wire_hash(block_hash) for block_hash in dialect.prompt_hashes(routed, SIZE)]
             index.apply(engine.adopt(hashes, keys))
         _check(prompts, hasher, dialect, cache, index, engine)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(0, 20))
+def test_nobody_vouches_for_who_has_gone_whatever_order_blocks_go_in(
+    seed: int, unheard: int
+) -> None:
+    """An engine that drops any block at any time, those in the middle of others too."""
+    numbers = random.Random(seed)
+    prompts, hasher, dialect = _prompts(numbers), BlockHasher(SIZE), Dialect()
+    index, held = MemoryIndex(), set[int]()
+    engine = EngineBlocks(HOLDER, SIZE, holdings=index)
+    for turn in range(80):
+        prompt = numbers.choice(prompts)
+        keys = hasher.keys(np.array(prompt, dtype=np.uint32))
+        hashes = [wire_hash(block_hash) for block_hash in dialect.prompt_hashes(prompt, SIZE)]
+        events: list[BlockStored | BlockRemoved] = []
+        if numbers.random() < 0.5:
+            for i in (i for i, block_hash in enumerate(hashes) if block_hash not in held):
+                parent = hashes[i - 1] if i else None
+                tokens = prompt[i * SIZE : (i + 1) * SIZE]
+                events.append(
+                    BlockStored(
+                        block_hashes=[hashes[i]],
+                        parent_hash=parent,
+                        token_ids=tokens,
+                        block_size=SIZE,
+                    )
+                )
+            held.update(hashes)
+        elif held:
+            gone = numbers.choice(sorted(held))
+            held.remove(gone)
+            events.append(removed(gone))
+        if turn < unheard:
+            continue
+        for event in events:
+            index.apply(engine.apply(event))
+        if numbers.random() < 0.3:
+            index.apply(engine.adopt(hashes, keys))
+        for other in prompts:
+            keys = hasher.keys(np.array(other, dtype=np.uint32))
+            hashes = [wire_hash(block_hash) for block_hash in dialect.prompt_hashes(other, SIZE)]
+            there = dict(zip(keys, hashes, strict=False))
+            assert all(there[key] in held for key in index.held(HOLDER, keys, GPU, 0))
 
 
 def _prompts(numbers: random.Random) -> list[list[int]]:

@@ -138,4 +138,4 @@ def test_the_cache_was_too_small_and_was_of_use(asked: list[Asked]) -> None:
     driven_out = [one for one in later if one.cached_tokens < one.held_tokens]
 
     assert len(still_there) >= 10
-    assert len(driven_out) >= 10
+    assert len(driven_out) >= 5

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from inferway.events.apply import EngineBlocks
 from inferway.events.orphans import MAX_ORPHANS
@@ -36,6 +35,7 @@ from inferway.events.wire import (
     Batch,
     Event,
     EventError,
+    RawBatch,
     decode_event,
     open_batch,
 )
@@ -58,7 +58,7 @@ class FollowerStats:
     skipped: dict[str, int] = field(default_factory=dict)  # messages and events, by reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Opened:
     """A batch's payload, and what is in it, in order."""
 
@@ -131,7 +131,7 @@ class EngineFollower:
 
     def resume(self) -> Steps:
         """As `EventStream.resume`."""
-        yield from self._do(self.stream.resume)
+        yield from self._do(self.stream.resume())
 
     def lost(self) -> None:
         """As `EventStream.lost`."""
@@ -139,17 +139,17 @@ class EngineFollower:
 
     def live(self, seq: int, payload: bytes) -> Steps:
         """As `EventStream.live`."""
-        opened = yield from self._open(payload)
-        yield from self._do(partial(self.stream.live, seq, payload, opened.is_readable))
+        opened = self._open_small(payload) or (yield from self._open(payload))
+        yield from self._do(self.stream.live(seq, payload, opened.is_readable))
 
     def replayed(self, seq: int, payload: bytes) -> Steps:
         """As `EventStream.replayed`."""
-        opened = yield from self._open(payload)
-        yield from self._do(partial(self.stream.replayed, seq, payload, opened.is_readable))
+        opened = self._open_small(payload) or (yield from self._open(payload))
+        yield from self._do(self.stream.replayed(seq, payload, opened.is_readable))
 
     def replay_ended(self, complete: bool) -> Steps:
         """As `EventStream.replay_ended`."""
-        yield from self._do(partial(self.stream.replay_ended, complete))
+        yield from self._do(self.stream.replay_ended(complete))
 
     def skip(self, reason: str, message: str) -> None:
         """Something came that cannot be used."""
@@ -159,37 +159,50 @@ class EngineFollower:
 
     # what is done about it
 
-    def _do(self, happened: Callable[[], list[Action]]) -> Steps:
-        actions = happened()
+    def _do(self, actions: Sequence[Action]) -> Steps:
         for i, action in enumerate(actions, 1):
             if isinstance(action, Replay):
                 yield action
             elif isinstance(action, Apply):
-                yield from self._apply(action, is_last_life=Forget() not in actions[i:])
+                is_last_life = i == len(actions) or Forget() not in actions[i:]
+                yield from self._apply(action, is_last_life)
             else:
                 yield self._forget()
         self._opened = None
 
-    def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
+    def _open_small(self, payload: bytes) -> _Opened | None:
+        """None: it takes long enough to give others a turn."""
+        if len(payload) > SMALL_BYTES:
+            return None
         raw = open_batch(payload)
         if isinstance(raw, EventError):
-            self._opened = _Opened(payload, 0.0, None, [raw], [raw])
-            return self._opened
-        in_turns = len(payload) > SMALL_BYTES
-        items = []
-        for place, raw_event in enumerate(raw.events):
+            return self._note_opened(payload, raw, [])
+        items = [decode_event(raw_event, place) for place, raw_event in enumerate(raw.events)]
+        return self._note_opened(payload, raw, items)
+
+    def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
+        raw = open_batch(payload)
+        items: list[Event | EventError] = []
+        for place, raw_event in enumerate(() if isinstance(raw, EventError) else raw.events):
             items.append(decode_event(raw_event, place))
-            if in_turns:
-                yield []
-        errors = [item for item in items if isinstance(item, EventError)]
-        self._opened = _Opened(payload, raw.ts, raw.rank, items, errors)
+            yield []
+        return self._note_opened(payload, raw, items)
+
+    def _note_opened(
+        self, payload: bytes, raw: RawBatch | EventError, items: list[Event | EventError]
+    ) -> _Opened:
+        if isinstance(raw, EventError):
+            self._opened = _Opened(payload, 0.0, None, [raw], [raw])
+        else:
+            errors = [item for item in items if isinstance(item, EventError)]
+            self._opened = _Opened(payload, raw.ts, raw.rank, items, errors)
         return self._opened
 
     def _apply(self, batch: Apply, is_last_life: bool) -> Steps:
         """`is_last_life`: nothing that is done now is forgotten at once."""
         opened = self._opened
         if opened is None or opened.payload is not batch.payload:
-            opened = yield from self._open(batch.payload)
+            opened = self._open_small(batch.payload) or (yield from self._open(batch.payload))
         self.stats.batches += 1
         for item in opened.items:
             if isinstance(item, EventError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from tests.fleet_unit.journal.lives import Life, Publisher, files, life, removed
 
 from inferway.errors import JournalError
 from inferway.events.stream import StreamState
-from inferway.fleet.journal.compact import compact, main
+from inferway.fleet.journal.compact import compact
 from inferway.fleet.journal.files import install
 
 PROMPTS = 12
@@ -201,11 +200,3 @@ async def test_closing_ends_a_compaction(tmp_path: Path) -> None:
     async with life(tmp_path) as second:
         assert second.matched() == 3
         assert not [path for path in files(tmp_path) if path.suffix == ".tmp"]
-
-
-def test_its_process_is_nice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(os, "nice", asked.append)
-
-    assert main([str(tmp_path), "1", str(tmp_path / "out")]) == 1
-    assert asked == [10]

@@ -20,20 +20,20 @@ from inferway.fleet.journal.entries import (
     END,
     FORMAT,
     Covered,
-    Entry,
     Header,
     Position,
     decode_entry,
     decode_header,
+    decode_record,
     encode_entry,
+    encode_record,
 )
 from inferway.fleet.journal.files import files_up_to, payloads, write_snapshot
 from inferway.fleet.journal.frames import FrameReader
-from inferway.fleet.journal.shorten import MAX_BLOCKS, shortened
+from inferway.fleet.journal.shorten import shortened
 
 NICENESS = 10
 _ENTRY_RECORDS = 16
-_ENTRY_BLOCKS = 4 * MAX_BLOCKS  # decoded in one piece
 
 
 class History:
@@ -57,7 +57,7 @@ class History:
                 elif payload != END:
                     entry = decode_entry(payload)
                     self.position = entry.position
-                    yield from entry.records
+                    yield from map(decode_record, entry.records)
             if not reader.is_whole:
                 raise JournalError(f"{path}: not whole behind byte {reader.num_good_bytes}")
             covers = self.header.covers if self.header else None
@@ -93,21 +93,14 @@ def _all(first: Record, others: Iterable[Record]) -> Iterator[Record]:
 
 
 def _entries(position: Position, records: Iterable[Record]) -> Iterator[bytes]:
-    piece: list[Record] = []
-    num_blocks = 0
+    piece: list[msgspec.Raw] = []
     for record in records:
-        blocks = len(getattr(record, "hashes", ()))
-        if piece and (num_blocks + blocks > _ENTRY_BLOCKS or len(piece) == _ENTRY_RECORDS):
-            yield _entry(position, piece)
-            piece, num_blocks = [], 0
-        piece.append(record)
-        num_blocks += blocks
+        piece.append(encode_record(record))
+        if len(piece) == _ENTRY_RECORDS:
+            yield encode_entry(position, piece)
+            piece = []
     if piece:
-        yield _entry(position, piece)
-
-
-def _entry(position: Position, records: Sequence[Record]) -> bytes:
-    return encode_entry(Entry(position.seq, position.digest, position.is_exact, records))
+        yield encode_entry(position, piece)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from inferway.events.records import Record
@@ -45,12 +43,13 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """What one batch changed; in a snapshot, a piece of what there is."""
+    """What one batch changed; in a snapshot, a piece of what there is. A batch may be big: its
+    records are encoded and decoded one at a time."""
 
     seq: int
     digest: bytes
     is_exact: bool
-    records: Sequence[Record]
+    records: list[msgspec.Raw]
 
     @property
     def position(self) -> Position:
@@ -60,9 +59,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 _header = msgspec.msgpack.Decoder(Header)
 _entry = msgspec.msgpack.Decoder(Entry)
+_record: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 encode_header = _encoder.encode
-encode_entry = _encoder.encode
 
 
 def decode_header(payload: bytes) -> Header | None:
@@ -77,3 +76,16 @@ def decode_header(payload: bytes) -> Header | None:
 def decode_entry(payload: bytes) -> Entry:
     """Raises msgspec.DecodeError."""
     return _entry.decode(payload)
+
+
+def encode_entry(position: Position, records: list[msgspec.Raw]) -> bytes:
+    return _encoder.encode((position.seq, position.digest, position.is_exact, records))
+
+
+def encode_record(record: Record) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(record))
+
+
+def decode_record(raw: msgspec.Raw) -> Record:
+    """Raises msgspec.DecodeError."""
+    return _record.decode(raw)

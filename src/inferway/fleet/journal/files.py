@@ -131,7 +131,7 @@ def payloads(path: Path, reader: FrameReader) -> Iterator[bytes]:
 
 def _difference(header: Header | None, identity: Identity, name: str) -> str | None:
     if header is None:
-        return f"{name} is not whole"
+        return f"{name} is not whole, or of another format"
     was, now = msgspec.to_builtins(header.identity), msgspec.to_builtins(identity)
     for key, value in now.items():
         if was[key] != value:

@@ -28,14 +28,15 @@ from inferway.fleet.journal.compactor import Compactor, Job
 from inferway.fleet.journal.entries import (
     END,
     FORMAT,
-    Entry,
     Header,
     Identity,
     Position,
     decode_entry,
     decode_header,
+    decode_record,
     encode_entry,
     encode_header,
+    encode_record,
 )
 from inferway.fleet.journal.files import READ_BYTES, Kept, recover
 from inferway.fleet.journal.frames import FrameReader, frame
@@ -44,7 +45,9 @@ from inferway.index.protocol import Index
 
 log = logging.getLogger("inferway.journal")
 
-SLICE_SECONDS = 0.002  # how long the event loop is held before others get a turn
+# How long loading holds the event loop before others get a turn. Who waits for a timer or a socket
+# may have to wait for two slices: one until it is looked at, one until their task runs.
+SLICE_SECONDS = 0.001
 
 SNAPSHOT_BYTES_PER_BLOCK = 20
 COMPACT_FACTOR = 4  # so many times what a snapshot would take, then one is written
@@ -101,7 +104,7 @@ class HolderJournal:
         self._follower: EngineFollower | None = None
         self._is_open = False
         self._position: Position | None = None
-        self._pending: list[Record] = []  # of the batch that is being applied
+        self._pending: list[msgspec.Raw] = []  # of the batch that is being applied
         self._number = 0  # of the file that is written
         self._chain = 0
         self._kept_bytes = 0  # on disk
@@ -175,7 +178,7 @@ class HolderJournal:
         async for reached, records in _batches(kept):
             position = reached
             for record in records:
-                index.apply(follower.blocks.redo(record))
+                index.apply(follower.blocks.redo(decode_record(record)))
                 if time.monotonic() >= end:
                     await asyncio.sleep(0)
                     end = time.monotonic() + SLICE_SECONDS
@@ -190,11 +193,11 @@ class HolderJournal:
         if isinstance(record, Uncounted) and self._position is not None:
             # At once and out of turn: the engine will now be asked to report blocks again, and
             # who does not know that would count those as copies.
-            self._write_entry(self._position, [record])
+            self._write(encode_entry(self._position, [encode_record(record)]))
             return
         if isinstance(record, Cleared) and self.proof is Proof.PENDING:
             self._proof = Proof.DROPPED
-        self._pending.append(record)
+        self._pending.append(encode_record(record))
 
     def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
         """All records of a batch have been given."""
@@ -204,7 +207,7 @@ class HolderJournal:
             self._proof = Proof.PROVEN
         records, self._pending = self._pending, []
         self._position = Position(seq, digest, state is StreamState.EXACT)
-        self._write_entry(self._position, records)
+        self._write(encode_entry(self._position, records))
         self.stats.batches += 1
         if self._kept_bytes > self._compact_at and not self._compacting:
             self._compact_if_worth_it()
@@ -220,10 +223,6 @@ class HolderJournal:
             return
         self._is_open = False
         await self._workers.writer.remove(self._tail)
-
-    def _write_entry(self, position: Position, records: Sequence[Record]) -> None:
-        entry = Entry(position.seq, position.digest, position.is_exact, records)
-        self._write(encode_entry(entry))
 
     def _write(self, payload: bytes) -> None:
         data, self._chain = frame(payload, self._chain)
@@ -287,7 +286,7 @@ class HolderJournal:
         self._compact_at = self._workers.compact_min_bytes
 
 
-async def _batches(kept: Kept) -> AsyncIterator[tuple[Position | None, Sequence[Record]]]:
+async def _batches(kept: Kept) -> AsyncIterator[tuple[Position | None, Sequence[msgspec.Raw]]]:
     """Of all files, read by a thread piece by piece; a snapshot begins with its position. Raises
     JournalError if a file is no longer as it was found, msgspec.DecodeError."""
     chain = 0
