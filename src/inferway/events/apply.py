@@ -80,7 +80,6 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HeldBlocks(holder, holdings, on_record, self.stats)
         self._resized = ResizedBlocks(holder, key_block_size, seed) if key_block_size else None
-        self._writes = on_record is not None
         self._events = 0
 
     @property
@@ -231,9 +230,6 @@ class EngineBlocks:
         if extra_keys or event.lora_name or event.lora_id is not None:
             extras = event_extras(event.lora_name, extra_keys, event.lora_id)
         keys = self._hasher(size).keys(tokens, extras, parent)
-        if self._writes:
-            held.note_stored(hashes, keys, parent, tier)
-        self.stats.stored += len(hashes)
         stored = held.store(hashes, keys, parent, tier)
         return ops + stored if ops else stored
 

@@ -93,7 +93,7 @@ class HeldBlocks:
         """Raises TypeError for what is no record."""
         match record:
             case Stored(hashes, keys, parent, tier):
-                return self.store(hashes, keys, parent, tier)
+                return self._store(hashes, keys, parent, tier)
             case Removed(hashes, tier, group):
                 return self._remove(hashes, (tier, group))
             case Known(hashes, tier, group):
@@ -120,36 +120,14 @@ class HeldBlocks:
 
     # changes
 
-    def note_stored(
-        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
-    ) -> None:
-        """What is handed to `store`, if it is news."""
-        if self._record is not None:
-            self._record(Stored(hashes, keys, parent, tier))
-
     def store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
-        """One more copy of each block of a chain; and what else was waiting for their keys."""
-        ops: list[Op] = []
-        waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
-        if self.orphans.tiers:
-            orphans = self.orphans
-            waiting = [(i, orphans.pop(h)) for i, h in enumerate(hashes) if h in orphans]
-        had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
-        new = keys
-        if had:
-            parent, new = _between(keys, had, parent)
-        if new:
-            ops.append(Store(self._holder, new, parent, tier))
-        for i, tiers in waiting:
-            for other in tiers:
-                ops += self._add([(hashes[i], keys[i])], (other, FULL_ATTENTION))
-        if self.awaited:
-            for block_hash, key in zip(hashes, keys, strict=True):
-                for place in self.awaited.pop(block_hash, ()):
-                    ops += self._add([(block_hash, key)], place)
-        return ops
+        """One more copy of each block of a chain."""
+        if self._record is not None:
+            self._record(Stored(hashes, keys, parent, tier))
+        self._stats.stored += len(hashes)
+        return self._store(hashes, keys, parent, tier)
 
     def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """One more copy of each of these blocks that are in the bridge."""
@@ -231,6 +209,30 @@ class HeldBlocks:
 
     # the same, without a record
 
+    def _store(
+        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
+    ) -> list[Op]:
+        """And what else was waiting for their keys."""
+        ops: list[Op] = []
+        waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
+        if self.orphans.tiers:
+            orphans = self.orphans
+            waiting = [(i, orphans.pop(h)) for i, h in enumerate(hashes) if h in orphans]
+        had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
+        new = keys
+        if had:
+            parent, new = _between(keys, had, parent)
+        if new:
+            ops.append(Store(self._holder, new, parent, tier))
+        for i, tiers in waiting:
+            for other in tiers:
+                ops += self._add([(hashes[i], keys[i])], (other, FULL_ATTENTION))
+        if self.awaited:
+            for block_hash, key in zip(hashes, keys, strict=True):
+                for place in self.awaited.pop(block_hash, ()):
+                    ops += self._add([(block_hash, key)], place)
+        return ops
+
     def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:
         hashes, keys = [h for h, _ in pairs], [key for _, key in pairs]
         had = set(self.bridge.add(place, hashes, keys))
@@ -287,7 +289,7 @@ class HeldBlocks:
         for end in range(1, len(hashes) + 1):
             if end < len(hashes) and tiers[end] == tiers[start]:
                 continue
-            ops += self.store(hashes[start:end], keys[start:end], parent, tiers[start][0])
+            ops += self._store(hashes[start:end], keys[start:end], parent, tiers[start][0])
             pairs = list(zip(hashes[start:end], keys[start:end], strict=True))
             for tier in tiers[start][1:]:
                 ops += self._add(pairs, (tier, FULL_ATTENTION))
