@@ -141,7 +141,7 @@ class Encoder:
         return [np.array(list(map(ord, text)), dtype=np.uint32) for text in texts]
 
 
-CHAT = Cuts(["<u>", "<a>"], frozenset(["<u>", "<a>"]), ["<u>", "<a>"])
+CHAT = Cuts(["<u>", "<a>"], frozenset(["<u>", "<a>"]), {})
 
 
 def test_a_growing_chat_has_only_its_new_pieces_encoded() -> None:

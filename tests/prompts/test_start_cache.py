@@ -13,7 +13,7 @@ import fastokens
 import numpy as np
 import pytest
 import tokenizers
-from tests.prompts.test_piece_cache import TRICKY, Encoder, as_llama, load, small, with_tricky
+from tests.prompts.test_piece_cache import TRICKY, as_llama, load, small, with_tricky
 from tests.prompts.texts import drawn_texts
 from tokenizers import AddedToken
 
@@ -94,7 +94,31 @@ def test_fastokens_cuts_texts_at_added_tokens_as_tokenizers_does(
     assert num_differing(fast_encoder(tokenizer), tokenizer, len(name)) == 0
 
 
-CUTS = ["<u>", "<a>"]
+CUTS = {"<u>": 0xE000, "<a>": 0xE001}
+
+
+class Encoder:
+    """Writes down what it is asked for; a text's ids are its characters, but for CUTS."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, texts: Sequence[str]) -> list[TokenIds]:
+        self.asked += texts
+        return [np.array(list(map(ord, _as_one_each(text))), dtype=np.uint32) for text in texts]
+
+
+def _as_one_each(text: str) -> str:
+    for token, token_id in CUTS.items():
+        text = text.replace(token, chr(token_id))
+    return text
+
+
+def text_of(ids: TokenIds) -> str:
+    text = "".join(map(chr, ids))
+    for token, token_id in CUTS.items():
+        text = text.replace(chr(token_id), token)
+    return text
 
 
 def chat_of(num_turns: int) -> str:
@@ -110,7 +134,7 @@ def test_only_what_comes_after_the_start_is_encoded_again() -> None:
 
     ids = cache.encode(f"{chat}<u>last<a>")
 
-    assert "".join(map(chr, ids)) == f"{chat}<u>last<a>"
+    assert text_of(ids) == f"{chat}<u>last<a>"
     asked = "".join(encoder.asked)
     assert asked.endswith("<u>last<a>")
     assert len(asked) < 3 * GRID
@@ -133,7 +157,7 @@ def test_two_chats_with_the_same_start_are_both_right() -> None:
     for i in range(20):
         for who in "ab":
             text = system + f"<u>{who}{i}" * (i + 1)
-            assert "".join(map(chr, cache.encode(text))) == text
+            assert text_of(cache.encode(text)) == text
 
 
 def test_a_text_without_a_cut_is_not_kept() -> None:
@@ -143,10 +167,18 @@ def test_a_text_without_a_cut_is_not_kept() -> None:
     assert cache.num_bytes == 0
 
 
+def test_a_text_is_not_kept_where_the_tokens_id_stands_for_more() -> None:
+    cache = StartCache(Encoder(), CUTS, 100_000, grid=GRID)
+    text = chr(CUTS["<u>"]).join(["x" * 20, "y" * 20, "<u>z" * 20])
+
+    assert text_of(cache.encode(text)) == text.replace(chr(CUTS["<u>"]), "<u>")
+    assert cache.num_bytes == 0
+
+
 def test_a_tokenizer_without_such_tokens_encodes_whole_texts() -> None:
     encoder = Encoder()
 
-    StartCache(encoder, [], 100_000, grid=GRID).encode(chat_of(40))
+    StartCache(encoder, {}, 100_000, grid=GRID).encode(chat_of(40))
 
     assert encoder.asked == [chat_of(40)]
 
@@ -195,15 +227,15 @@ def test_tokens_that_share_no_beginning_with_an_end_are_apart() -> None:
 def test_what_may_not_be_a_cut_is_not_looked_for_either() -> None:
     tokens = (AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", special=True))
 
-    assert find_cuts(small(*tokens)).apart == ["<r>"]
+    assert find_cuts(small(*tokens)).apart == {"<r>": 3}
 
 
 def test_no_token_is_apart_where_one_begins_as_another_ends(shared_data: Path) -> None:
-    assert find_cuts(with_tricky(load(shared_data, "gpt-2"))).apart == []
+    assert find_cuts(with_tricky(load(shared_data, "gpt-2"))).apart == {}
 
 
 def test_llamas_own_tokens_are_apart(shared_data: Path) -> None:
     packed = (shared_data / "tokenizers" / "phi-3.tokenizer.json.gz").read_bytes()
     tokenizer = tokenizers.Tokenizer.from_str(gzip.decompress(packed).decode())
 
-    assert {"<|assistant|>", "<|end|>"} <= set(find_cuts(tokenizer).apart)
+    assert {"<|assistant|>", "<|end|>"} <= find_cuts(tokenizer).apart.keys()

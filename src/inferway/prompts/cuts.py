@@ -30,18 +30,19 @@ import tokenizers
 class Cuts:
     found: list[str]  # all that a pattern must find, going from left to right
     cuts: frozenset[str]  # those of them at which a text may be cut
-    apart: list[str]  # those again which may be looked for by themselves, from any side
+    apart: dict[str, int]  # those again which may be looked for by themselves, and their ids
 
 
 def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
     """Where texts may be cut for this tokenizer (points 2 to 4 above); nowhere, if need be."""
-    tokens = list(tokenizer.get_added_tokens_decoder().values())
+    by_id = tokenizer.get_added_tokens_decoder()
+    tokens = list(by_id.values())
     if (
         tokenizer.encode_special_tokens  # then some of them are ordinary text
         or any(token.single_word for token in tokens)
         or getattr(tokenizer.model, "dropout", None)  # no two encodings are alike
     ):
-        return Cuts([], frozenset(), [])
+        return Cuts([], frozenset(), {})
     contents = [token.content for token in tokens]
     usable = [token for token in tokens if not token.normalized]
     if tokenizer.normalizer is None:
@@ -52,7 +53,9 @@ def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
         for token in usable
         if not token.lstrip and not token.content[0].isspace() and not token.content[-1].isspace()
     ]
-    return Cuts([token.content for token in usable], frozenset(cuts), apart(cuts, contents))
+    ids = {token.content: token_id for token_id, token in by_id.items()}
+    found = [token.content for token in usable]
+    return Cuts(found, frozenset(cuts), {cut: ids[cut] for cut in apart(cuts, contents)})
 
 
 def apart(candidates: Iterable[str], contents: Collection[str]) -> list[str]:

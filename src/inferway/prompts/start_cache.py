@@ -6,7 +6,8 @@ added token begins, from which on the rest can be encoded by itself (`cuts` says
 
 Only tokens that can share no character with another one's occurrence are used as cuts: then every
 place where such a token's letters stand is a cut, whatever comes behind it, and the last one is
-found from the text's end.
+found from the text's end. Each such place is one id, so where a cut lies among the ids is counted;
+to encode both sides by themselves takes a fifth longer.
 
 Starts are found by their last characters before a grid point; the last point in a text is
 remembered, so that a chat leaves one entry however long it grows. Then all of it is compared.
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,20 +48,26 @@ class _Start(msgspec.Struct, frozen=True):
     ids: TokenIds  # ... and these come before
 
 
+class _Cut(NamedTuple):
+    place: int  # in the text
+    token: str
+    token_id: int
+
+
 class StartCache:
     """Any thread may encode. Holds at most `max_bytes`; what was used longest ago goes first."""
 
     def __init__(
         self,
         encode_all: EncodeAll,
-        cuts: Sequence[str],
+        cuts: Mapping[str, int],
         max_bytes: int,
         grid: int = GRID,
     ) -> None:
-        """`cuts`: tokens whose every occurrence is a cut (`Cuts.apart`)."""
+        """`cuts`: tokens whose every occurrence is a cut, and their ids (`Cuts.apart`)."""
         self.num_bytes = 0
         self._encode_all = encode_all
-        self._cuts = list(cuts)[:_MAX_CUTS]
+        self._cuts = list(cuts.items())[:_MAX_CUTS]
         self._max_bytes = max_bytes
         self._grid = grid
         self._starts: OrderedDict[Point, _Start] = OrderedDict()
@@ -70,18 +78,15 @@ class StartCache:
             return self._encode_all([text])[0]
         known = self._find(text)
         begin = known.cut if known else 0
+        [ids] = self._encode_all([text[begin:]])
         end = len(text) - len(text) % self._grid
         cut = self._last_cut(text, begin, end)
-        if cut <= begin:
-            rest = self._encode_all([text[begin:]])
-        else:
-            rest = self._encode_all([text[begin:cut], text[cut:]])
+        num_before = _num_ids_before(cut, text, begin, ids) if cut else 0
         if known:
-            rest.insert(0, known.ids)
-        ids = np.concatenate(rest) if len(rest) > 1 else rest[0]
-        if cut > begin:
-            before_cut = ids[: len(ids) - len(rest[-1])]
-            self._keep(_Start(_point(text, end), text[:end], cut, before_cut), known)
+            ids = np.concatenate([known.ids, ids])
+        if cut and num_before:
+            num_before += len(known.ids) if known else 0
+            self._keep(_Start(_point(text, end), text[:end], cut.place, ids[:num_before]), known)
         return ids
 
     def _find(self, text: str) -> _Start | None:
@@ -93,17 +98,16 @@ class StartCache:
                     return start
         return None
 
-    def _last_cut(self, text: str, begin: int, end: int) -> int:
-        """Between the two; -1 if there is none. Which of several tokens' is not important: the one
-        that was found last time is looked for first."""
-        cuts = self._cuts
-        for i, token in enumerate(cuts):
-            cut = text.rfind(token, begin, end)
-            if cut > begin:
+    def _last_cut(self, text: str, begin: int, end: int) -> _Cut | None:
+        """Between the two. Which of several tokens' is not important: the one that was found last
+        time is looked for first."""
+        for i, (token, token_id) in enumerate(self._cuts):
+            place = text.rfind(token, begin + 1, end)
+            if place >= 0:
                 if i:
-                    self._cuts = [token, *cuts[:i], *cuts[i + 1 :]]
-                return cut
-        return -1
+                    self._cuts = [self._cuts[i], *self._cuts[:i], *self._cuts[i + 1 :]]
+                return _Cut(place, token, token_id)
+        return None
 
     def _keep(self, start: _Start, grown_from: _Start | None) -> None:
         with self._lock:
@@ -119,6 +123,16 @@ class StartCache:
         start = self._starts.pop(point, None)
         if start is not None:
             self.num_bytes -= _num_bytes(start)
+
+
+def _num_ids_before(cut: _Cut, text: str, begin: int, ids: TokenIds) -> int:
+    """How many of `ids`, those of `text` from `begin` on, come before the cut; 0 if the token's id
+    also stands for something else."""
+    places = np.flatnonzero(ids == cut.token_id)
+    before = text.count(cut.token, begin, cut.place)
+    if before + text.count(cut.token, cut.place) != len(places):
+        return 0
+    return int(places[before])
 
 
 def _point(text: str, end: int) -> Point:
