@@ -28,16 +28,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "index": {"blocks", *_PURE_BASE, "config"},
     "events": _LOW,
     "scheduling": _LOW,
-    "director": _MIDDLE,
+    "steps": _MIDDLE,
+    "director": {"steps", *_MIDDLE},
     "upstream": _MIDDLE,
     "fleet": _MIDDLE,
-    "indexer": {"director", "fleet", *_MIDDLE},
-    "frontends": {"indexer", "director", "upstream", "fleet", *_MIDDLE},
+    "indexer": {"director", "steps", "fleet", *_MIDDLE},
+    "frontends": {"indexer", "director", "steps", "upstream", "fleet", *_MIDDLE},
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},
     "doctor": {"fleet", *_MIDDLE},
     "app": {"frontends", "indexer", "director", "upstream", "fleet", *_MIDDLE},
     "demo": {"app", "simulator", *_MIDDLE},
-    "bench": {"app", "simulator", "frontends", "director", "upstream", "fleet", *_MIDDLE},
+    "bench": {"app", "simulator", "frontends", "director", "steps", "upstream", "fleet", *_MIDDLE},
     "cli": {
         *{"app", "simulator", "bench", "demo", "doctor"},
         *{"frontends", "director", "upstream", "fleet", *_MIDDLE},
@@ -46,9 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Pure rooms take time as an argument and never wait.
 PURE = [
-    *["blocks", "events", "openai_api", "scheduling", "doctor/rules.py"],
+    *["blocks", "events", "openai_api", "scheduling", "steps", "doctor/rules.py"],
     *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
-    *(f"index/redis/{name}.py" for name in ("chains", "changes", "writer", "scripts")),
+    *(f"index/redis/{name}.py" for name in ("chains", "changes", "roll", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

@@ -34,7 +34,9 @@ from inferway.model import (
 )
 from inferway.openai_api.requests import Body, ChatRequest
 from inferway.prompts.served import PromptSource, ServedModel
+from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
+from inferway.steps.match import Matcher
 
 BLOCK = 4
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -64,7 +66,7 @@ class Letters:
 class Away(MemoryIndex):
     """A shared index whose server does not answer."""
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:  # noqa: ARG002
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:  # noqa: ARG002
         raise IndexAwayError("index redis://r is away")
 
 
@@ -97,6 +99,7 @@ class TwoEngines:
     suspected: list[str] = field(default_factory=list)
     heals: bool = False
     healing: list[str] = field(default_factory=list)
+    reporting: list[str] = field(default_factory=list)
 
     def model(self, name: str) -> ServedModel:
         if name not in ("m", "a"):
@@ -104,21 +107,10 @@ class TwoEngines:
         return ServedModel(name, self.prompts, self.block_sizes, "a" if name == "a" else None)
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        zeros = [np.zeros(2) for _ in range(6)]
-        return Candidates(
-            endpoints=self.endpoints,
-            rows={0: 0, 1: 1},
-            block_sizes=np.array([self.block_size(holder) or 0 for holder in (0, 1)]),
-            states=np.zeros(2, np.int8),
-            in_flight=self.booked.copy(),
-            others=zeros[0],
-            waiting=zeros[1],
-            kv_usage=zeros[2],
-            recent_tokens=zeros[3],
-            matched_blocks=zeros[4],
-            matched_value=zeros[4],
-            prompt_blocks=zeros[5],
-        )
+        candidates = idle(self.endpoints, 0)
+        candidates.block_sizes[:] = [self.block_size(holder) or 0 for holder in (0, 1)]
+        candidates.in_flight[:] = self.booked
+        return candidates
 
     def block_size(self, holder: HolderId) -> int | None:
         return self.block_sizes[holder % len(self.block_sizes)] if self.block_sizes else None
@@ -139,12 +131,17 @@ class TwoEngines:
     def healed(self, endpoint: Endpoint) -> None:
         self.healing.remove(endpoint.engine)
 
+    def reports(self, endpoint: Endpoint) -> None:
+        self.reporting.append(endpoint.engine)
+
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
 
 
 def director(fleet: TwoEngines | None = None) -> Director:
-    return Director(fleet or TwoEngines(), MemoryIndex(), SpeculativeOverlay(), kv_aware())
+    return Director(
+        fleet or TwoEngines(), Matcher(MemoryIndex(), SpeculativeOverlay()), kv_aware(), lambda: 0.0
+    )
 
 
 def chat(*contents: str, model: str = "m", **fields: object) -> bytes:
@@ -162,7 +159,7 @@ def hold(to: Director, holder: int, text: str, block: int = BLOCK, **extras: str
     keys = BlockHasher(block).keys(
         ids, request_extras(**{"lora": None, "cache_salt": None} | extras)
     )
-    to.index.apply([Store(holder, keys)])
+    to.matcher.index.apply([Store(holder, keys)])
 
 
 def matched(journey: Journey) -> list[int]:
@@ -307,7 +304,7 @@ async def test_blocks_in_lower_tiers_are_told_whole_and_weighed_less() -> None:
     to = director()
     hold(to, 0, "abcdefgh")
     keys = BlockHasher(BLOCK).keys(np.array([ord(c) for c in "abcdefgh"], dtype=np.uint32))
-    to.index.apply([Store(1, keys, None, CPU)])
+    to.matcher.index.apply([Store(1, keys, None, CPU)])
     journey = open_chat(to, chat("abcdefgh"))
 
     await journey.decide()
@@ -319,7 +316,7 @@ async def test_blocks_in_lower_tiers_are_told_whole_and_weighed_less() -> None:
 
 async def test_a_request_goes_by_load_while_a_shared_index_is_away() -> None:
     to = director()
-    to.index = Away()
+    to.matcher.index = Away()
 
     assert (await open_chat(to, chat("abcdefgh")).decide()).reason == "index-away"
 
@@ -465,6 +462,33 @@ async def test_a_request_that_tells_nothing_new_goes_as_it_is(body: bytes) -> No
     assert journey.body is body
     assert "x-inferway-edited" not in [name.decode() for name, _ in journey.on_head(200)]
     assert fleet.healing == []
+
+
+@pytest.mark.parametrize("scoring", [True, False])
+async def test_each_engine_that_a_clients_own_report_goes_to_is_told_of_before(
+    scoring: bool,
+) -> None:
+    fleet = TwoEngines(heals=True)
+    to = director(fleet)
+    to.scoring = scoring
+    journey = open_chat(to, chat("abcdefghi", vllm_xargs={"kv_cache_report_mode": "full"}))
+    first, second = (await journey.decide()).targets
+    journey.attempt(first)
+    journey.attempt(second)
+
+    assert fleet.reporting == [first.endpoint.engine, second.endpoint.engine]
+
+
+@pytest.mark.parametrize(
+    "xargs",
+    [None, {}, {"kv_cache_report_mode": "incremental"}, {"session_id": "full"}, "full", [1]],
+)
+async def test_no_engine_is_told_of_other_extra_arguments(xargs: object) -> None:
+    fleet = TwoEngines()
+    journey = open_chat(director(fleet), chat("abcdefghi", vllm_xargs=xargs))
+    journey.attempt((await journey.decide()).targets[0])
+
+    assert fleet.reporting == []
 
 
 async def test_each_attempt_sends_a_body_of_its_own() -> None:

@@ -71,6 +71,20 @@ class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tier_weights: tuple[Share, ...] = (1.0, 0.8, 0.5)  # what a block is worth in GPU, CPU, storage
 
 
+class RewriteTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the models that a rewrite leads to."""
+
+    model: str
+    weight: Count = 1
+
+
+class ModelRewrite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests for some models go to others (llm-d: InferenceModelRewrite)."""
+
+    models: list[str] = []  # as requests name them; empty: all
+    targets: Annotated[list[RewriteTarget], msgspec.Meta(min_length=1)]
+
+
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client may send."""
 
@@ -104,6 +118,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
     log_level: str = "info"
     scrape_seconds: Positive = 0.5  # how often each engine's load is read
+    model_rewrites: list[ModelRewrite] = []  # the first that matches decides
+    objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
     probe: ProbeSettings = ProbeSettings()
     index: IndexSettings = IndexSettings()
     state_dir: str | None = None  # where what is known of the engines' caches outlives us

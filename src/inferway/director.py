@@ -1,13 +1,18 @@
 """The request path, once, on one screen. Both frontends drive it; no engine I/O, no clock.
 
 journey = director.open(head, body)     bytes       -> a typed request     openai_api
-decision = await journey.decide()       request     -> token ids           prompts
+decision = await journey.decide()       model       -> its target          steps/rewrite
+                                        headers     -> objectives          steps/objectives
+                                        load        -> may it go in?       steps/admit
+                                        request     -> token ids           prompts
                                         token ids   -> block keys          blocks
                                         block keys  -> blocks held         index
                                         + load      -> ranked targets      scheduling
 journey.attempt(target)                 books the slot, speculates on the prompt
 journey.on_head / on_chunk              what the engine answers passes by
 journey.close(outcome)                  frees the slot and the speculation, exactly once
+
+Plugins join in between (scheduling.plugin): producers, admitters, and followers of a request.
 """
 
 from __future__ import annotations
@@ -19,41 +24,47 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
-from inferway.blocks.extra_keys import BlockExtras, request_extras
-from inferway.blocks.keys import BlockHasher
 from inferway.errors import (
     IndexAwayError,
     InferwayError,
     RenderError,
+    SaturatedError,
     UnknownPathError,
     crash_report,
 )
-from inferway.index.protocol import Found, Index
-from inferway.index.speculative import Speculation, SpeculativeOverlay
+from inferway.index.speculative import Speculation
 from inferway.model import (
-    BlockKey,
     Candidates,
     Decision,
     Endpoint,
     Headers,
     HolderId,
-    Prompt,
     Reason,
     RequestHead,
     Target,
-    TokenIds,
-    Tokenized,
 )
-from inferway.openai_api.edits import with_vllm_xarg
-from inferway.openai_api.requests import Body, ParsedRequest, parse_chat, parse_completion
+from inferway.openai_api.edits import with_model, with_vllm_xarg
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.model_name import ModelNames
+from inferway.openai_api.requests import (
+    REPORT_MODE,
+    ParsedRequest,
+    asks_for_report,
+    parse_chat,
+    parse_completion,
+)
 from inferway.openai_api.usage import UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import Admitter, Chooser, Ending, Follower, Following, Producer
+from inferway.steps.admit import SheddableAdmitter
+from inferway.steps.counts import DirectorStats
+from inferway.steps.match import Matched, MatchedPrompts, Matcher
+from inferway.steps.objectives import objectives
+from inferway.steps.rewrite import Rewrites
 
-Parse = Callable[[bytes], ParsedRequest[Any]]
 _Parsed = TypeVar("_Parsed")
+Parse = Callable[[bytes], ParsedRequest[Any]]
 
 
 class OffLoop(Protocol):
@@ -63,8 +74,6 @@ class OffLoop(Protocol):
 
 
 log = logging.getLogger("inferway.director")
-
-LONG_BLOCKS = 4_096  # a prompt of more is not derived, matched and weighed in one go
 
 PARSERS: Mapping[str, Parse] = {
     "/v1/chat/completions": parse_chat,
@@ -97,93 +106,57 @@ class FleetView(Protocol):
     def healed(self, endpoint: Endpoint) -> None:
         """It has ended."""
 
+    def reports(self, endpoint: Endpoint) -> None:
+        """A request is about to go there that asks by itself for a report of what it reuses."""
+
     def suspect(self, endpoint: Endpoint) -> None:
         """A request has just failed there."""
-
-
-@dataclass(slots=True)
-class EngineTokens:
-    """Prompt tokens sent to one engine: all, those we believed cached, those that were."""
-
-    prompt: int = 0
-    matched: int = 0
-    delivered: int = 0
-
-
-@dataclass(slots=True)
-class DirectorStats:
-    """Plain integers; one collector reads them when it is scraped."""
-
-    decisions: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, EngineTokens] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=dict)
-
-    def decided(self, reason: str) -> None:
-        self.decisions[reason] = self.decisions.get(reason, 0) + 1
-
-    def ended(self, outcome: str) -> None:
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-
-    def tokens_of(self, engine: str) -> EngineTokens:
-        found = self.tokens.get(engine)
-        if found is None:
-            found = self.tokens[engine] = EngineTokens()
-        return found
-
-
-class Matched(msgspec.Struct, frozen=True):
-    """A prompt, and what each holder has of its blocks: as the index knows it."""
-
-    prompt: Prompt
-    found: Found
-
-    @property
-    def held(self) -> Mapping[HolderId, int]:
-        return self.found.blocks
-
-
-class Lookup(msgspec.Struct, frozen=True):
-    """A request's prompts and who holds them, for each block size of the model's engines."""
-
-    prompts: Mapping[int, Sequence[Matched]]
-    reason: Reason  # whether the prompts are known to their end
 
 
 class Routed(msgspec.Struct, frozen=True):
     """All that was found out about a request: what the alarm and the publisher get."""
 
-    request: ParsedRequest[Any]
+    request: LLMRequest
     model: ServedModel
-    prompts: Mapping[int, Sequence[Matched]]  # by block size; empty when not rendered
+    prompts: MatchedPrompts  # empty when not rendered
     decision: Decision
     candidates: Candidates
 
 
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """Who joins the request path, beside the chooser."""
+
+    producers: Sequence[Producer] = ()
+    admitters: Sequence[Admitter] = (SheddableAdmitter(),)
+    following: Sequence[Following] = ()
+
+
 @dataclass(slots=True)
 class Director:
-    """Opens journeys. `off_loop` runs a function in a thread, for bodies too big to parse here.
-    `later`: an answer's first token may be here before the engine's events are; until they must
-    have come, its prompt counts as held."""
+    """Opens journeys. `clock` counts seconds. `off_loop` runs a function in a thread, for bodies
+    too big to parse here. `later`: an answer's first token may be here before the engine's events
+    are; until they must have come, its prompt counts as held."""
 
     fleet: FleetView
-    index: Index
-    overlay: SpeculativeOverlay
-    profile: Chooser
+    matcher: Matcher
+    chooser: Chooser
+    clock: Callable[[], float]
+    plugins: Plugins = Plugins()
+    rewrites: Rewrites = field(default_factory=Rewrites)
+    priorities: Mapping[str, int] = field(default_factory=dict)  # objective -> priority
     scoring: bool = True
-    key_seed: int = 0
     off_loop: OffLoop | None = None
     off_loop_bytes: int = 256 * 1024
     later: Callable[[Callable[[], None]], object] | None = None  # calls in a moment
-    breathe: Callable[[], Awaitable[None]] | None = None  # lets others have a turn
     stats: DirectorStats = field(default_factory=DirectorStats)
-    _hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
-    def open(self, head: RequestHead, body: bytes) -> Journey:
+    def open(self, head: RequestHead, body: bytes, request_id: str = "") -> Journey:
         """Raises UnknownPathError for a path that carries no prompt."""
         parse = PARSERS.get(head.path)
         if parse is None:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
-        return Journey(self, body, parse)
+        return Journey(self, head, body, parse, request_id)
 
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
         """bytes -> typed request, in a thread when that would hold up everybody else."""
@@ -191,67 +164,12 @@ class Director:
             return parse(body)
         return await self.off_loop(parse, body)
 
-    async def match(self, model: ServedModel, body: Body) -> Lookup:
-        """Raises RequestError, or RenderError for reasons of our own."""
-        if model.unfaithful is not None:
-            raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
-        return await self.look_up(model, await model.prompts.tokenize(body), body.cache_salt)
-
-    async def look_up(
-        self, model: ServedModel, tokenized: Tokenized, cache_salt: str | None
-    ) -> Lookup:
-        """Who holds prompts that are tokens already."""
-        extras = request_extras(lora=model.lora, cache_salt=cache_salt)
-        matched: dict[int, list[Matched]] = {}
-        for block_size in model.block_sizes:
-            items = matched[block_size] = []
-            for ids in tokenized.token_ids:
-                keys = self._keys(block_size, ids, extras)
-                await self._breathe(keys)
-                items.append(Matched(Prompt(ids, keys), await self.index.match(keys)))
-                await self._breathe(keys)
-        return Lookup(matched, tokenized.reason)
-
-    def candidates(
-        self,
-        model: ServedModel,
-        matched: Mapping[int, Sequence[Matched]],
-        *,
-        speculate: bool = True,
-    ) -> Candidates:
-        """The model's live endpoints with what each holds of the prompts. With `speculate`,
-        prompts on their way to an endpoint count as held by it."""
-        candidates = self.fleet.candidates(model.name)
-        if not matched:
-            return candidates
-        candidates.matched_blocks = held_blocks = np.zeros(len(candidates.endpoints))
-        less = np.zeros(len(candidates.endpoints))
-        candidates.prompt_blocks = np.zeros(len(candidates.endpoints))
-        for block_size, items in matched.items():
-            of_size = candidates.block_sizes == block_size
-            candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
-            for item in items:
-                held = item.held
-                if speculate:
-                    held = self.overlay.extend(item.prompt.block_keys, held)
-                for holder, blocks in held.items():
-                    row = candidates.rows.get(holder)
-                    if row is not None and of_size[row]:
-                        held_blocks[row] += blocks
-                        less[row] += item.found.discount.get(holder, 0.0)
-        candidates.matched_value = held_blocks - less
-        return candidates
-
-    async def _breathe(self, keys: Sequence[BlockKey]) -> None:
-        """Between two steps that each take a millisecond or more."""
-        if self.breathe is not None and len(keys) > LONG_BLOCKS:
-            await self.breathe()
-
-    def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:
-        hasher = self._hashers.get(block_size)
-        if hasher is None:
-            hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
-        return hasher.keys(ids, extras)
+    def admit(self, request: LLMRequest, candidates: Candidates) -> None:
+        """Raises SaturatedError."""
+        for admitter in self.plugins.admitters:
+            refusal = admitter.refusal(request, candidates)
+            if refusal is not None:
+                raise SaturatedError(refusal)
 
 
 class Journey:
@@ -260,63 +178,104 @@ class Journey:
     __slots__ = (
         "_body",
         "_director",
-        "_edited",
+        "_edits",
+        "_first_chunk_came",
+        "_followers",
         "_goes_on",
+        "_head",
+        "_healing",
         "_matched",
+        "_names",
         "_parse",
         "_prompt_tokens",
+        "_request_id",
         "_reused_tokens",
         "_speculations",
         "_target",
         "_usage",
+        "body",
         "closed",
         "routed",
     )
 
     def __init__(
-        self,
-        director: Director,
-        body: bytes,
-        parse: Parse,
+        self, director: Director, head: RequestHead, body: bytes, parse: Parse, request_id: str
     ) -> None:
         self.routed: Routed | None = None
         self.closed = False
+        self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
         self._director = director
-        self._body = body
+        self._head = head
+        self._body = body  # the same, without what one attempt adds
         self._parse = parse
-        self._matched: Mapping[int, Sequence[Matched]] = {}
+        self._request_id = request_id
+        self._matched: MatchedPrompts = {}
         self._goes_on = False  # the engine's prompts are longer than what we know of them
-        self._edited: bytes | None = None  # the body that asks for a report, of this attempt
+        self._edits: list[bytes] = []
+        self._healing = False  # this attempt asks for a report
+        self._names: ModelNames | None = None
         self._target: Target | None = None
         self._speculations: list[Speculation] = []
+        self._followers: list[Follower] = []
+        self._first_chunk_came = False
         self._usage = UsageReader()
 
     @property
-    def body(self) -> bytes:
-        """What the attempt sends: the client's bytes, and perhaps what we added to them."""
-        return self._body if self._edited is None else self._edited
+    def changes_length(self) -> bool:
+        """Whether the answer's bytes are not as many as the engine's."""
+        return self._names is not None
 
     async def decide(self) -> Decision:
         """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
         director = self._director
-        request = await director.parse(self._parse, self._body)
-        body = request.body
-        model = director.fleet.model(body.model)
+        request = self._rewritten(await self._parsed())
+        model = director.fleet.model(request.target_model)
+        director.admit(request, director.fleet.candidates(model.name))
         reason = Reason.LOAD_ONLY
         if director.scoring:
-            reason = await self._match(model, body)
-        candidates = director.candidates(model, self._matched)
-        decision = Decision(director.profile.choose(candidates), reason)
+            reason = await self._match(model, request)
+        candidates = director.fleet.candidates(model.name)  # as they are by now
+        director.matcher.fill(candidates, self._matched)
+        for producer in director.plugins.producers:
+            producer.produce(request, candidates)
+        choice = director.chooser.choose(request, candidates)
+        decision = Decision(choice.targets, reason, choice.headers)
         director.stats.decided(reason)
         self.routed = Routed(request, model, self._matched, decision, candidates)
+        for plugin in director.plugins.following:
+            follower = plugin.follow(request, candidates, choice)
+            if follower is not None:
+                self._followers.append(follower)
         return decision
 
-    async def _match(self, model: ServedModel, body: Body) -> Reason:
+    async def _parsed(self) -> LLMRequest:
+        parsed = await self._director.parse(self._parse, self._body)
+        headers = self._head.headers
+        return LLMRequest(
+            request_id=self._request_id,
+            target_model=parsed.body.model,
+            body=parsed.body,
+            headers=headers,
+            objectives=objectives(headers, self._director.priorities),
+            raw=self._body,
+        )
+
+    def _rewritten(self, request: LLMRequest) -> LLMRequest:
+        asked = request.body.model
+        target = self._director.rewrites.target(asked)
+        if target == asked:
+            return request
+        self.body = self._body = with_model(self._body, target)
+        self._edits.append(b"model")
+        self._names = ModelNames(asked)
+        return msgspec.structs.replace(request, target_model=target)
+
+    async def _match(self, model: ServedModel, request: LLMRequest) -> Reason:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
         if not model.block_sizes:
             return Reason.NO_BLOCK_SIZE
         try:
-            lookup = await self._director.match(model, body)
+            lookup = await self._director.matcher.match(model, request.body)
         except RenderError as e:
             return Reason(e.reason)
         except IndexAwayError:
@@ -341,6 +300,8 @@ class Journey:
             self._director.fleet.suspect(self._target.endpoint)
         self._release()
         director, endpoint = self._director, target.endpoint
+        if self.routed is not None and asks_for_report(self.routed.request.body):
+            director.fleet.reports(endpoint)
         items: Sequence[Matched] = ()
         self._prompt_tokens = self._reused_tokens = 0
         block_size = director.fleet.block_size(endpoint.holder)
@@ -353,18 +314,32 @@ class Journey:
             self._reused_tokens = min(target.matched_blocks, reusable) * block_size
             known = sum([item.held.get(endpoint.holder, 0) for item in items])
             if known < reusable and director.fleet.heal(endpoint):
-                self._edited = with_vllm_xarg(self._body, "kv_cache_report_mode", "full")
-                if self._edited is None:
-                    director.fleet.healed(endpoint)
+                self._ask_for_report(endpoint)
         director.fleet.book(endpoint, self._prompt_tokens - self._reused_tokens)
         self._target = target
         self._speculations = [
-            director.overlay.add(
+            director.matcher.overlay.add(
                 endpoint.holder, item.prompt.block_keys, skip=item.held.get(endpoint.holder, 0)
             )
             for item in items
         ]
-        return endpoint.headers
+        return self._attempt_headers(target)
+
+    def _ask_for_report(self, endpoint: Endpoint) -> None:
+        edited = with_vllm_xarg(self._body, *REPORT_MODE)
+        if edited is None:
+            self._director.fleet.healed(endpoint)
+            return
+        self.body, self._healing = edited, True
+        self._edits.append(b"vllm_xargs")
+
+    def _attempt_headers(self, target: Target) -> Headers:
+        headers = target.endpoint.headers
+        if self.routed is not None and self.routed.decision.headers:
+            headers = (*headers, *self.routed.decision.headers)
+        for follower in self._followers:
+            headers = (*headers, *follower.on_attempt(target, self._director.clock()))
+        return headers
 
     def on_head(self, status: int) -> Headers:
         """The engine has answered; returns what the client's head gets on top."""
@@ -377,20 +352,35 @@ class Journey:
             tokens.matched += self._reused_tokens
         elif status >= 500:
             self._director.fleet.suspect(target.endpoint)
-        told = (
+        told: Headers = (
             (b"x-inferway-engine", target.endpoint.engine.encode()),
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
             (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
         )
-        return told if self._edited is None else (*told, (b"x-inferway-edited", b"vllm_xargs"))
+        if self._edits:
+            told = (*told, (b"x-inferway-edited", b", ".join(self._edits)))
+        for follower in self._followers:
+            told = (*told, *follower.on_head(status))
+        return told
 
     def on_chunk(self, chunk: bytes) -> bytes:
         """A piece of the answer passes. With the first one the speculation ends: from here on
         the engine's own events tell what it holds."""
+        if not self._first_chunk_came:
+            self._first_chunk_came = True
+            self._begun()
+        self._usage.feed(chunk)
+        return chunk if self._names is None else self._names.feed(chunk)
+
+    def on_end(self) -> bytes:
+        """The answer has come to its end; what of it was kept back."""
+        return b"" if self._names is None else self._names.end()
+
+    def _begun(self) -> None:
         if self._speculations:
             self._confirmed()
-        self._usage.feed(chunk)
-        return chunk
+        for follower in self._followers:
+            follower.on_first_chunk(self._director.clock())
 
     def close(self, outcome: str) -> None:
         """The journey has ended; frees what `attempt` took. Only the first call counts."""
@@ -405,6 +395,15 @@ class Journey:
                 self._director.fleet.suspect(endpoint)
         self._release()
         self._director.stats.ended(outcome)
+        if self._followers:
+            ending = self._ending(outcome)
+            for follower in self._followers:
+                follower.on_end(ending)
+
+    def _ending(self, outcome: str) -> Ending:
+        assert self.routed is not None
+        streamed = bool(self.routed.request.body.stream)
+        return Ending(outcome, self._director.clock(), self._usage.usage(), streamed)
 
     def _confirmed(self) -> None:
         """The engine holds the prompt now."""
@@ -413,18 +412,20 @@ class Journey:
             self._end_speculation()
             return
         self._speculations = []
-        director.later(partial(director.overlay.remove_all, speculations))
+        director.later(partial(director.matcher.overlay.remove_all, speculations))
 
     def _end_speculation(self) -> None:
-        self._director.overlay.remove_all(self._speculations)
+        self._director.matcher.overlay.remove_all(self._speculations)
         self._speculations = []
 
     def _release(self) -> None:
         if self._speculations:
             self._end_speculation()
-        if self._target is not None:
-            self._director.fleet.release(self._target.endpoint)
-            if self._edited is not None:
-                self._director.fleet.healed(self._target.endpoint)
-                self._edited = None
-            self._target = None
+        if self._target is None:
+            return
+        self._director.fleet.release(self._target.endpoint)
+        if self._healing:
+            self._director.fleet.healed(self._target.endpoint)
+            self._healing, self.body = False, self._body
+            self._edits.remove(b"vllm_xargs")
+        self._target = None

@@ -10,6 +10,7 @@
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
     - BodyTooLargeError       413  the body is over the configured limit
+    - SaturatedError          429  the engines are full, and the request may be refused then
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
@@ -106,6 +107,14 @@ class BodyTooLargeError(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class SaturatedError(RequestError):
+    """The engines are full, and the request is one that may be refused then."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "saturated"
 
 
 class BadHttpError(RequestError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,7 @@ import msgspec
 import zmq.asyncio
 
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
-from inferway.director import Director, Lookup, Matched
+from inferway.director import Director
 from inferway.errors import (
     ConfigError,
     HelperError,
@@ -52,6 +53,8 @@ from inferway.prompts.served import ServedModel
 from inferway.prompts.token_ids import checked_token_ids
 from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.profile import kv_aware
+from inferway.steps.match import Lookup, Matched, Matcher
+from inferway.steps.rewrite import Rewrites
 
 # By when an engine's events have come that its first token tells of: 0.06 to 0.17 s were seen with
 # engines that computed on the CPU, next to nothing otherwise.
@@ -143,13 +146,14 @@ class Indexer:
         )
         self.director = Director(
             self.fleet,
-            self.index,
-            SpeculativeOverlay(),
+            Matcher(self.index, SpeculativeOverlay(), breathe=partial(asyncio.sleep, 0)),
             kv_aware() if self.settings.scoring else LeastLoaded(),
+            time.monotonic,
+            rewrites=Rewrites(self.settings.model_rewrites),
+            priorities=self.settings.objectives,
             scoring=self.settings.scoring,
             off_loop=_in_thread,
             later=_in_a_moment,
-            breathe=partial(asyncio.sleep, 0),
         )
 
     async def start(self) -> None:
@@ -259,7 +263,7 @@ class Indexer:
             ids = checked_token_ids(tokens, "tokens")
         else:
             ids = await asyncio.to_thread(checked_token_ids, tokens, "tokens")
-        lookup = await self.director.look_up(served, Tokenized([ids]), cache_salt)
+        lookup = await self.director.matcher.look_up(served, Tokenized([ids]), cache_salt)
         return self._scores(served, lookup, engines)
 
     async def score_request(
@@ -268,7 +272,7 @@ class Indexer:
         """Of a parsed request; several prompts are added up. Prompts on their way to an engine do
         not count. Raises as `score_prompt` does."""
         served = self._served(body.model, lora)
-        return self._scores(served, await self.director.match(served, body), engines)
+        return self._scores(served, await self.director.matcher.match(served, body), engines)
 
     # how it is found out
 
@@ -310,7 +314,8 @@ class Indexer:
         return max((length for length in lengths if length is not None), default=None)
 
     def _scores(self, served: ServedModel, lookup: Lookup, engines: Sequence[str] | None) -> Scores:
-        candidates = self.director.candidates(served, lookup.prompts, speculate=False)
+        candidates = self.fleet.candidates(served.name)
+        self.director.matcher.fill(candidates, lookup.prompts, speculate=False)
         wanted = None if engines is None else self._wanted(engines)
         scores = {
             endpoint.name: _engine_score(candidates, row, lookup.prompts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -53,6 +53,7 @@ class Endpoint:
     holder: HolderId
     rank: int | None = None  # None: the engine has one rank, or balances its own
     headers: Headers = field(default=(), repr=False)  # sent with every request: its API key
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)  # Kubernetes' words
 
     @property
     def name(self) -> str:
@@ -115,6 +116,24 @@ Column: TypeAlias = "NDArray[np.float64]"
 EXACT, PARTIAL, REPAIRING, STALE, BLIND = range(5)
 
 
+
+class Adapters(msgspec.Struct, frozen=True):
+    """LoRA adapters of an engine, as last scraped (vllm:lora_requests_info)."""
+
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    most: int = 0  # so many may run at a time; 0: the engine has not told
+
+
+_ArrayT = TypeVar("_ArrayT", bound="NDArray[Any]")
+
+
+class Added(msgspec.Struct, Generic[_ArrayT], frozen=True):
+    """Names a column that a producer adds, with its type: who wants it imports this."""
+
+    name: str
+
+
 @dataclass(slots=True)
 class Candidates:
     """The endpoints that may serve a request: a table of columns, row i = `endpoints[i]`.
@@ -125,16 +144,43 @@ class Candidates:
 
     endpoints: Sequence[Endpoint]
     rows: Mapping[HolderId, int]  # holder -> row
+    adapters: Sequence[Adapters]
     block_sizes: NDArray[np.int64]  # in tokens; 0 where it is not known
     states: NDArray[np.int8]  # EXACT to BLIND: how true is what we believe that it holds
     in_flight: Column  # requests we have sent there and not seen the end of
     others: Column  # requests there that are not ours, as of the last scrape
+    running: Column  # requests in the engine's batch, as last scraped
     waiting: Column  # requests queued in the engine, as last scraped
     kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
     recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
     matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
     matched_value: Column  # the same, each weighed by the tier it lies in
     prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
+    added: dict[str, NDArray[Any]] = field(default_factory=dict)  # by producers
+
+    def add(self, column: Added[_ArrayT], values: _ArrayT) -> None:
+        """A producer's column: one value a row."""
+        self.added[column.name] = values
+
+    def narrowed(self, rows: NDArray[np.intp]) -> Candidates:
+        """These rows alone."""
+        columns = {
+            name: getattr(self, name)[rows]
+            for name in self.__slots__
+            if name not in ("endpoints", "rows", "adapters", "added")
+        }
+        endpoints = [self.endpoints[row] for row in rows]
+        return Candidates(
+            endpoints=endpoints,
+            rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
+            adapters=[self.adapters[row] for row in rows],
+            added={name: values[rows] for name, values in self.added.items()},
+            **columns,
+        )
+
+    def get(self, column: Added[_ArrayT]) -> _ArrayT | None:
+        """None if no producer has added it."""
+        return self.added.get(column.name)  # type: ignore[return-value]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -146,8 +192,17 @@ class Target(msgspec.Struct, frozen=True):
     prompt_blocks: int
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """What scheduling has chosen: endpoints, best first, and headers that the engine needs then
+    (disaggregated prefill: where the prompt is computed)."""
+
+    targets: tuple[Target, ...]
+    headers: Headers = ()
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes: best first, and why."""
 
     targets: tuple[Target, ...]
     reason: Reason
+    headers: Headers = ()  # see Choice

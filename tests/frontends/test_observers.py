@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 
 from inferway.config import EngineSettings, ProbeSettings
-from inferway.director import Matched, Routed
+from inferway.director import Routed
 from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe, Watched
 from inferway.index.protocol import Found
-from inferway.model import Candidates, Decision, Endpoint, Headers, Prompt, Reason, Target
+from inferway.model import Decision, Endpoint, Headers, Prompt, Reason, Target
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import parse_completion
 from inferway.prompts.probe import COMPLETION
 from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.scheduling.idle import idle
+from inferway.steps.match import Matched
 
 THERE = Endpoint("e0", "http://e0", 0)
 MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "not in this test"))
@@ -60,10 +63,8 @@ def routed(
     raw = msgspec.json.encode({"model": "m", "prompt": prompt})
     ids = np.arange(num_tokens, dtype=np.uint32)
     known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), Found())]}
-    column = np.zeros(1)
-    sizes, states = np.zeros(1, np.int64), np.zeros(1, np.int8)
-    candidates = Candidates([THERE], {0: 0}, sizes, states, *(column for _ in range(8)))
-    return Routed(parse_completion(raw), MODEL, known, Decision((), reason), candidates)
+    request = LLMRequest(request_id="r", target_model="m", body=parse_completion(raw).body, raw=raw)
+    return Routed(request, MODEL, known, Decision((), reason), idle([THERE], 16))
 
 
 @pytest.fixture
@@ -211,6 +212,7 @@ class Trip:
     def __init__(self) -> None:
         self.outcomes: list[str] = []
         self.body = b"{}"
+        self.changes_length = False
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
@@ -220,6 +222,9 @@ class Trip:
 
     def on_chunk(self, chunk: bytes) -> bytes:
         return chunk
+
+    def on_end(self) -> bytes:
+        return b""
 
     def close(self, outcome: str) -> None:
         self.outcomes.append(outcome)

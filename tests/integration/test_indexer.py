@@ -224,7 +224,7 @@ async def test_prompts_on_their_way_do_not_count(engines: Engines) -> None:
 
     scores = await indexer.score_chat(CHAT, "smollm2")
 
-    assert indexer.director.overlay.num_blocks(0) > 0
+    assert indexer.director.matcher.overlay.num_blocks(0) > 0
     assert scores.best is None
     journey.close("ok")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.openai_api.edits import MAX_BYTES, MAX_SCANNED_BYTES, with_vllm_xarg
+from inferway.openai_api.edits import MAX_BYTES, with_model, with_model_named, with_vllm_xarg
 
 ADDED = b'"kv_cache_report_mode":"full"'
 
@@ -154,5 +154,49 @@ def padded(fields: dict[str, Any], size: int) -> bytes:
 def test_bodies_that_would_take_too_long_are_left_alone() -> None:
     assert edited(padded({}, MAX_BYTES)) is not None
     assert edited(padded({}, MAX_BYTES + 1)) is None
-    assert edited(padded({"vllm_xargs": {}}, MAX_SCANNED_BYTES)) is not None
-    assert edited(padded({"vllm_xargs": {}}, MAX_SCANNED_BYTES + 1)) is None
+
+
+@given(BODIES)
+def test_another_model_changes_nothing_else(body: bytes) -> None:
+    body = _with_a_model(body)
+    expected = {**json.loads(body), "model": "other"}
+
+    assert json.loads(with_model(body, "other")) == expected
+
+
+def _with_a_model(body: bytes) -> bytes:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = {}
+    return body if "model" in fields else b'{"model":"m","rest":%b}' % body
+
+
+def test_every_other_byte_of_a_body_stays() -> None:
+    body = b'{ "messages":[{"model":"a"}],\n"model" : "m" ,"n":1.50}'
+
+    assert with_model(body, 'a"b') == body.replace(b'"m"', b'"a\\"b"')
+
+
+@pytest.mark.parametrize(
+    ("answer", "renamed"),
+    [
+        (b'{"id":"x","model":"m","choices":[]}', b'{"id":"x","model":"asked","choices":[]}'),
+        (
+            b'{"type":"response.created","response":{"metadata":{"model":"m"},"model":"m"}}',
+            b'{"type":"response.created","response":{"metadata":{"model":"m"},"model":"asked"}}',
+        ),
+        (
+            b'{"response":{"model":"m"},"model":"m"}',
+            b'{"response":{"model":"asked"},"model":"asked"}',
+        ),
+        (b'{"model":null}', b'{"model":null}'),
+        (b'{"choices":[{"model":"m"}]}', b'{"choices":[{"model":"m"}]}'),
+        (b" [DONE]", b" [DONE]"),
+        (b'{"model":"m"', b'{"model":"m"'),
+    ],
+)
+def test_an_answer_is_renamed_where_the_engine_names_its_model(
+    answer: bytes, renamed: bytes
+) -> None:
+    assert with_model_named(answer, "asked") == renamed

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from inferway.errors import NoEndpointError
 from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Candidates, Endpoint
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import CompletionRequest
+from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.profile import Profile, Weighted, kv_aware
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -28,46 +31,50 @@ def table(
     size: int = 2,
 ) -> Candidates:
     size = len(matched or load or recent or [0] * size)
-    zeros = np.zeros(size)
-    return Candidates(
-        endpoints=[Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)],
-        rows={i: i for i in range(size)},
-        block_sizes=np.full(size, 16),
-        states=np.array(states or [EXACT] * size, np.int8),
-        in_flight=np.array(load or zeros, dtype=float),
-        others=zeros,
-        waiting=zeros,
-        kv_usage=zeros,
-        recent_tokens=np.array(recent or zeros, dtype=float),
-        matched_blocks=np.array(matched or zeros, dtype=float),
-        matched_value=np.array(matched or zeros, dtype=float),
-        prompt_blocks=np.full(size, float(blocks)),
-    )
+    candidates = idle([Endpoint(f"e{i}", f"http://e{i}", i) for i in range(size)], 16)
+    candidates.prompt_blocks[:] = blocks
+    given = {
+        "states": states,
+        "in_flight": load,
+        "recent_tokens": recent,
+        "matched_blocks": matched,
+        "matched_value": matched,
+    }
+    for name, values in given.items():
+        if values is not None:
+            getattr(candidates, name)[:] = values
+    return candidates
+
+
+REQUEST = LLMRequest(request_id="r", target_model="m", body=CompletionRequest(model="m", prompt=""))
 
 
 def chosen(profile: Profile, candidates: Candidates) -> str:
-    return profile.choose(candidates)[0].endpoint.engine
+    return profile.choose(REQUEST, candidates).targets[0].endpoint.engine
 
 
 def test_prefix_match_is_the_share_of_blocks_held() -> None:
-    assert PrefixMatch().score(table(matched=[5, 10, 0])).tolist() == [0.5, 1.0, 0.0]
+    assert PrefixMatch().score(REQUEST, table(matched=[5, 10, 0])).tolist() == [0.5, 1.0, 0.0]
 
 
 def test_prefix_match_of_a_prompt_without_full_blocks_is_zero() -> None:
-    assert PrefixMatch().score(table(blocks=0)).tolist() == [0.0, 0.0]
+    assert PrefixMatch().score(REQUEST, table(blocks=0)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("state", [EXACT, PARTIAL, REPAIRING])
 def test_what_is_true_as_far_as_we_know_counts_fully(state: int) -> None:
-    assert PrefixMatch().score(table(matched=[4], states=[state])).tolist() == [0.4]
+    assert PrefixMatch().score(REQUEST, table(matched=[4], states=[state])).tolist() == [0.4]
 
 
 def test_what_nothing_confirms_counts_half_and_what_is_not_known_nothing() -> None:
-    assert PrefixMatch().score(table(matched=[4, 4], states=[STALE, BLIND])).tolist() == [0.2, 0.0]
+    assert PrefixMatch().score(REQUEST, table(matched=[4, 4], states=[STALE, BLIND])).tolist() == [
+        0.2,
+        0.0,
+    ]
 
 
 def test_a_request_is_told_what_is_believed_however_little_it_counts() -> None:
-    targets = kv_aware().choose(table(matched=[8, 3], states=[STALE, EXACT]))
+    targets = kv_aware().choose(REQUEST, table(matched=[8, 3], states=[STALE, EXACT])).targets
 
     assert {t.endpoint.engine: t.matched_blocks for t in targets} == {"e0": 8, "e1": 3}
 
@@ -78,8 +85,8 @@ def test_an_engine_that_confirms_is_chosen_before_a_stale_one_that_has_as_much()
 
 
 def test_relative_load_is_half_at_the_mean_and_clipped_at_the_ends() -> None:
-    assert RelativeLoad().score(table(load=[10, 10])).tolist() == [0.5, 0.5]
-    assert RelativeLoad().score(table(load=[0, 0, 30])).tolist() == [1.0, 1.0, 0.0]
+    assert RelativeLoad().score(REQUEST, table(load=[10, 10])).tolist() == [0.5, 0.5]
+    assert RelativeLoad().score(REQUEST, table(load=[0, 0, 30])).tolist() == [1.0, 1.0, 0.0]
 
 
 def test_one_request_more_does_not_outweigh_a_cached_prompt() -> None:
@@ -95,9 +102,9 @@ def test_without_a_match_the_least_loaded_wins() -> None:
 
 
 def test_recent_work_is_half_at_the_mean_and_small_differences_hardly_count() -> None:
-    assert RecentWork().score(table(recent=[100, 100])).tolist() == [0.5, 0.5]
-    assert RecentWork().score(table(recent=[0, 0, 30_000])).tolist() == [1.0, 1.0, 0.0]
-    assert abs(RecentWork().score(table(recent=[20, 0]))[0] - 0.5) < 0.02
+    assert RecentWork().score(REQUEST, table(recent=[100, 100])).tolist() == [0.5, 0.5]
+    assert RecentWork().score(REQUEST, table(recent=[0, 0, 30_000])).tolist() == [1.0, 1.0, 0.0]
+    assert abs(RecentWork().score(REQUEST, table(recent=[20, 0]))[0] - 0.5) < 0.02
 
 
 def test_sessions_that_share_only_their_first_words_are_spread() -> None:
@@ -114,7 +121,7 @@ def test_equals_take_turns() -> None:
 
 
 def test_targets_are_ranked_and_say_what_was_known_of_them() -> None:
-    targets = kv_aware().choose(table(matched=[2, 8, 4, 0]))
+    targets = kv_aware().choose(REQUEST, table(matched=[2, 8, 4, 0])).targets
 
     assert [t.endpoint.engine for t in targets] == ["e1", "e2", "e0"]
     assert [t.matched_blocks for t in targets] == [8, 4, 2]
@@ -123,13 +130,13 @@ def test_targets_are_ranked_and_say_what_was_known_of_them() -> None:
 
 @dataclass(frozen=True)
 class DropAll:
-    def keep(self, candidates: Candidates) -> NDArray[np.bool_]:
+    def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         return np.zeros(len(candidates.endpoints), dtype=bool)
 
 
 @dataclass(frozen=True)
 class KeepLast:
-    def keep(self, candidates: Candidates) -> NDArray[np.bool_]:
+    def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         last = np.zeros(len(candidates.endpoints), dtype=bool)
         last[-1] = True
         return last
@@ -145,4 +152,4 @@ def test_the_filter_that_removed_the_last_endpoint_is_named() -> None:
     profile = Profile(MaxScore(), (), (DropAll(),))
 
     with pytest.raises(NoEndpointError, match="DropAll removed the last 2"):
-        profile.choose(table())
+        profile.choose(REQUEST, table())

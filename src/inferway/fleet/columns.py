@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.events.stream import StreamState
-from inferway.model import BLIND, Candidates, Column, Endpoint, HolderId
+from inferway.model import BLIND, Adapters, Candidates, Column, Endpoint, HolderId
 
-_COLUMNS = ("in_flight", "others", "waiting", "kv_usage", "recent_tokens")
+_COLUMNS = ("in_flight", "others", "running", "waiting", "kv_usage", "recent_tokens")
 
 # By their numbers, EXACT to BLIND of model.py.
 STATES = tuple(StreamState)
@@ -25,6 +25,7 @@ class EndpointColumns:
 
     in_flight: Column = field(default_factory=lambda: np.zeros(0))
     others: Column = field(default_factory=lambda: np.zeros(0))
+    running: Column = field(default_factory=lambda: np.zeros(0))
     waiting: Column = field(default_factory=lambda: np.zeros(0))
     kv_usage: Column = field(default_factory=lambda: np.zeros(0))
     recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
@@ -47,13 +48,14 @@ class ModelRows:
     """A model's live endpoints, at least one, as rows of the columns; made anew when those
     change."""
 
-    __slots__ = ("_block_sizes", "_endpoints", "_nothing", "_row_of", "_rows")
+    __slots__ = ("_adapters", "_block_sizes", "_endpoints", "_nothing", "_row_of", "_rows")
 
     def __init__(self, endpoints: Sequence[Endpoint], block_sizes: Sequence[int | None]) -> None:
         """`block_sizes`: one for each endpoint."""
         self._endpoints = endpoints
         self._rows = rows_of([endpoint.holder for endpoint in endpoints])
         self._row_of: Mapping[HolderId, int] = {e.holder: row for row, e in enumerate(endpoints)}
+        self._adapters = [Adapters()] * len(endpoints)
         self._block_sizes = np.array([size or 0 for size in block_sizes], np.int64)
         self._nothing = np.zeros(len(endpoints))  # shared: a request that matches makes its own
         self._nothing.setflags(write=False)
@@ -64,10 +66,12 @@ class ModelRows:
         return Candidates(
             endpoints=self._endpoints,
             rows=self._row_of,
+            adapters=self._adapters,
             block_sizes=self._block_sizes,
             states=columns.states[rows],
             in_flight=columns.in_flight[rows],
             others=columns.others[rows],
+            running=columns.running[rows],
             waiting=columns.waiting[rows],
             kv_usage=columns.kv_usage[rows],
             recent_tokens=columns.recent_tokens[rows],

@@ -143,6 +143,11 @@ class Fleet:
     def healed(self, endpoint: Endpoint) -> None:
         self.healer.asked(endpoint)
 
+    def reports(self, endpoint: Endpoint) -> None:
+        """A request is about to go there that asks by itself for a report of what it reuses."""
+        for subscriber in self._by_name[endpoint.engine].subscribers:
+            subscriber.count_no_copies()
+
     def suspect(self, endpoint: Endpoint) -> None:
         """A request just failed there: ask at once how it is."""
         self._wake[endpoint.engine].set()
@@ -232,13 +237,10 @@ class Fleet:
             row, table = endpoint.holder, self._columns
             total = (load.running + load.waiting) / share
             table.others[row] = max(0.0, total - table.in_flight[row])
+            table.running[row] = load.running / share
             table.waiting[row] = load.waiting / share
             table.kv_usage[row] = load.kv_usage
             table.recent_tokens[row] *= self._fade
-
-    def _state_changed(self, engine: Engine, stream: EventSubscriber) -> None:
-        self.healer.note(engine, stream)
-        self._note_states(engine)
 
     def _note_states(self, engine: Engine) -> None:
         """What `match` answers may be another gateway's picture: then its state counts."""
@@ -309,7 +311,8 @@ class Fleet:
         await self._hear_no_more(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
-            subscriber.on_state = partial(self._state_changed, engine, subscriber)
+            subscriber.on_state = partial(self._note_states, engine)
+            self.healer.attend(subscriber.blocks)
             engine.subscribers.append(subscriber)
             subscriber.start()
         self._note_states(engine)

@@ -4,10 +4,10 @@ A request with `vllm_xargs: {"kv_cache_report_mode": "full"}` makes vLLM publish
 prompt up, one more BlockStored for the blocks that it finds in its cache, from the prompt's start
 on (v1/core/kv_cache_manager.py, get_computed_blocks). Older versions than 0.26 ignore it.
 
-The report has the form of a store, so that from then on copies of a block cannot be told from
-reports of it: they are not counted any more (`EngineBlocks.copies_count`), and any removal removes
-the block. That is so from the moment that the stream says it is partial, before any request
-leaves, and until the engine was started anew.
+The report has the form of a store, so that copies of a block cannot be told from reports of it. So
+with `--heal` no copies are counted, of any engine, from before its first event on: any removal
+removes the block (`EngineBlocks.count_no_copies`). The first events may be a replay of what was
+reported to the gateway before us, or to another one beside us.
 
 Not asked: engines whose past we know from the start (what is missing there is not lost history),
 and those with sliding windows or other groups beside full attention: vLLM 0.32 reports the window
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 
+from inferway.events.apply import EngineBlocks
 from inferway.events.stream import StreamState
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
@@ -37,19 +38,11 @@ class Healer:
         self._share = share
         self._credit: dict[HolderId, float] = {}
         self._asked: set[HolderId] = set()  # a request is on its way
-        self._restarts: dict[HolderId, int] = {}  # the stream's, when counting ended
 
-    def note(self, engine: Engine, stream: EventSubscriber) -> None:
-        """The stream's state has changed: between two batches."""
-        if not self._share:
-            return
-        blocks, holder = stream.blocks, stream.holder
-        if self._may_heal(engine, stream):
-            self._restarts[holder] = stream.stream.stats.restarts
-            blocks.copies_count = False
-        elif stream.stream.stats.restarts > self._restarts.get(holder, 0) and not blocks.num_blocks:
-            self._restarts.pop(holder, None)
-            blocks.copies_count = True
+    def attend(self, blocks: EngineBlocks) -> None:
+        """Before anything is applied to them, from a journal or by the engine."""
+        if self._share:
+            blocks.count_no_copies()
 
     def ask(self, engine: Engine, endpoint: Endpoint) -> bool:
         """Whether a request that goes there now is to be edited; `asked` when it has ended."""
@@ -57,7 +50,7 @@ class Healer:
         if not self._share or holder in self._asked:
             return False
         stream = engine.stream(endpoint)
-        if stream is None or stream.blocks.copies_count or not self._may_heal(engine, stream):
+        if stream is None or not self._may_heal(engine, stream):
             return False
         credit = self._credit.get(holder, 1 - self._share) + self._share
         is_due = credit > 1 - 1e-9

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from inferway.director import Matched, Routed
+from inferway.director import Routed
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
@@ -21,6 +21,7 @@ from inferway.frontends.publisher import Publisher, topic_name
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts.probe import CHAT, COMPLETION
+from inferway.steps.match import Matched
 
 log = logging.getLogger("inferway.alarm")
 
@@ -218,6 +219,10 @@ class Watched:
     def body(self) -> bytes:
         return self._journey.body
 
+    @property
+    def changes_length(self) -> bool:
+        return self._journey.changes_length
+
     def attempt(self, target: Target) -> Headers:
         self._endpoint = target.endpoint
         return self._journey.attempt(target)
@@ -229,6 +234,9 @@ class Watched:
 
     def on_chunk(self, chunk: bytes) -> bytes:
         return self._journey.on_chunk(chunk)
+
+    def on_end(self) -> bytes:
+        return self._journey.on_end()
 
     def close(self, outcome: str) -> None:
         self._journey.close(outcome)

@@ -42,6 +42,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     max_tokens: int | None = None
     stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -71,6 +73,16 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Body = ChatRequest | CompletionRequest
+
+REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
+
+
+def asks_for_report(body: Body) -> bool:
+    """Whether vLLM will publish anew what it finds cached for it."""
+    name, value = REPORT_MODE
+    return isinstance(body.vllm_xargs, dict) and body.vllm_xargs.get(name) == value
+
+
 BodyT = TypeVar("BodyT", ChatRequest, CompletionRequest)
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 # In generated text the quotes would be escaped, so the key cannot be mistaken for content.
 _MARK = b'"cached_tokens"'
 _NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=[^\d])')
 _CARRY = len(_MARK) + 32  # a key and its number may be split by a chunk's border
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens, as the engine has counted them at the answer's end."""
+
+    prompt: int
+    completion: int
+    cached: int | None = None  # of the prompt, from its cache; None: it does not tell
 
 
 class UsageReader:
@@ -30,3 +40,7 @@ class UsageReader:
                 break
             at = text.rfind(_MARK, 0, at)
         self._tail = text[-_CARRY:]
+
+    def usage(self) -> Usage | None:
+        """None if the answer has told nothing."""
+        return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-from inferway.model import Candidates, Target
+from inferway.model import Candidates, Choice, Target
+from inferway.openai_api.llm_request import LLMRequest
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class LeastLoaded:
     num_targets: int = 3
     _turn: count[int] = field(default_factory=count)
 
-    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         """The targets, best first."""
         load: list[float] = (candidates.in_flight + candidates.others).tolist()
         least = min(load)
@@ -25,4 +26,5 @@ class LeastLoaded:
         ranked = sorted(range(len(load)), key=load.__getitem__)
         rows = [first, *[row for row in ranked[: self.num_targets] if row != first]]
         endpoints = candidates.endpoints
-        return tuple([Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]])
+        targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
+        return Choice(tuple(targets))

@@ -1,42 +1,115 @@
-"""What a filter, a scorer and a picker are.
+"""The plugin points: what a plugin may be, and what it is given.
 
-The law for all three: they read the candidates and nothing else. A new fact is a new column,
-never a lookup from in here; that keeps them pure, and a test of one is a table.
+The law for filters, scorers, pickers and profile handlers: they read the request and the candidates
+and nothing else. A new fact is a new column that a producer adds, never a lookup from in here; that
+keeps them pure, and a test of one is a table. What a plugin learns from the requests that pass, it
+learns as a `Following`.
+
+here            in llm-d (field notes 3.3)
+Filter          Filter
+Scorer          Scorer
+Picker          Picker
+Chooser         ProfileHandler, with the profiles it chooses among
+Producer        DataProducer
+Admitter        Admitter
+Following       PreRequest, ResponseHeader, ResponseBody
+
+One plugin may be several of them: what it has the methods of, it is.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Candidates, Column, Target
+from inferway.model import Candidates, Choice, Column, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.usage import Usage
 
 
 class Chooser(Protocol):
-    """Candidates in, ranked targets out: a profile, or something simpler."""
+    """Candidates in, ranked targets out: a profile, or a handler of several."""
 
-    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         """The targets, best first; raises NoEndpointError."""
 
 
+@runtime_checkable
 class Filter(Protocol):
     """Narrows the candidates."""
 
-    def keep(self, candidates: Candidates) -> NDArray[np.bool_]:
+    def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         """True for each row that may serve the request."""
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """Rates the candidates."""
 
-    def score(self, candidates: Candidates) -> Column:
-        """A rating in [0, 1] for each row; 1 is best."""
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
+        """A rating in [0, 1] for each row; 1 is best. A new array: the caller may change it."""
 
 
+@runtime_checkable
 class Picker(Protocol):
     """Orders the rated candidates."""
 
     def pick(self, scores: Column, count: int) -> list[int]:
         """At most `count` row numbers, the first choice first."""
+
+
+@runtime_checkable
+class Producer(Protocol):
+    """Brings facts that others judge by."""
+
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:
+        """Adds its columns (`Candidates.add`)."""
+
+
+@runtime_checkable
+class Admitter(Protocol):
+    """Refuses requests."""
+
+    def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
+        """Why it must not go in now, as the client is told; None if it may."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a request has ended."""
+
+    outcome: str  # "ok", "client_gone", "upstream_error", "refused", "error"
+    now: float  # seconds
+    usage: Usage | None = None
+    streamed: bool = True  # false: the answer came in one piece, at its end
+
+
+class Follower:
+    """Told what becomes of one request, by the methods it overrides. Must not fail and not wait:
+    it is called in the data path."""
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        """It is sent to `target`, perhaps after others; headers that the engine gets."""
+        return ()
+
+    def on_head(self, status: int) -> Headers:
+        """The engine has answered; headers that the client gets."""
+        return ()
+
+    def on_first_chunk(self, now: float) -> None:
+        """The first piece of the answer's body has come."""
+
+    def on_end(self, ending: Ending) -> None:
+        """It is over; called exactly once, whatever happened."""
+
+
+@runtime_checkable
+class Following(Protocol):
+    """Learns from requests on their way."""
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: Choice
+    ) -> Follower | None:
+        """Who is to be told of it; None: it does not matter."""

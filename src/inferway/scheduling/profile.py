@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, Column, Target
+from inferway.model import Candidates, Choice, Column, Target
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.plugin import Filter, Picker, Scorer
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -33,49 +34,34 @@ class Profile:
     filters: Sequence[Filter] = ()
     num_targets: int = 3
 
-    def choose(self, candidates: Candidates) -> tuple[Target, ...]:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         """The targets, best first. Raises NoEndpointError naming who removed the last one."""
         if self.filters:
-            candidates = self._filtered(candidates)
+            candidates = self._filtered(request, candidates)
         if not self.scorers:
             scores: Column = np.zeros(len(candidates.endpoints))
         else:
             first, *others = self.scorers
-            scores = first.weight * first.scorer.score(candidates)
+            scores = first.weight * first.scorer.score(request, candidates)
             for weighted in others:
-                scores += weighted.weight * weighted.scorer.score(candidates)
+                scores += weighted.weight * weighted.scorer.score(request, candidates)
         endpoints = candidates.endpoints
         matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
-        return tuple(
-            [
-                Target(endpoints[row], float(scores[row]), int(matched[row]), int(blocks[row]))
-                for row in self.picker.pick(scores, self.num_targets)
-            ]
-        )
+        targets = [
+            Target(endpoints[row], float(scores[row]), int(matched[row]), int(blocks[row]))
+            for row in self.picker.pick(scores, self.num_targets)
+        ]
+        return Choice(tuple(targets))
 
-    def _filtered(self, candidates: Candidates) -> Candidates:
+    def _filtered(self, request: LLMRequest, candidates: Candidates) -> Candidates:
         for item in self.filters:
             before = len(candidates.endpoints)
-            candidates = _rows(candidates, np.flatnonzero(item.keep(candidates)))
+            candidates = candidates.narrowed(np.flatnonzero(item.keep(request, candidates)))
             if not candidates.endpoints:
                 raise NoEndpointError(
                     f"no endpoint left: {type(item).__name__} removed the last {before}"
                 )
         return candidates
-
-
-def _rows(candidates: Candidates, rows: np.ndarray) -> Candidates:
-    columns = {
-        f.name: getattr(candidates, f.name)[rows]
-        for f in fields(Candidates)
-        if f.name not in ("endpoints", "rows")
-    }
-    endpoints = [candidates.endpoints[row] for row in rows]
-    return Candidates(
-        endpoints=endpoints,
-        rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
-        **columns,
-    )
 
 
 def kv_aware() -> Profile:

@@ -36,6 +36,8 @@ class Trip:
     chunks: list[bytes] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     body: bytes = b""
+    changes_length: bool = False
+    last: bytes = b""  # what it kept back
 
     def attempt(self, target: Target) -> Headers:
         self.attempts.append(target.endpoint.engine)
@@ -48,6 +50,9 @@ class Trip:
     def on_chunk(self, chunk: bytes) -> bytes:
         self.chunks.append(chunk)
         return chunk
+
+    def on_end(self) -> bytes:
+        return self.last
 
     def close(self, outcome: str) -> None:
         self.outcomes.append(outcome)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from inferway.bench.index.workload import NUM_ENGINES
-from inferway.model import EXACT, Candidates, Endpoint, HolderId, TokenIds, Tokenized
+from inferway.model import Candidates, Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, ChatRequest
 from inferway.prompts.served import ServedModel
+from inferway.scheduling.idle import idle
 
 
 class GivenTokens:
@@ -36,26 +35,12 @@ class EightEngines:
         self._endpoints = [
             Endpoint(f"engine-{i}", f"http://127.0.0.1:{8000 + i}", i) for i in range(NUM_ENGINES)
         ]
-        self._nothing = np.zeros(NUM_ENGINES)
 
     def model(self, name: str) -> ServedModel:  # noqa: ARG002
         return self._model
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        return Candidates(
-            endpoints=self._endpoints,
-            rows={i: i for i in range(NUM_ENGINES)},
-            block_sizes=np.full(NUM_ENGINES, self._block_size),
-            states=np.full(NUM_ENGINES, EXACT, np.int8),
-            in_flight=self._nothing,
-            others=self._nothing,
-            waiting=self._nothing,
-            kv_usage=self._nothing,
-            recent_tokens=self._nothing,
-            matched_blocks=self._nothing,
-            matched_value=self._nothing,
-            prompt_blocks=self._nothing,
-        )
+        return idle(self._endpoints, self._block_size)
 
     def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
         return self._block_size
@@ -68,6 +53,9 @@ class EightEngines:
 
     def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
         return False
+
+    def reports(self, endpoint: Endpoint) -> None:
+        pass
 
     def healed(self, endpoint: Endpoint) -> None:
         pass

@@ -31,6 +31,7 @@ from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead, TokenIds
 from inferway.scheduling.profile import kv_aware
+from inferway.steps.match import Matcher
 
 BLOCKS = 16  # per event
 CHAIN = 32  # events to a prompt
@@ -83,7 +84,9 @@ class _Growing:
             self._index.apply([Store(engine, keys) for engine in range(NUM_ENGINES)])
         self._prompts = GivenTokens(self._tokens[0])
         fleet = EightEngines(plan.block_size, self._prompts)
-        self._director = Director(fleet, self._index, SpeculativeOverlay(), kv_aware())
+        self._director = Director(
+            fleet, Matcher(self._index, SpeculativeOverlay()), kv_aware(), time.monotonic
+        )
         self._late: list[float] = []
         self._decisions: list[float] = []
         self._slice_cpu = 0.0

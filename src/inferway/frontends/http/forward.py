@@ -66,9 +66,12 @@ class Journey(Protocol):
 
     @property
     def body(self) -> bytes: ...
+    @property
+    def changes_length(self) -> bool: ...
     def attempt(self, target: Target) -> Headers: ...
     def on_head(self, status: int) -> Headers: ...
     def on_chunk(self, chunk: bytes) -> bytes: ...
+    def on_end(self) -> bytes: ...
     def close(self, outcome: str) -> None: ...
 
 
@@ -185,7 +188,9 @@ class _Forwarding:
                 return
         if self._head is not None:
             self._release()
-        self._responder.write(self._journey.on_chunk(chunk))
+        chunk = self._journey.on_chunk(chunk)
+        if chunk:
+            self._responder.write(chunk)
 
     def on_end(self, chunk: bytes) -> None:
         if self._held:
@@ -195,7 +200,7 @@ class _Forwarding:
         if chunk:
             chunk = self._journey.on_chunk(chunk)
         self._exchange = None
-        self._responder.end(chunk)
+        self._responder.end(chunk + self._journey.on_end())
         self._journey.close("ok")
 
     def on_error(self, error: UpstreamError) -> None:
@@ -249,6 +254,8 @@ class _Forwarding:
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
         decided = self._journey.on_head(status)
+        if self._journey.changes_length:
+            length = None
         extra = decided if self._explain else ()
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))

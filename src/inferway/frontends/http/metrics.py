@@ -70,7 +70,7 @@ class MetricsPage(Collector):
         yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
         yield from self._requests()
         yield from self._engines()
-        yield from index_families(self._director.index, self._fleet.engines)
+        yield from index_families(self._director.matcher.index, self._fleet.engines)
         yield from stream_families(self._fleet)
         yield from journal_families(self._fleet)
         yield from self._prompts()

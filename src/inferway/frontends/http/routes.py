@@ -90,7 +90,7 @@ class Routes:
     async def _infer(self, request: Request, responder: Responder) -> None:
         started = time.perf_counter()
         explain = self._may_be_told(request)
-        journey = self._director.open(request.head, request.body)
+        journey = self._director.open(request.head, request.body, request.id.decode())
         try:
             decision = await journey.decide()
             seconds = time.perf_counter() - started

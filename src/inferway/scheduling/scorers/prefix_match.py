@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inferway.model import BLIND, STALE, Candidates, Column
+from inferway.openai_api.llm_request import LLMRequest
 
 # By state. Of a partial engine all we believe is true, it may only hold more; one that is being
 # repaired is a moment behind. Behind a lost link nothing confirms what we believe: mostly it is a
@@ -22,7 +23,7 @@ class PrefixMatch:
     """The share of the prompt's full blocks that the endpoint holds, 0 when it has none. Blocks in
     lower tiers count for less, and so does what nothing confirms (`Candidates.states`)."""
 
-    def score(self, candidates: Candidates) -> Column:
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         share = candidates.matched_value / np.maximum(candidates.prompt_blocks, 1.0)
         share *= _TRUST[candidates.states]
         return share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferway.model import Candidates, Column
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.scorers.balance import below_mean
 
 
@@ -19,5 +20,5 @@ class RecentWork:
 
     min_scale: float = 512.0
 
-    def score(self, candidates: Candidates) -> Column:
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         return below_mean(candidates.recent_tokens, self.min_scale)

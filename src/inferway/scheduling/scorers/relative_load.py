@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferway.model import Candidates, Column
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.scorers.balance import below_mean
 
 
@@ -15,5 +16,5 @@ class RelativeLoad:
 
     min_scale: float = 4.0
 
-    def score(self, candidates: Candidates) -> Column:
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         return below_mean(candidates.in_flight + candidates.others, self.min_scale)

@@ -1,0 +1,49 @@
+"""A request as scheduling sees it (seed 001): structured, nothing flattened into a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from inferway.model import Headers, Prompt
+from inferway.openai_api.requests import Body
+
+
+class Objectives(msgspec.Struct, frozen=True):
+    """What the caller asks of us; not what the model is asked."""
+
+    priority: int = 0  # negative: may be refused when engines are full (sheddable)
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `body` is one of a disjoint union, as it came; `target_model` is what the engine
+    is asked for, another than `body.model` when a rewrite says so."""
+
+    request_id: str
+    target_model: str
+    body: Body
+    headers: Headers = ()  # the client's, names in lower case
+    objectives: Objectives = Objectives()
+    raw: bytes = b""  # the client's bytes, what the engine gets unless an edit is named
+    prompts: Mapping[int, Sequence[Prompt]] = {}  # by block size; empty when they are not known
+
+    def header(self, name: bytes) -> bytes | None:
+        """The last value of that name, which is in lower case."""
+        return next((value for key, value in reversed(self.headers) if key == name), None)
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """Of all its prompts; None when they are not known."""
+        prompts = next(iter(self.prompts.values()), None)
+        return None if prompts is None else sum(len(prompt.token_ids) for prompt in prompts)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All of the body's fields as they came, those unknown to us among them. Decoded anew:
+        routing needs none of them."""
+        fields: dict[str, Any] = msgspec.json.decode(self.raw)
+        return fields

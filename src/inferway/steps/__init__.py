@@ -1,0 +1,1 @@
+"""The steps of the request path that are more than a line; `director` puts them in order."""

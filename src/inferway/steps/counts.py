@@ -1,0 +1,35 @@
+"""What the director counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineTokens:
+    """Prompt tokens sent to one engine: all, those we believed cached, those that were."""
+
+    prompt: int = 0
+    matched: int = 0
+    delivered: int = 0
+
+
+@dataclass(slots=True)
+class DirectorStats:
+    """Plain integers; one collector reads them when it is scraped."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, EngineTokens] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    def decided(self, reason: str) -> None:
+        self.decisions[reason] = self.decisions.get(reason, 0) + 1
+
+    def ended(self, outcome: str) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def tokens_of(self, engine: str) -> EngineTokens:
+        found = self.tokens.get(engine)
+        if found is None:
+            found = self.tokens[engine] = EngineTokens()
+        return found

@@ -1,0 +1,53 @@
+"""What a request's headers ask of us (InferenceObjective, SLO headers)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+
+from inferway.errors import InvalidRequestError
+from inferway.model import Headers
+from inferway.openai_api.llm_request import Objectives
+
+# Old and new spelling (field notes 3.5).
+_OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
+_TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+_TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
+_HINTS = (b"x-gateway-", b"x-slo-", b"x-llm-d-")
+
+_NONE = Objectives()
+
+
+def objectives(headers: Headers, priorities: Mapping[str, int]) -> Objectives:
+    """`priorities`: objective -> priority; one that is unknown, or not named, has 0. Raises
+    InvalidRequestError for a time that is no positive number."""
+    asked = {name: value for name, value in headers if name.startswith(_HINTS)}
+    if not asked:
+        return _NONE
+    name = _first(asked, _OBJECTIVE)
+    return Objectives(
+        priority=priorities.get(name or "", 0),
+        ttft_ms=_milliseconds(asked, _TTFT),
+        tpot_ms=_milliseconds(asked, _TPOT),
+    )
+
+
+def _first(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> str | None:
+    value = next((asked[name] for name in names if name in asked), None)
+    return None if value is None else value.decode("latin-1")
+
+
+def _milliseconds(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
+    text = _first(asked, names)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not isfinite(value) or value <= 0:
+        name = names[0].decode()
+        raise InvalidRequestError(
+            f"header {name}: {text!r} is no positive number of milliseconds", param=name
+        )
+    return value
