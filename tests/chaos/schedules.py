@@ -40,7 +40,9 @@ KINDS: dict[str, Troubles] = {
     "sliding windows": replace(CALM, features=Features(window=5), lost=0.05),
     "data-parallel ranks": replace(CALM, ranks=3, lost=0.05, restart=0.02),
     "adapters and salts": replace(CALM, features=Features(mixed=True), lost=0.05),
-    "blocks reported again": replace(CALM, report=0.15, joins_late=True, ring=4, clear=0.02),
+    "blocks reported again": replace(
+        CALM, report=0.15, joins_late=True, ring=4, clear=0.02, gateway=0.02, snapshot=0.02
+    ),
     "orphans adopted": replace(
         CALM, adopt=0.4, joins_late=True, ring=2, gateway=0.03, features=Features(odd_eviction=True)
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import msgspec
@@ -22,8 +22,9 @@ from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
 from inferway.events.follower import EngineFollower, Step, Steps
-from inferway.events.records import Record
+from inferway.events.records import Record, Uncounted
 from inferway.events.stream import Replay, StreamState, digest_of
+from inferway.fleet.heal import Healer
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Index
 from inferway.model import BlockKey
@@ -48,7 +49,7 @@ class Troubles:
     snapshot: float = 0.0  # it restarts with a journal that ends a little before
     dead_replay: float = 0.0  # the socket answers nobody for a while
     clear: float = 0.0
-    report: float = 0.0  # requests that make the engine report what it found
+    report: float = 0.0  # requests that make the engine report what it found: see `World`
     adopt: float = 0.0
     audit: float = 0.0
     can_replay: bool = True
@@ -68,6 +69,7 @@ class Entry:
     digest: bytes
     from_start: bool
     records: bytes  # each encoded when it came
+    says_uncounted: bool = False  # written between two batches
 
 
 Message = tuple[int, bytes] | str  # number and payload; "lost" or "up"
@@ -172,7 +174,7 @@ class Line:
         self.blocks = EngineBlocks(
             self.holder, size, holdings=index.holdings, on_record=self._record
         )
-        self.blocks.copies_count = not self.troubles.report
+        self.world.healer.attend(self.blocks)
         self.follower = EngineFollower(
             self.blocks,
             can_replay=self.troubles.can_replay,
@@ -186,9 +188,13 @@ class Line:
         self.late.clear()
 
     def restore(self) -> None:
-        """From the journal, whose end a crash may have cost."""
+        """From the journal, whose end a crash may have cost: its last 50 ms, in which it was not
+        said that copies are no more counted."""
         if self.journal and self.rng.random() < 0.7:
-            del self.journal[len(self.journal) - self.rng.randrange(min(4, len(self.journal))) :]
+            for _ in range(self.rng.randrange(min(4, len(self.journal)))):
+                if self.journal[-1].says_uncounted:
+                    break
+                self.journal.pop()
         self.follow()
         self.pending.clear()
         for entry in self.journal:
@@ -197,9 +203,17 @@ class Line:
         if self.journal:
             last = self.journal[-1]
             self.follower.restore(last.seq, last.digest, last.from_start)
+        if not self.blocks.copies_count:
+            self._record(Uncounted())
 
     def _record(self, record: Record) -> None:
-        self.pending.append(msgspec.msgpack.encode(record))
+        """As `fleet.journal.HolderJournal.record`."""
+        encoded = msgspec.msgpack.encode(record)
+        if isinstance(record, Uncounted) and self.journal:
+            records = msgspec.msgpack.encode([encoded])
+            self.journal.append(replace(self.journal[-1], records=records, says_uncounted=True))
+            return
+        self.pending.append(encoded)
 
     def _batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
         records = msgspec.msgpack.encode(self.pending)
@@ -288,13 +302,19 @@ class Line:
         self.world.index.apply(self.blocks.adopt(hashes, self.world.keys(prompt)))
 
     def report(self) -> None:
+        self.blocks.count_no_copies()  # as `fleet.Fleet.reports`, if a client asks for it
         if self.world.prompts:
             prompt = self.rng.choice(self.world.prompts[-40:])
             self.publish(self.engine.report(prompt, self.world.now(), self.holder))
 
 
 class World:
-    """`storm` as long as you like, then `calm`, then `judge`."""
+    """`storm` as long as you like, then `calm`, then `judge`.
+
+    Where there are reports, some gateways have `--heal`, in others clients ask for it. Of two in a
+    row, the second has `--heal` or a journal of the first with a batch in it: who has neither may
+    hear reports that it takes for copies (docs/reliability.md).
+    """
 
     def __init__(
         self, troubles: Troubles, rng: Random, make_index: Callable[[], Index] | None = None
@@ -305,6 +325,7 @@ class World:
         self.prompts: list[Prompt] = []
         self.hasher = BlockHasher(troubles.features.block_size)
         self.index = self._make_index()
+        self.healer = self._healer()
         self.lines = [Line(self, holder, rng) for holder in range(troubles.ranks)]
         if troubles.joins_late:
             for line in self.lines:
@@ -372,8 +393,14 @@ class World:
             case _:
                 getattr(line, name)()
 
+    def _healer(self, heals: bool = False) -> Healer:
+        heals = heals or (self.troubles.report > 0 and self.rng.random() < 0.5)
+        return Healer(1.0 if heals else 0.0)
+
     def _restart_gateway(self, with_journal: bool) -> None:
         self.index = self._make_index()
+        has_journals = with_journal and all(line.journal for line in self.lines)
+        self.healer = self._healer(heals=self.troubles.report > 0 and not has_journals)
         for line in self.lines:
             if with_journal:
                 line.restore()

@@ -68,6 +68,17 @@ def score(index: Index, keys: Sequence[BlockKey], holder: HolderId = A) -> float
     return found.blocks[holder] - found.discount.get(holder, 0.0)
 
 
+def test_many_prompts_get_what_each_would_get(index: Index) -> None:
+    index.apply([Store(A, range(1, 40)), Store(B, [1, 2])])
+    prompts = [*(range(1, n) for n in range(1, 30)), [2], []]
+
+    found = asyncio.run(index.match_all(prompts))
+
+    assert found == [find(index, keys) for keys in prompts]
+    assert found[3].blocks == {A: 3, B: 2}
+    assert asyncio.run(index.match_all([])) == []
+
+
 # a prompt's blocks
 
 

@@ -321,7 +321,7 @@ def test_blocks_dropped_for_want_of_room_make_the_picture_partial() -> None:
 
 def test_an_engine_that_reports_blocks_again_is_never_known_exactly() -> None:
     gateway = following(batch(stored(0, 3)))
-    gateway.blocks.copies_count = False
+    gateway.blocks.count_no_copies()
 
     assert gateway.state is PARTIAL
 

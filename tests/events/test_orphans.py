@@ -215,7 +215,7 @@ def test_too_many_removals_end_what_older_orphans_vouch_for() -> None:
 def test_reports_of_blocks_held_are_no_copies() -> None:
     """vLLM 0.32 reports what a prompt found in the cache as if it were stored once more."""
     engine = engine_after(stored(0, 3))
-    engine.copies_count = False
+    engine.count_no_copies()
     assert engine.apply(stored(0, 2)) == []
 
     assert engine.apply(removed(102)) == [Remove(HOLDER, [KEYS[1]])]
@@ -223,7 +223,7 @@ def test_reports_of_blocks_held_are_no_copies() -> None:
 
 def test_copies_counted_before_count_no_more() -> None:
     engine = engine_after(stored(0, 3), stored(0, 3), stored(0, 3))
-    engine.copies_count = False
+    engine.count_no_copies()
 
     assert engine.apply(removed(103)) == [Remove(HOLDER, [KEYS[2]])]
     engine.apply(stored(2, 3))
@@ -232,7 +232,7 @@ def test_copies_counted_before_count_no_more() -> None:
 
 def test_copies_of_orphans_do_not_count_either() -> None:
     engine = engine_after(stored(2, 3), stored(2, 3))
-    engine.copies_count = False
+    engine.count_no_copies()
 
     engine.apply(removed(103))
 
@@ -242,7 +242,7 @@ def test_copies_of_orphans_do_not_count_either() -> None:
 def test_clearing_does_not_make_copies_count_again() -> None:
     """A request that was asked to report may still be under way."""
     engine = engine_after(stored(0, 3))
-    engine.copies_count = False
+    engine.count_no_copies()
 
     engine.apply(AllBlocksCleared())
 
@@ -264,7 +264,8 @@ def test_a_late_joiner_never_believes_what_is_not_there(
     dialect = Dialect()
     cache, index = KvCache(num_blocks, SIZE, dialect), MemoryIndex()
     engine = EngineBlocks(HOLDER, SIZE, holdings=index)
-    engine.copies_count = not reports
+    if reports:
+        engine.count_no_copies()
     hasher = BlockHasher(SIZE)
     prompts = _prompts(numbers)
     running: list[Run] = []

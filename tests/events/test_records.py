@@ -39,13 +39,11 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Count:
-    """Whether copies are counted from here on."""
-
-    counting: bool
+class CountNoCopies:
+    """From here on."""
 
 
-Step = Event | Adopt | Count
+Step = Event | Adopt | CountNoCopies
 
 
 def hashes_of(prompt: Sequence[int]) -> list[int]:
@@ -107,7 +105,7 @@ def events(draw: st.DrawFn) -> Event:
 def any_step(draw: st.DrawFn) -> Step:
     kind = draw(st.integers(0, 15))
     if kind == 15:
-        return Count(draw(st.booleans()))
+        return CountNoCopies()
     if kind >= 12:
         prompt = draw(st.sampled_from(PROMPTS))
         return Adopt(hashes_of(prompt), keys_of(prompt))
@@ -130,8 +128,8 @@ class Picture:
         )
 
     def do(self, step: Step) -> list[Op]:
-        if isinstance(step, Count):
-            self.engine.copies_count = step.counting
+        if isinstance(step, CountNoCopies):
+            self.engine.count_no_copies()
             return []
         if isinstance(step, Adopt):
             ops = self.engine.adopt(step.hashes, step.keys)

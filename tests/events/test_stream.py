@@ -27,6 +27,11 @@ def batch(seq: int, life: str = "a") -> bytes:
     return f"{life}{seq}".encode()
 
 
+def applied(seq: int, life: str = "a") -> Apply:
+    payload = batch(seq, life)
+    return Apply(payload, seq, digest_of(payload))
+
+
 def linked(*, can_replay: bool = True) -> EventStream:
     stream = EventStream(can_replay=can_replay)
     stream.resume()
@@ -37,7 +42,7 @@ def in_step(first: int = 0, last: int = 2) -> EventStream:
     """A stream that has applied first..last, replayed, and is done with it."""
     stream = linked()
     for seq in range(first, last + 1):
-        assert stream.replayed(seq, batch(seq)) == [Apply(batch(seq))]
+        assert stream.replayed(seq, batch(seq)) == [applied(seq)]
     assert stream.replay_ended(True) == []
     return stream
 
@@ -45,7 +50,7 @@ def in_step(first: int = 0, last: int = 2) -> EventStream:
 def without_replay(first: int = 0, last: int = 2) -> EventStream:
     stream = linked(can_replay=False)
     for seq in range(first, last + 1):
-        assert stream.live(seq, batch(seq)) == [Apply(batch(seq))]
+        assert stream.live(seq, batch(seq)) == [applied(seq)]
     return stream
 
 
@@ -79,7 +84,7 @@ def test_an_engine_that_has_published_nothing_is_known_exactly() -> None:
 
     assert stream.replay_ended(True) == []
     assert stream.state is StreamState.EXACT
-    assert stream.live(0, batch(0)) == [Apply(batch(0))]
+    assert stream.live(0, batch(0)) == [applied(0)]
     assert stream.state is StreamState.EXACT
 
 
@@ -100,7 +105,7 @@ def test_a_live_batch_before_the_link_is_told_counts_as_the_link() -> None:
 def test_the_next_batch_is_applied() -> None:
     stream = in_step(last=2)
 
-    assert stream.live(3, batch(3)) == [Apply(batch(3))]
+    assert stream.live(3, batch(3)) == [applied(3)]
     assert stream.last_seq == 3
 
 
@@ -140,8 +145,8 @@ def test_live_batches_wait_for_the_replay_to_end() -> None:
 
     assert stream.live(5, batch(5)) == []
     assert stream.replayed(2, batch(2)) == []
-    assert stream.replayed(3, batch(3)) == [Apply(batch(3))]
-    assert stream.replay_ended(True) == [Apply(batch(4)), Apply(batch(5))]
+    assert stream.replayed(3, batch(3)) == [applied(3)]
+    assert stream.replay_ended(True) == [applied(4), applied(5)]
     assert stream.state is StreamState.EXACT
 
 
@@ -150,10 +155,10 @@ def test_batches_both_live_and_replayed_are_applied_once() -> None:
     stream.live(4, batch(4))
     stream.replayed(2, batch(2))
 
-    assert stream.replayed(3, batch(3)) == [Apply(batch(3))]
-    assert stream.replayed(4, batch(4)) == [Apply(batch(4))]
+    assert stream.replayed(3, batch(3)) == [applied(3)]
+    assert stream.replayed(4, batch(4)) == [applied(4)]
     assert stream.replay_ended(True) == []
-    assert stream.live(5, batch(5)) == [Apply(batch(5))]
+    assert stream.live(5, batch(5)) == [applied(5)]
 
 
 def test_answers_that_nobody_asked_for_are_nothing() -> None:
@@ -171,7 +176,7 @@ def test_other_bytes_under_the_last_number_are_a_restart() -> None:
     stream = resumed(in_step(last=2))
 
     assert stream.replayed(2, batch(2, "b")) == [Forget(), Replay(0)]
-    assert stream.replayed(0, batch(0, "b")) == [Apply(batch(0, "b"))]
+    assert stream.replayed(0, batch(0, "b")) == [applied(0, "b")]
     assert stream.replay_ended(True) == []
     assert stream.state is StreamState.EXACT
 
@@ -205,8 +210,8 @@ def test_an_engine_that_forgot_the_gap_leaves_us_partial() -> None:
     stream = in_step(last=2)
     stream.live(90, batch(90))
 
-    assert stream.replayed(89, batch(89)) == [Forget(), Apply(batch(89))]
-    assert stream.replayed(90, batch(90)) == [Apply(batch(90))]
+    assert stream.replayed(89, batch(89)) == [Forget(), applied(89)]
+    assert stream.replayed(90, batch(90)) == [applied(90)]
     assert stream.replay_ended(True) == []
     assert stream.state is StreamState.PARTIAL
 
@@ -221,8 +226,8 @@ def test_a_hole_inside_a_replay_is_asked_for_again() -> None:
 
     assert stream.replay_ended(True) == [Replay(3)]
     assert stream.replayed(3, batch(3)) == []
-    assert stream.replayed(4, batch(4)) == [Apply(batch(4))]
-    assert stream.replay_ended(True) == [Apply(batch(5)), Apply(batch(6))]
+    assert stream.replayed(4, batch(4)) == [applied(4)]
+    assert stream.replay_ended(True) == [applied(5), applied(6)]
     assert stream.state is StreamState.EXACT
 
 
@@ -256,8 +261,8 @@ def test_a_hole_that_no_replay_fills_is_given_up() -> None:
     assert seen == [
         *(Replay(2, attempt) for attempt in range(2, MAX_ATTEMPTS + 1)),
         Forget(),
-        Apply(batch(5)),
-        Apply(batch(6)),
+        applied(5),
+        applied(6),
     ]
     assert stream.state is StreamState.PARTIAL
 
@@ -270,7 +275,7 @@ def test_a_replay_socket_that_never_answers_leaves_us_blind_but_listening() -> N
 
     assert seen[-1] == Forget()
     assert stream.state is StreamState.BLIND
-    assert stream.live(9, batch(9)) == [Apply(batch(9))]
+    assert stream.live(9, batch(9)) == [applied(9)]
 
 
 def test_attempts_start_anew_when_a_replay_brings_something() -> None:
@@ -292,7 +297,7 @@ def test_no_more_is_held_than_there_is_room_for() -> None:
     assert stream.replay_ended(True) == [Replay(0)]
     assert stream.replayed(0, batch(0)) == []
     assert [stream.replayed(seq, batch(seq)) for seq in range(1, 5)] == [
-        [Apply(batch(seq))] for seq in range(1, 5)
+        [applied(seq)] for seq in range(1, 5)
     ]
     assert stream.replay_ended(True) == []
 
@@ -353,7 +358,7 @@ def test_a_batch_that_cannot_be_read_counts_as_a_hole() -> None:
 
     assert stream.live(3, batch(3, "x"), readable=False) == [Replay(2)]
     assert stream.replayed(2, batch(2)) == []
-    assert stream.replayed(3, batch(3)) == [Apply(batch(3))]
+    assert stream.replayed(3, batch(3)) == [applied(3)]
     assert stream.replay_ended(True) == []
     assert stream.state is StreamState.EXACT
 
@@ -363,7 +368,7 @@ def test_the_same_bytes_in_a_replay_are_what_the_engine_sends() -> None:
     stream.live(3, batch(3, "x"), readable=False)
     stream.replayed(2, batch(2))
 
-    assert stream.replayed(3, batch(3, "x"), readable=False) == [Apply(batch(3, "x"))]
+    assert stream.replayed(3, batch(3, "x"), readable=False) == [applied(3, "x")]
     assert stream.replay_ended(True) == []
 
 
@@ -373,7 +378,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_once_more() -> None:
     assert stream.replayed(0, batch(0, "x"), readable=False) == []
     assert stream.replayed(1, batch(1)) == []
     assert stream.replay_ended(True) == [Replay(0, attempt=2)]
-    assert stream.replayed(0, batch(0, "x"), readable=False) == [Apply(batch(0, "x"))]
+    assert stream.replayed(0, batch(0, "x"), readable=False) == [applied(0, "x")]
 
 
 def test_an_unreadable_batch_in_a_replay_that_never_comes_whole_is_given_up() -> None:
@@ -387,7 +392,7 @@ def test_an_unreadable_batch_in_a_replay_that_never_comes_whole_is_given_up() ->
 
     assert seen[-1] == Forget()
     assert stream.state is StreamState.BLIND
-    assert stream.live(9, batch(9)) == [Apply(batch(9))]
+    assert stream.live(9, batch(9)) == [applied(9)]
 
 
 def test_what_was_held_in_doubt_is_not_applied() -> None:
@@ -413,7 +418,7 @@ def test_a_restored_stream_is_stale_and_asks_for_the_proof() -> None:
     assert stream.digest == digest_of(batch(7))
     assert stream.resume() == [Replay(7)]
     assert stream.replayed(7, batch(7)) == []
-    assert stream.replayed(8, batch(8)) == [Apply(batch(8))]
+    assert stream.replayed(8, batch(8)) == [applied(8)]
     assert stream.replay_ended(True) == []
     assert stream.state is StreamState.EXACT
 
@@ -451,14 +456,14 @@ def test_without_replay_any_batch_may_be_the_first() -> None:
 def test_without_replay_a_gap_is_forgotten() -> None:
     stream = without_replay(last=2)
 
-    assert stream.live(5, batch(5)) == [Forget(), Apply(batch(5))]
+    assert stream.live(5, batch(5)) == [Forget(), applied(5)]
     assert stream.state is StreamState.PARTIAL
 
 
 def test_without_replay_a_restart_is_seen_by_its_numbers() -> None:
     stream = without_replay(last=2)
 
-    assert stream.live(0, batch(0, "b")) == [Forget(), Apply(batch(0, "b"))]
+    assert stream.live(0, batch(0, "b")) == [Forget(), applied(0, "b")]
     assert stream.state is StreamState.EXACT
 
 

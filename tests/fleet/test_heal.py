@@ -1,4 +1,5 @@
-"""A gateway that cannot ask for what it has missed, beside an engine that knows the report mode."""
+"""What engines report that know the report mode: to a gateway that has missed something and asks,
+and to one whose clients ask."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from tests.fleet import client
 from tests.fleet.chats import completion
-from tests.fleet.conftest import ServingProgram
+from tests.fleet.conftest import ServingProgram, serve
 from tests.fleet.engine import BLOCK_SIZE, RealEngine
 from tests.fleet.gateway import cached, scores, send, wait_until_believed
 from tests.fleet.waiting import wait_until
@@ -48,3 +49,20 @@ def test_a_report_tells_what_was_cached_before_the_gateway_came(
         again = send(late.url, earlier)
         assert again.headers["x-inferway-matched-blocks"] == str(NUM_BLOCKS)
         assert "x-inferway-edited" not in again.headers
+
+
+def test_what_a_client_has_reported_is_no_second_copy(
+    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
+) -> None:
+    engine = engines[1]
+    xargs = {"kv_cache_report_mode": "full"}
+    asked = completion("asked", numbers(2000, NUM_BLOCKS * BLOCK_SIZE + 1), vllm_xargs=xargs)
+    with serve([engine], new_log("gateway-of-asking-clients")) as gateway:
+        for _ in range(3):  # the first finds nothing in the cache that could be reported
+            send(gateway.url, asked)
+        wait_until_believed(gateway.url, asked, engine.name, NUM_BLOCKS)
+        for i in range(10):
+            send(gateway.url, completion(f"other {i}", numbers(3000 + i, 20 * BLOCK_SIZE)))
+
+        wait_until_believed(gateway.url, asked, engine.name, 0)
+        assert cached(send(gateway.url, asked)).cached_tokens == 0

@@ -37,7 +37,7 @@ Ids = list[list[int]] | str
 
 async def rendered(prompts: RemotePrompts, request: Request) -> Ids:
     raw = json.dumps(request.body).encode()
-    body = parse_chat(raw).body if request.path == CHAT else parse_completion(raw).body
+    body = parse_chat(raw) if request.path == CHAT else parse_completion(raw)
     try:
         return [ids.tolist() for ids in (await prompts.tokenize(body)).token_ids]
     except RenderError as e:

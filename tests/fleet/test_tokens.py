@@ -71,7 +71,7 @@ def asked(request: Request) -> dict[str, Any]:
 async def derived(prompts: ModelPrompts, request: Request) -> Ids:
     raw = json.dumps(asked(request)).encode()
     try:
-        body = (parse_chat if request.path == CHAT else parse_completion)(raw).body
+        body = (parse_chat if request.path == CHAT else parse_completion)(raw)
         return [ids.tolist() for ids in (await prompts.tokenize(body)).token_ids]
     except RequestError:
         return REFUSED

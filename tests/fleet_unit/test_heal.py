@@ -10,6 +10,7 @@ import pytest
 import zmq.asyncio
 
 from inferway.config import EngineSettings
+from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EngineFacts, EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.heal import Healer, knows_the_mode
@@ -44,14 +45,14 @@ class OneEngine:
             source, holder=0, block_size=2, index=self.index, context=self.context
         )
         self.engine.subscribers = [self.stream]
+        healer.attend(self.stream.blocks)
         self.do(self.stream.follower.resume())
 
     def do(self, steps: Iterator[Any]) -> None:
-        """As the subscriber does it: the index first, then who wants to know the state."""
+        """As the subscriber does it."""
         for step in steps:
             if isinstance(step, list):
                 self.index.apply(step)
-        self.healer.note(self.engine, self.stream)
 
     def replay(self, *batches: tuple[int, bytes]) -> None:
         for seq, payload in batches:
@@ -79,13 +80,34 @@ def test_a_partial_engine_is_asked_by_one_request_at_a_time(late: OneEngine) -> 
     assert late.healer.num_asked == {0: 2}
 
 
-def test_copies_do_not_count_from_before_the_first_request_on(late: OneEngine) -> None:
-    assert not late.stream.blocks.copies_count
+@pytest.mark.parametrize("first_seq", [0, 7], ids=["from its start", "late"])
+def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> None:
+    one = OneEngine(Healer(0.01))
+    one.replay(
+        (first_seq, batch(stored(11))),
+        (first_seq + 1, batch(stored(11))),
+        (first_seq + 2, batch({"type": "BlockRemoved", "block_hashes": [11]})),
+    )
 
-    late.do(late.stream.follower.live(8, batch(stored(11))))
-    late.do(late.stream.follower.live(9, batch({"type": "BlockRemoved", "block_hashes": [11]})))
+    assert one.index.num_blocks(0) == 0
+    assert one.stream.state is StreamState.PARTIAL
+    one.context.destroy(linger=0)
 
-    assert late.index.num_blocks(0) == 0
+
+def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
+    one = OneEngine(Healer(0.0))
+    one.replay((0, batch(stored(11))))
+    states = [one.stream.state]
+    one.stream.on_state = lambda: states.append(one.stream.state)
+
+    one.stream.count_no_copies()
+    one.stream.count_no_copies()
+
+    assert states == [StreamState.EXACT, StreamState.PARTIAL]
+    one.do(one.stream.follower.live(1, batch(stored(11))))
+    one.do(one.stream.follower.live(2, batch({"type": "BlockRemoved", "block_hashes": [11]})))
+    assert one.index.num_blocks(0) == 0
+    one.context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.3])
@@ -143,15 +165,14 @@ def test_an_engine_that_gains_nothing_or_is_not_understood_is_left_alone(
     one.replay((first_seq, batch(*events)))
 
     assert not one.asks()
-    assert one.stream.blocks.copies_count
     one.context.destroy(linger=0)
 
 
-def test_an_engine_that_was_started_anew_is_counted_again(late: OneEngine) -> None:
+def test_an_engine_that_was_started_anew_is_known_from_its_start(late: OneEngine) -> None:
     late.do(late.stream.follower.live(3, batch(stored(5))))
     late.replay((7, batch(stored(99))))  # another batch than the one we know by this number
+    late.replay((0, batch(stored(99))))
 
-    assert late.stream.blocks.copies_count
     assert not late.asks()
 
 

@@ -44,6 +44,9 @@ class AtRest:
     async def match(self, keys: Sequence[BlockKey]) -> Found:
         return self.wait_for(self._index.match(keys))
 
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+        return self.wait_for(self._index.match_all(prompts))
+
     def introduce(self, holder: HolderId, name: str) -> None:
         self._known.add(holder)
         self._index.introduce(holder, name)

@@ -13,6 +13,7 @@ from tests.index.redis_server import RedisServer, make_certificates, running_on_
 from inferway.errors import ConfigError, IndexAwayError
 from inferway.index.protocol import CPU, Clear, Remove, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
+from inferway.index.redis.asking import TOGETHER
 
 # how much
 
@@ -36,6 +37,26 @@ async def test_many_matches_at_once_each_get_their_own_answer(gateway: MakeGatew
     found = await asyncio.gather(*(blocks(index, *range(1, n)) for n in range(2, 200)))
 
     assert found == [{A: min(n - 1, 100)} for n in range(2, 200)]
+
+
+async def test_prompts_of_one_request_share_round_trips(
+    gateway: MakeGateway, server: RedisServer
+) -> None:
+    index = await gateway(offers=1)
+    index.apply([Store(A, list(range(1, 101)))])
+    await index.flushed()
+
+    def reads() -> int:
+        return int(server.ask("INFO", "stats")["total_reads_processed"])
+
+    before, between = reads(), reads()
+    found = await index.match_all([range(1, n) for n in range(1, 2 * TOGETHER + 2)])
+
+    assert [dict(each.blocks) for each in found] == [
+        {},
+        *({A: n} for n in range(1, 2 * TOGETHER + 1)),
+    ]
+    assert reads() - between == 3 + (between - before)
 
 
 async def test_too_long_a_queue_is_dropped_and_written_from_scratch(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 from tests.index.conftest import A, B, MakeGateway, blocks, until
 from tests.index.redis_server import RedisServer, running_server
 
 from inferway.errors import IndexAwayError
-from inferway.index.protocol import CPU, Clear, Remove, Store
+from inferway.index.protocol import CPU, Clear, Found, Remove, Store
 from inferway.index.redis import RedisLimits
 
 
@@ -58,11 +61,34 @@ async def test_while_it_is_away_matches_fail_at_once_and_operations_wait(
     for _ in range(2):
         with pytest.raises(IndexAwayError, match="is away"):
             await index.match([1, 2])
+    with pytest.raises(IndexAwayError, match="is away"):
+        await index.match_all([[1], [1, 2]])
 
     assert index.away
-    assert index.stats.refused == 2
+    assert index.stats.refused == 4
     assert (index.standing(A), index.shared_state(A)) == (None, None)
     assert index.num_blocks(A) == 2
+
+
+async def test_a_server_that_has_never_been_late_is_not_away_at_the_start(
+    gateway: MakeGateway,
+) -> None:
+    index = await gateway(offers=1, limits=RedisLimits(match=1e-9, lease=30.0))
+
+    assert not index.away
+    assert (index.num_leases, index.stats.outages) == (1, 0)
+
+
+async def test_a_match_is_not_late_because_this_process_was_busy(gateway: MakeGateway) -> None:
+    index = await gateway(offers=1, limits=RedisLimits(match=0.05, lease=30.0))
+    asked = asyncio.ensure_future(index.match([1]))
+    await asyncio.sleep(0)
+    busy_until = time.perf_counter() + 0.2
+    while time.perf_counter() < busy_until:
+        pass
+
+    assert await asked == Found({})
+    assert index.stats.late == 0
 
 
 async def test_a_gateway_may_start_before_the_server(gateway: MakeGateway) -> None:

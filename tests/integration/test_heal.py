@@ -75,3 +75,25 @@ async def test_nobody_is_asked_unless_told_to(start_fleet: StartFleet) -> None:
 
     assert answer.cached_tokens > answer.expected_tokens
     assert "x-inferway-edited" not in answer.headers
+
+
+async def test_what_a_client_has_reported_is_no_second_copy(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet([simulated(kv_cache_size=520)])
+
+    async def is_exact() -> bool:
+        [report] = (await fleet.get("/admin/engines")).body["engines"]
+        return bool(report["endpoints"][0]["state"] == "exact")
+
+    await fleet.chat(EARLIER)
+    await until(is_exact)
+    for _ in range(2):
+        await fleet.chat(EARLIER, vllm_xargs={"kv_cache_report_mode": "full"})
+    for i in range(100):
+        await fleet.chat(f"{i} drives out what was there: {LONG}", max_tokens=1)
+
+    async def only_the_common_start() -> bool:
+        return list((await fleet.scores(EARLIER)).values()) == [1]
+
+    await until(only_the_common_start)
+    assert (await fleet.chat(EARLIER)).cached_tokens == 16
+    assert not await is_exact()

@@ -41,6 +41,7 @@ from inferway.index.protocol import FULL_ATTENTION, Holdings, Op, Tier
 from inferway.model import BlockKey, HolderId, TokenIds
 
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
+_TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
 
@@ -117,23 +118,23 @@ class EngineBlocks:
 
     @property
     def copies_count(self) -> bool:
-        """Whether a block is gone with its last copy, or (False) with any removal.
-
-        False is for an engine that is asked to report blocks again, and must be set before the
-        first such request leaves. A request with `kv_cache_report_mode: full` makes vLLM 0.32
-        publish one more BlockStored for all blocks that it found in the cache, from the prompt's
-        start on, at each look-up (KVCacheManager.get_computed_blocks; again when it did not fit in
-        and is tried anew). It has the very form of a real one: two equal prompts that are computed
-        at the same time publish the same. So stores do not tell how many copies there are, and
-        believing too little is the safe side.
-
-        It stays as it was set when the engine clears its cache or we forget it: reports of
-        requests under way may come after that. Not to be set between the events of a batch."""
+        """Whether a block is gone with its last copy, or (False) with any removal."""
         return self._held.bridge.counting
 
-    @copies_count.setter
-    def copies_count(self, counting: bool) -> None:
-        self._held.set_counting(counting)
+    def count_no_copies(self) -> None:
+        """From here on any removal removes a block: for an engine that is asked to report blocks
+        again. Before the first such request leaves; at any time, between two events as well.
+
+        A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored
+        for all blocks that it found in the cache, from the prompt's start on, at each look-up
+        (KVCacheManager.get_computed_blocks; again when it did not fit in and is tried anew). It
+        has the very form of a real one: two equal prompts that are computed at the same time
+        publish the same. So stores do not tell how many copies there are, and believing too little
+        is the safe side.
+
+        For good, whatever the engine clears and however often it starts anew: of a new life too,
+        reports may be on their way before we hear that it has begun."""
+        self._held.count_no_copies()
 
     def apply(self, event: Event) -> list[Op]:
         """What the index must do so that it stays true."""
@@ -209,7 +210,7 @@ class EngineBlocks:
         if size != held.block_size:
             held.set_block_size(size)
         self.stats.other_block_size += size != self.block_size
-        tokens = np.frombuffer(array("I", event.token_ids), dtype=np.uint32)
+        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
         extra_keys = event.extra_keys
         ops: list[Op] = []
         if event.parent_hash is None:
@@ -254,7 +255,7 @@ class EngineBlocks:
         self.stats.other_block_size += event.block_size != self.block_size
         if not blocks.fits(event.block_size):
             return self._skip("block_size")
-        tokens = np.frombuffer(array("I", event.token_ids), dtype=np.uint32)
+        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
         if event.parent_hash is None:
             self.first_tokens = tokens[: event.block_size]
         ops = blocks.stored(event, tokens, tier)

@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+
+from msgspec import Struct
 
 from inferway.events.apply import EngineBlocks
 from inferway.events.orphans import MAX_ORPHANS
@@ -43,6 +46,7 @@ from inferway.index.protocol import Holdings, Op
 
 Step = list[Op] | Replay
 Steps = Iterator[Step]
+_Hear = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
@@ -58,20 +62,24 @@ class FollowerStats:
     skipped: dict[str, int] = field(default_factory=dict)  # messages and events, by reason
 
 
-@dataclass(slots=True)
-class _Opened:
+class _Opened(Struct, frozen=True, gc=False):
     """A batch's payload, and what is in it, in order."""
 
     payload: bytes
     ts: float
     rank: int | None
     items: Sequence[Event | EventError]
-    errors: Sequence[EventError]
+
+    @property
+    def errors(self) -> list[EventError]:
+        return [item for item in self.items if isinstance(item, EventError)]
 
     @property
     def is_readable(self) -> bool:
         """False if what could not be read may have said that blocks are gone."""
-        return not self.errors or not any(error.may_remove for error in self.errors)
+        if EventError not in map(type, self.items):
+            return True
+        return not any(error.may_remove for error in self.errors)
 
 
 class EngineFollower:
@@ -102,7 +110,6 @@ class EngineFollower:
         self._on_batch = on_batch
         self._on_batch_done = on_batch_done
         self._on_skip = on_skip
-        self._opened: _Opened | None = None  # the last one
         self._left_out = False  # something that was told is not in the picture
         self._num_lost = 0  # of `apply`, as last looked at
         self._other_medium = False
@@ -139,13 +146,11 @@ class EngineFollower:
 
     def live(self, seq: int, payload: bytes) -> Steps:
         """As `EventStream.live`."""
-        opened = self._open_small(payload) or (yield from self._open(payload))
-        yield from self._do(self.stream.live(seq, payload, opened.is_readable))
+        return self._came(self.stream.live, seq, payload)
 
     def replayed(self, seq: int, payload: bytes) -> Steps:
         """As `EventStream.replayed`."""
-        opened = self._open_small(payload) or (yield from self._open(payload))
-        yield from self._do(self.stream.replayed(seq, payload, opened.is_readable))
+        return self._came(self.stream.replayed, seq, payload)
 
     def replay_ended(self, complete: bool) -> Steps:
         """As `EventStream.replay_ended`."""
@@ -159,16 +164,32 @@ class EngineFollower:
 
     # what is done about it
 
-    def _do(self, actions: Sequence[Action]) -> Steps:
+    def _came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+        opened = self._open_small(payload)
+        if opened is None:
+            return self._big_came(hear, seq, payload)
+        return self._do(hear(seq, payload, opened.is_readable), opened)
+
+    def _big_came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+        opened = yield from self._open(payload)
+        yield from self._do(hear(seq, payload, opened.is_readable), opened)
+
+    def _do(self, actions: Sequence[Action], opened: _Opened | None = None) -> Steps:
+        """`opened`: the batch that has just come."""
         for i, action in enumerate(actions, 1):
-            if isinstance(action, Replay):
-                yield action
-            elif isinstance(action, Apply):
+            if isinstance(action, Apply):
+                if opened is None or opened.payload is not action.payload:
+                    small = self._open_small(action.payload)
+                    opened = small or (yield from self._open(action.payload))
+                # else what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                yield from self._apply(action, is_last_life)
+                for item in opened.items:
+                    yield self._apply(item, is_last_life)
+                self._applied(action, opened)
+            elif isinstance(action, Replay):
+                yield action
             else:
                 yield self._forget()
-        self._opened = None
 
     def _open_small(self, payload: bytes) -> _Opened | None:
         """None: it takes long enough to give others a turn."""
@@ -176,9 +197,8 @@ class EngineFollower:
             return None
         raw = open_batch(payload)
         if isinstance(raw, EventError):
-            return self._note_opened(payload, raw, [])
-        items = [decode_event(raw_event, place) for place, raw_event in enumerate(raw.events)]
-        return self._note_opened(payload, raw, items)
+            return _opened(payload, raw, [])
+        return _opened(payload, raw, list(map(decode_event, raw.events, count())))
 
     def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
         raw = open_batch(payload)
@@ -186,42 +206,29 @@ class EngineFollower:
         for place, raw_event in enumerate(() if isinstance(raw, EventError) else raw.events):
             items.append(decode_event(raw_event, place))
             yield []
-        return self._note_opened(payload, raw, items)
+        return _opened(payload, raw, items)
 
-    def _note_opened(
-        self, payload: bytes, raw: RawBatch | EventError, items: list[Event | EventError]
-    ) -> _Opened:
-        if isinstance(raw, EventError):
-            self._opened = _Opened(payload, 0.0, None, [raw], [raw])
-        else:
-            errors = [item for item in items if isinstance(item, EventError)]
-            self._opened = _Opened(payload, raw.ts, raw.rank, items, errors)
-        return self._opened
+    def _apply(self, item: Event | EventError, is_last_life: bool) -> list[Op]:
+        if isinstance(item, EventError):
+            self.skip(item.reason, item.message)
+            ops = self._forget() if item.may_remove else []
+            self._left_out = True
+            return ops
+        self.stats.events += 1
+        ops = self.blocks.apply(item)
+        if isinstance(item, AllBlocksCleared):
+            self._cleared(is_last_life)
+        elif item.medium not in _GPU:
+            self._see_other_medium()
+        return ops
 
-    def _apply(self, batch: Apply, is_last_life: bool) -> Steps:
-        """`is_last_life`: nothing that is done now is forgotten at once."""
-        opened = self._opened
-        if opened is None or opened.payload is not batch.payload:
-            opened = self._open_small(batch.payload) or (yield from self._open(batch.payload))
+    def _applied(self, batch: Apply, opened: _Opened) -> None:
+        """And the index has it."""
         self.stats.batches += 1
-        for item in opened.items:
-            if isinstance(item, EventError):
-                self.skip(item.reason, item.message)
-                if item.may_remove:
-                    yield self._forget()
-                self._left_out = True
-                continue
-            ops = self.blocks.apply(item)
-            if isinstance(item, AllBlocksCleared):
-                self._cleared(is_last_life)
-            elif item.medium not in _GPU:
-                self._see_other_medium()
-            yield ops
-        self.stats.events += len(opened.items) - len(opened.errors)
         self._look_for_losses()
         if self._on_batch is not None:
             events = [item for item in opened.items if not isinstance(item, EventError)]
-            self._on_batch(Batch(opened.ts, events, opened.rank, list(opened.errors)))
+            self._on_batch(Batch(opened.ts, events, opened.rank, opened.errors))
         if self._on_batch_done is not None:
             state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
             self._on_batch_done(batch.seq, batch.digest, state)
@@ -262,3 +269,11 @@ class EngineFollower:
         if stats.skipped:
             lost += sum(n for reason, n in stats.skipped.items() if reason not in _NOT_MISSED)
         return lost
+
+
+def _opened(
+    payload: bytes, raw: RawBatch | EventError, items: Sequence[Event | EventError]
+) -> _Opened:
+    if isinstance(raw, EventError):
+        return _Opened(payload, 0.0, None, [raw])
+    return _Opened(payload, raw.ts, raw.rank, items)

@@ -16,7 +16,6 @@ from inferway.events.records import (
     Adopted,
     BlockSize,
     Cleared,
-    Counted,
     FullGroup,
     Known,
     Record,
@@ -112,8 +111,8 @@ class HeldBlocks:
                 self.tiers[name] = tier
             case BlockSize(tokens):
                 self.block_size = tokens
-            case Uncounted() | Counted():
-                self.bridge.counting = isinstance(record, Counted)
+            case Uncounted():
+                self.bridge.counting = False
             case _:
                 raise TypeError(f"redo: {record!r} is no record")
         return []
@@ -192,11 +191,11 @@ class HeldBlocks:
             self._record(BlockSize(tokens))
         self.block_size = tokens
 
-    def set_counting(self, counting: bool) -> None:
-        if counting != self.bridge.counting:
+    def count_no_copies(self) -> None:
+        if self.bridge.counting:
             if self._record is not None:
-                self._record(Counted() if counting else Uncounted())
-            self.bridge.counting = counting
+                self._record(Uncounted())
+            self.bridge.counting = False
 
     def tier(self, medium: str | None) -> Tier | None:
         """None: the engine names more than there can be."""

@@ -98,11 +98,7 @@ class BlockSize(Struct, frozen=True, array_like=True, tag="B"):
 
 
 class Uncounted(Struct, frozen=True, array_like=True, tag="U"):
-    """From here on copies are not counted (`EngineBlocks.copies_count`)."""
-
-
-class Counted(Struct, frozen=True, array_like=True, tag="C"):
-    """From here on they are again."""
+    """From here on copies are not counted (`EngineBlocks.count_no_copies`)."""
 
 
 Record = (
@@ -117,5 +113,4 @@ Record = (
     | TierNamed
     | BlockSize
     | Uncounted
-    | Counted
 )

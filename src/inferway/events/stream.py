@@ -57,6 +57,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import xxhash
+from msgspec import Struct
 
 MAX_ATTEMPTS = 4  # replays in a row that bring nothing new
 MAX_IN_VAIN = 4  # unreadable batches that were as unreadable in a replay
@@ -75,17 +76,18 @@ class StreamState(StrEnum):
     BLIND = "blind"  # nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+# Structs and not dataclasses, as in `index.protocol`: one or two are made for every batch.
+
+
+class Apply(Struct, frozen=True, gc=False):
     """Decode this batch and do what its events say."""
 
     payload: bytes
-    seq: int = field(default=-1, compare=False)
-    digest: bytes = field(default=b"", compare=False)
+    seq: int
+    digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True, gc=False):
     """Ask the engine for all batches from this number on; `attempt` counts from 1, those above
     it may wait a little."""
 
@@ -93,8 +95,7 @@ class Replay:
     attempt: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True, gc=False):
     """Nothing that is believed of this engine's cache can be trusted: drop it."""
 
 
@@ -105,8 +106,7 @@ def digest_of(payload: bytes) -> bytes:
     return xxhash.xxh3_128_digest(payload)
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
+class _Last(Struct, frozen=True, gc=False):
     """The last batch applied."""
 
     seq: int

@@ -83,7 +83,7 @@ class RawBatch(Struct, frozen=True):
 
     ts: float
     events: Sequence[Raw | _Decoded]
-    rank: int | None  # the data-parallel rank that published it
+    rank: int | None = None  # the data-parallel rank that published it
 
 
 class Batch(Struct, frozen=True):
@@ -133,6 +133,7 @@ class _Cleared(Struct):
 
 
 _Decoded = _Stored[_Token] | _Removed | _Cleared
+_DECODED = (_Stored, _Removed, _Cleared)  # for isinstance; a union is made anew at each call
 
 
 class _StoredMap(_Stored[_TokenT], Generic[_TokenT], tag="BlockStored"):
@@ -163,22 +164,19 @@ _DecodedMap = _StoredMap[_Token] | _RemovedMap | _ClearedMap
 _DecodedArray = _StoredArray[_Token] | _RemovedArray | _ClearedArray
 
 
-class _BatchMap(Struct):
-    ts: float
+class _BatchMap(RawBatch, frozen=True):
     events: list[Raw]
-    data_parallel_rank: int | None = None
+    rank: int | None = msgspec.field(default=None, name="data_parallel_rank")
 
 
-class _BatchArray(_BatchMap, array_like=True):
-    pass
+class _BatchArray(RawBatch, frozen=True, array_like=True):
+    events: list[Raw]
 
 
-class _SmallBatch(Struct, array_like=True):
+class _SmallBatch(RawBatch, frozen=True, array_like=True):
     """What vLLM sends nearly always."""
 
-    ts: float
     events: list[_DecodedMap]
-    data_parallel_rank: int | None = None
 
 
 _RENAMED = {
@@ -218,15 +216,14 @@ def open_batch(payload: bytes) -> RawBatch | EventError:
             f"batch of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are read",
         )
     try:
-        batch = _open_small(payload) if len(payload) <= SMALL_BYTES else _open(payload)
+        return _open_small(payload) if len(payload) <= SMALL_BYTES else _open(payload)
     except _UNREADABLE as e:
         return EventError("malformed", f"batch: {_lower(e)}")
-    return RawBatch(batch.ts, batch.events, batch.data_parallel_rank)
 
 
 def decode_event(raw: Raw | bytes | _Decoded, place: int = 0) -> Event | EventError:
     """One event; `place` is its position in the batch, for the message."""
-    if isinstance(raw, _Stored | _Removed | _Cleared):
+    if isinstance(raw, _DECODED):
         return _typed(raw, place)
     decoder = _ARRAY if _is_array(raw) else _MAP
     try:
@@ -248,14 +245,14 @@ def normalise(event: Event) -> dict[str, object]:
     return {"type": type(event).__name__, **fields}
 
 
-def _open_small(payload: bytes) -> _SmallBatch | _BatchMap:
+def _open_small(payload: bytes) -> RawBatch:
     try:
         return _SMALL_BATCH.decode(payload)
     except _UNREADABLE:  # it is of another form, or one event in it is bad
         return _open(payload)
 
 
-def _open(payload: bytes) -> _BatchMap:
+def _open(payload: bytes) -> RawBatch:
     decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
     decoder = _BATCH_ARRAY if _is_array(payload) else _BATCH_MAP
     return decoder.decode(payload)

@@ -38,6 +38,7 @@ log = logging.getLogger("inferway.events")
 SLICE_SECONDS = 0.002  # how long the event loop is held before others get a turn
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 _HEARTBEAT_MS = 10_000
+_UNFIT = (StreamState.BLIND, StreamState.STALE)  # others should rather read another's picture
 
 REPLAYS_AT_ONCE = 4  # of all engines
 
@@ -113,7 +114,7 @@ class EventSubscriber:
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
         self._replay_wanted = asyncio.Event()
-        self._slice_began = 0.0
+        self._turn_ends = 0.0  # by `clock`
 
     @property
     def stream(self) -> EventStream:
@@ -193,12 +194,19 @@ class EventSubscriber:
         if self._socket is not None:
             self._spawn(self._feed(self.follower.resume))
 
+    def count_no_copies(self) -> None:
+        """As `EngineBlocks.count_no_copies`; the state may be another then."""
+        if self.blocks.copies_count:
+            self.blocks.count_no_copies()
+            self._tell()
+
     async def adopt(self, hashes: Sequence[int], keys: Sequence[BlockKey]) -> None:
         """As `EngineBlocks.adopt`, between two batches."""
         async with self._lock:
             for ops in self.blocks.adopt_in_steps(hashes, keys):
                 self._index.apply(ops)
-                await self._breathe()
+                if self._clock() >= self._turn_ends:
+                    await self._breathe()
 
     # what comes in
 
@@ -243,7 +251,8 @@ class EventSubscriber:
                 continue
             seq, payload = int.from_bytes(frames[1], "big"), frames[2]
             await self._feed(partial(self.follower.live, seq, payload))
-            await self._breathe()
+            if self._clock() >= self._turn_ends:
+                await self._breathe()
 
     async def _read_replays(self) -> None:
         while True:
@@ -309,7 +318,8 @@ class EventSubscriber:
         await self._feed(
             lambda: self.follower.replayed(seq, payload) if replay is self._replay else iter(())
         )
-        await self._breathe()
+        if self._clock() >= self._turn_ends:
+            await self._breathe()
 
     async def _audit(self, seconds: float) -> None:
         """The last batch before a silence may have been lost, and nothing would tell."""
@@ -333,7 +343,8 @@ class EventSubscriber:
                     self._replay_wanted.set()
                     continue
                 self._index.apply(step)
-                await self._breathe()
+                if self._clock() >= self._turn_ends:
+                    await self._breathe()
             if self.stats.batches != batches:
                 self.last_batch_at = self._clock()
             if self.stats.forgotten != forgotten:
@@ -342,27 +353,28 @@ class EventSubscriber:
 
     def _tell(self) -> None:
         """The index, if something has changed; the fleet, if the state has."""
-        state, seq = told = self.state, self.stream.last_seq
+        stream = self.follower.stream
+        state, seq = told = self.follower.state, stream.last_seq
         if told == self._told:
             return
         is_new_state = self._told is None or state is not self._told[0]
         self._told = told
-        digest = self.stream.digest
+        digest = stream.digest
         self._index.tell(
             self.holder,
             state,
             seq=seq,
             digest="" if digest is None else digest.hex(),
-            fit=state not in (StreamState.BLIND, StreamState.STALE),
+            fit=state not in _UNFIT,
         )
         if is_new_state and self.on_state is not None:
             self.on_state()
 
     async def _breathe(self) -> None:
-        """Reading what is there already never gives up the event loop by itself."""
-        if self._clock() - self._slice_began >= SLICE_SECONDS:
-            await asyncio.sleep(0)
-            self._slice_began = self._clock()
+        """When our turn has ended: reading what is there already never gives up the event loop by
+        itself."""
+        await asyncio.sleep(0)
+        self._turn_ends = self._clock() + SLICE_SECONDS
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""

@@ -169,6 +169,9 @@ class MemoryIndex:
     async def match(self, keys: Sequence[BlockKey]) -> Found:
         return self.match_now(keys)
 
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+        return [self.match_now(keys) for keys in prompts]
+
     def match_now(self, keys: Sequence[BlockKey]) -> Found:
         """As `match`, for callers on this very event loop."""
         if not keys:

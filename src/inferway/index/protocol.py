@@ -140,6 +140,10 @@ class Index(Protocol):
         """What each holder has of `keys`, a prompt's blocks from its first one on. Holders of
         nothing are absent; no keys, no holders."""
 
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+        """`match` of each, in their order. Sooner than one after the other, where the index is
+        far away."""
+
     def introduce(self, holder: HolderId, name: str) -> None:
         """`holder` has come; other gateways that share the index know it by `name`. Raises
         ValueError if another one has that name."""

@@ -54,7 +54,7 @@ class Slots:
 
     def new_chain(self, keys: Sequence[BlockKey], state: int, parent: int) -> Sequence[int]:
         """Slots for new blocks, each the child of the one before it, the first of `parent`."""
-        if self.free:
+        if self.free or len(keys) == 1:  # of one, columns grow faster by one
             slots = [self.new(key, state) for key in keys]
             for slot in slots:
                 self.link(slot, parent)

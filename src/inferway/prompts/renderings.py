@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.probe import CHAT, COMPLETION, first_difference
 
 QUARTER_SECONDS = 900
@@ -40,7 +40,10 @@ COMPARED = 4  # earlier turns of one chat, the longest
 OVERHEAD_BYTES = 500  # of an entry, beside its ids
 
 # Fields that shape no prompt of their own. max_tokens has a say in how much of a prompt is kept.
-_SHAPELESS = {"model", "messages", "stream", "echo", "kv_transfer_params"}
+_SHAPELESS = {
+    *("model", "messages", "stream", "echo", "kv_transfer_params", "vllm_xargs"),
+    "return_assistant_tokens_mask",
+}
 _LENGTHS = {"max_tokens", "max_completion_tokens"}
 _UNSENT = {"cache_salt"}
 
@@ -56,7 +59,7 @@ class Asked:
     """A prompt that an engine is asked for. `digests[k - 1]` is that of its first k messages; a
     completion has one. `roles` are those of the messages."""
 
-    body: Body
+    body: PromptBody
     pieces: Sequence[bytes]  # the body as JSON but for the model: fields, then messages
     fields: frozenset[str]  # the names of all that it has
     digests: Sequence[bytes]
@@ -80,7 +83,7 @@ class Asked:
         return named + fields + b"}"
 
 
-def asked_for(body: Body, now: float) -> Asked:
+def asked_for(body: PromptBody, now: float) -> Asked:
     """`now` is the time of day, in seconds since 1970."""
     is_chat = isinstance(body, ChatRequest)
     fields = _shaping_fields(body)
@@ -113,7 +116,7 @@ def may_be_kept(asked_at: float) -> bool:
     return BORDER_SECONDS <= into <= QUARTER_SECONDS - BORDER_SECONDS
 
 
-def _shaping_fields(body: Body) -> dict[str, Any]:
+def _shaping_fields(body: PromptBody) -> dict[str, Any]:
     found = {name: getattr(body, name) for name in body.__struct_fields__}
     dropped = _SHAPELESS if body.truncate_prompt_tokens is not None else _SHAPELESS | _LENGTHS
     return {n: value for n, value in found.items() if value is not None and n not in dropped}

@@ -113,11 +113,8 @@ def _cleared() -> Step:
     return lambda holder: holder.index.apply(holder.blocks.apply(AllBlocksCleared()))
 
 
-def _counts(counting: bool) -> Step:
-    def step(holder: Holder) -> None:
-        holder.blocks.copies_count = counting
-
-    return step
+def _counts_no_copies() -> Step:
+    return lambda holder: holder.blocks.count_no_copies()
 
 
 def adopted(prompt: list[int], length: int) -> Step:
@@ -134,7 +131,7 @@ _events = st.one_of(
     st.builds(_removed, _blocks, _media, st.sampled_from([None, 0, 1, 2])),
 )
 _adoptions = st.builds(adopted, _prompts, st.integers(1, LENGTH))
-_rare = st.one_of(st.builds(_cleared), st.builds(_counts, st.booleans()))
+_rare = st.one_of(st.builds(_cleared), st.builds(_counts_no_copies))
 
 #: what comes from the engine only, and all that may happen to a holder
 events = st.lists(_events, max_size=30)

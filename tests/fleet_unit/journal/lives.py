@@ -18,6 +18,7 @@ from inferway.events.follower import EngineFollower, Steps
 from inferway.events.stream import Replay
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
+from inferway.fleet.heal import Healer
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.index.memory import MemoryIndex
@@ -72,9 +73,9 @@ def removed(block: int, prompt: int = 0) -> dict[str, Any]:
 class Life:
     """One run of a gateway, as far as it concerns one engine."""
 
-    def __init__(self, journal: HolderJournal | None) -> None:
+    def __init__(self, journal: HolderJournal | None, index: MemoryIndex | None = None) -> None:
         self.journal = journal
-        self.index = MemoryIndex()
+        self.index = index or MemoryIndex()
         self.blocks = EngineBlocks(
             HOLDER,
             SIZE,
@@ -134,17 +135,30 @@ def engine(model: str = "/models/one") -> Engine:
 
 
 @asynccontextmanager
-async def life(path: Path, model: str = "/models/one", **options: Any) -> AsyncIterator[Life]:
-    """Loaded; closed in the end."""
+async def not_loaded(
+    path: Path,
+    model: str = "/models/one",
+    heal: float = 0.0,
+    index: MemoryIndex | None = None,
+    **options: Any,
+) -> AsyncIterator[Life]:
+    """Closed in the end."""
     state_dir = StateDir(path, **options)
     state_dir.open()
-    journal = state_dir.journal(engine(model), SOURCE, ENDPOINT)
-    run = Life(journal)
+    run = Life(state_dir.journal(engine(model), SOURCE, ENDPOINT), index)
+    Healer(heal).attend(run.blocks)
     try:
-        await run.load()
         yield run
     finally:
         await state_dir.close()
+
+
+@asynccontextmanager
+async def life(path: Path, model: str = "/models/one", **options: Any) -> AsyncIterator[Life]:
+    """Loaded; closed in the end."""
+    async with not_loaded(path, model, **options) as run:
+        await run.load()
+        yield run
 
 
 async def written(run: Life, path: Path, copy: Path) -> Path:

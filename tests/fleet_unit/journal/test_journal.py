@@ -6,16 +6,44 @@ import asyncio
 import logging
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tests.fleet_unit.journal.lives import Life, Publisher, files, life, removed, stored, written
+from tests.fleet_unit.journal.lives import (
+    Life,
+    Publisher,
+    files,
+    life,
+    not_loaded,
+    removed,
+    stored,
+    written,
+)
 
 from inferway.events.stream import StreamState
+from inferway.fleet.journal.compact import compact
 from inferway.fleet.journal.compactor import Compactor
 from inferway.fleet.journal.entries import Identity
-from inferway.fleet.journal.journal import HolderJournal, Proof, Workers
-from inferway.fleet.journal.writer import Writer
+from inferway.fleet.journal.files import install
+from inferway.fleet.journal.journal import MAX_FILES, HolderJournal, Proof, Workers
+from inferway.fleet.journal.writer import Tail, Writer
+from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Op
+
+
+class BreaksAfter(MemoryIndex):
+    """Its second half lies where nothing can be read: so many times it works, once it does not."""
+
+    def __init__(self, num_times: int) -> None:
+        super().__init__()
+        self._num_left = num_times
+
+    def apply(self, ops: Iterable[Op]) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            raise OSError(5, "input/output error")
+        super().apply(ops)
 
 
 def followed(run: Life, publisher: Publisher, *batches: list[dict[str, object]]) -> None:
@@ -159,6 +187,26 @@ async def test_a_file_torn_at_any_byte_comes_to_the_truth_by_the_replay(tmp_path
     assert seen == {0, 4, 5}
 
 
+async def test_a_file_damaged_at_any_byte_comes_to_the_truth_by_the_replay(tmp_path: Path) -> None:
+    publisher = Publisher()
+    async with life(tmp_path / "whole") as first:
+        followed(first, publisher, [stored(0, 4)], [stored(4, 5)], [removed(4)])
+    [name] = [path.relative_to(tmp_path / "whole") for path in files(tmp_path / "whole")]
+    whole = (tmp_path / "whole" / name).read_bytes()
+
+    for place in range(len(whole)):
+        shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
+        damaged = bytes([*whole[:place], whole[place] ^ 0x20, *whole[place + 1 :]])
+        (tmp_path / "damaged" / name).write_bytes(damaged)
+        async with life(tmp_path / "damaged") as second:
+            assert second.matched() in (0, 4, 5)
+            second.link(publisher)
+
+            assert second.matched() == 4
+            assert second.follower.state is StreamState.EXACT
+
+
 async def test_what_a_torn_file_is_followed_by_is_loaded_next_time(tmp_path: Path) -> None:
     publisher = Publisher()
     async with life(tmp_path) as first:
@@ -206,7 +254,7 @@ async def test_that_copies_count_no_more_is_written_at_once(tmp_path: Path) -> N
     publisher = Publisher()
     async with life(tmp_path / "a") as first:
         followed(first, publisher, [stored(0, 3)])
-        first.blocks.copies_count = False
+        first.blocks.count_no_copies()
         left = await written(first, tmp_path / "a", tmp_path / "b")
     followed(first, publisher, [stored(0, 3)], [removed(2)])
 
@@ -214,6 +262,84 @@ async def test_that_copies_count_no_more_is_written_at_once(tmp_path: Path) -> N
         second.link(publisher)
 
         assert second.matched() == 2
+
+
+async def test_that_copies_never_counted_is_written(tmp_path: Path) -> None:
+    publisher = Publisher()
+    async with life(tmp_path, heal=1.0) as first:
+        followed(first, publisher, [stored(0, 3)], [stored(0, 3)])
+    publisher.publish(removed(2))
+
+    async with life(tmp_path) as second:
+        second.link(publisher)
+
+        assert second.matched() == 2
+        assert second.follower.state is StreamState.PARTIAL
+
+
+async def test_that_copies_count_no_more_is_written_although_nothing_new_came(
+    tmp_path: Path,
+) -> None:
+    publisher = Publisher()
+    async with life(tmp_path) as first:
+        followed(first, publisher, [stored(0, 3)], [stored(0, 3)])
+    async with life(tmp_path, heal=1.0):
+        pass
+    publisher.publish(removed(2))
+
+    async with life(tmp_path) as third:
+        third.link(publisher)
+
+        assert third.matched() == 2
+
+
+async def test_copies_in_the_journal_are_not_counted_where_none_are(tmp_path: Path) -> None:
+    publisher = Publisher()
+    async with life(tmp_path) as first:
+        followed(first, publisher, [stored(0, 3)], [stored(0, 3)])
+    publisher.publish(removed(2))
+
+    async with life(tmp_path, heal=1.0) as second:
+        second.link(publisher)
+
+        assert second.matched() == 2
+
+
+async def test_that_copies_count_no_more_is_in_a_snapshot_too(tmp_path: Path) -> None:
+    publisher = Publisher()
+    async with life(tmp_path, heal=1.0) as first:
+        followed(first, publisher, [stored(0, 3)], [stored(0, 3)])  # blocks, and a report of them
+    directory = files(tmp_path)[0].parent
+    compact(directory, 1, directory / "new.tmp")
+    for _ in install(directory, 1, directory / "new.tmp"):
+        pass
+    publisher.publish(removed(2))
+
+    async with life(tmp_path) as second:
+        second.link(publisher)
+
+        assert second.matched() == 2
+        assert second.follower.state is StreamState.PARTIAL
+
+
+async def test_a_disk_that_cannot_be_read_to_the_end_leaves_nothing_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = Publisher()
+    async with life(tmp_path) as first:
+        for prompt in range(20):
+            followed(first, publisher, [stored(0, 3, prompt)])
+
+    async with not_loaded(tmp_path, index=BreaksAfter(10)) as second:
+        await second.load()
+
+        assert [second.matched(prompt) for prompt in range(20)] == [0] * 20
+        assert (second.blocks.num_blocks, second.follower.state) == (0, StreamState.BLIND)
+        assert second.journal is not None
+        assert second.journal.stats.given_up
+        second.link(publisher)
+        assert [second.matched(prompt) for prompt in range(20)] == [3] * 20
+    assert "10.0.0.1:8000: no journal in this run: [Errno 5] " in caplog.text
 
 
 @pytest.mark.parametrize("other", ["model", "format", "snapshot"])
@@ -278,3 +404,73 @@ async def test_a_disk_that_is_gone_ends_the_journal_and_nothing_else(
         assert run.matched() == 3
     [line] = [r.getMessage() for r in caplog.records if r.name == "inferway.journal"]
     assert "its journal ends here for this run: [Errno 2] No such file or directory" in line
+
+
+async def test_runs_in_which_nothing_happens_leave_no_files(tmp_path: Path) -> None:
+    publisher = Publisher()
+    async with life(tmp_path) as run:
+        followed(run, publisher, [stored(0, 3)])
+    for _ in range(5):
+        async with life(tmp_path) as run:
+            run.link(publisher)
+
+    assert [path.name for path in files(tmp_path)] == ["00000001.journal", "00000002.journal"]
+
+
+async def test_many_starts_are_compacted(tmp_path: Path) -> None:
+    publisher = Publisher()
+    for _ in range(MAX_FILES + 1):
+        async with life(tmp_path) as run:
+            run.link(publisher)
+            followed(run, publisher, [stored(0, 3)])
+            assert run.journal is not None
+            assert run.journal.stats.compactions == 0
+    async with life(tmp_path) as run:
+        run.link(publisher)
+        followed(run, publisher, [removed(2)])
+        assert run.journal is not None
+        stats = run.journal.stats
+        async with asyncio.timeout(30):
+            while not stats.compactions:
+                await asyncio.sleep(0.005)
+
+        assert len(files(tmp_path)) <= 3
+
+
+async def test_a_journal_that_cannot_be_compacted_does_not_grow_without_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = Publisher()
+    async with life(tmp_path) as run:
+        followed(run, publisher, [stored(0, 3)])
+    async with life(tmp_path, compact_min_bytes=500) as run:
+        run.link(publisher)
+        path = files(tmp_path)[0]
+        path.write_bytes(path.read_bytes()[:-1])
+        assert run.journal is not None
+        stats = run.journal.stats
+        async with asyncio.timeout(30):
+            while not stats.given_up:
+                followed(run, publisher, [stored(0, 3)], [removed(2), removed(1), removed(0)])
+                await asyncio.sleep(0.005)
+
+        assert stats.failed_compactions > 0
+    assert "its journal ends here for this run: it cannot be compacted, and has " in caplog.text
+
+
+async def test_a_disk_that_does_not_answer_does_not_keep_the_gateway_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, answers = Writer(close_seconds=0.05), threading.Event()
+    writer.start()
+    tails = [Tail(tmp_path, f"e{number}") for number in range(3)]
+    for tail in tails:
+        writer.add(tail)
+        writer.do(tail, answers.wait)
+    async with asyncio.timeout(1):
+        for tail in tails:
+            await writer.remove(tail)
+        await writer.close()
+
+    assert "engine e0: the disk does not take the end of its journal" in caplog.text
+    answers.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferway.bench.index.workload import NUM_ENGINES
 from inferway.model import Candidates, Endpoint, HolderId, TokenIds, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.idle import idle
 
@@ -15,7 +15,7 @@ class GivenTokens:
     def __init__(self, token_ids: TokenIds) -> None:
         self.token_ids = token_ids
 
-    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([self.token_ids])
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002

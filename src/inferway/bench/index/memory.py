@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import gc
 import time
+from itertools import islice
 
 import msgspec
 
+from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.measuring import resident_bytes
 from inferway.bench.index.payloads import endless_payloads
 from inferway.bench.index.plan import Plan
 from inferway.events.apply import EngineBlocks
-from inferway.events.wire import BlockStored, RawBatch, decode_event, open_batch
 from inferway.index.memory import MemoryIndex
 
 BLOCKS = 16  # per event
@@ -34,13 +35,11 @@ class Growth(msgspec.Struct, frozen=True):
 def memory(plan: Plan) -> Growth:
     """From resident memory; the process has done nothing else."""
     index = MemoryIndex()
-    engine = EngineBlocks(0, plan.block_size, holdings=index)
+    engine = FollowedEngine(0, plan.block_size, index)
+    engine.find_dialect(endless_payloads(BLOCKS, plan.block_size, 1, plan.seed + 1))
     stream = endless_payloads(BLOCKS, plan.block_size, CHAIN, plan.seed)
-    decoded = _event(next(stream))
-    index.apply(engine.apply(decoded))
-    index.apply(engine.forget())
-    for _ in range(CHAIN - 1):
-        next(stream)  # the rest of the prompt
+    engine.apply(islice(stream, CHAIN))  # what is made once
+    index.apply(engine.blocks.forget())
     gc.collect()
     gc.freeze()  # as the gateway does when it has started
     before = resident_bytes()
@@ -48,14 +47,13 @@ def memory(plan: Plan) -> Growth:
     step = max(BLOCKS, plan.memory_blocks // _SAMPLES)
     stored = 0
     while stored < plan.memory_blocks:
-        for _ in range(step // BLOCKS):
-            index.apply(engine.apply(_event(next(stream))))
+        engine.apply(islice(stream, step // BLOCKS))
         stored += step // BLOCKS * BLOCKS
         points.append((stored, (resident_bytes() - before) / stored))
-    assert index.num_blocks(0) == engine.num_blocks == stored
+    assert index.num_blocks(0) == engine.blocks.num_blocks == stored
     grown = resident_bytes() - before
     start = time.process_time()
-    slice_ms = _clear(index, engine)
+    slice_ms = _clear(index, engine.blocks)
     return Growth(
         points=points,
         peak=max(each for blocks, each in points if blocks >= plan.memory_blocks / 20),
@@ -75,11 +73,3 @@ def _clear(index: MemoryIndex, engine: EngineBlocks) -> float:
         longest = max(longest, time.process_time() - start)
         ops = []
     return longest * 1000
-
-
-def _event(payload: bytes) -> BlockStored:
-    batch = open_batch(payload)
-    assert isinstance(batch, RawBatch)
-    event = decode_event(batch.events[0])
-    assert isinstance(event, BlockStored)
-    return event

@@ -29,6 +29,9 @@ class Plan(msgspec.Struct, frozen=True):
     engines: tuple[int, ...] = (1, 10, 100, 1000)
     engine_blocks: int = 1_000_000  # held, all engines together
     peer_blocks: int = 1_000_000
+    # snapshots
+    snapshot_blocks: int = 5_000_000  # of eight engines, loaded
+    snapshot_engine_blocks: int = 625_000  # of one, compacted
 
 
 QUICK = Plan(
@@ -44,4 +47,6 @@ QUICK = Plan(
     engines=(1, 10, 100),
     engine_blocks=200_000,
     peer_blocks=200_000,
+    snapshot_blocks=400_000,
+    snapshot_engine_blocks=50_000,
 )

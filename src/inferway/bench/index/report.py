@@ -12,6 +12,7 @@ from inferway.bench.index.holdings import KINDS
 from inferway.bench.index.results import Case, EventPath, IndexRun, PeerSeconds
 from inferway.bench.index.shared import BLOCKS as SHARED_BLOCKS
 from inferway.bench.index.shared import Cost
+from inferway.bench.index.snapshot import Wait
 from inferway.bench.index.stalls import Phase
 from inferway.bench.index.workload import SHAPES
 
@@ -56,6 +57,7 @@ def markdown(run: IndexRun) -> str:
         *_memory_lines(run),
         *_stall_lines(run),
         *_shared_lines(run),
+        *_snapshot_lines(run),
     ]
     return "\n".join(lines) + "\n"
 
@@ -96,7 +98,8 @@ def _event_lines(run: IndexRun) -> list[str]:
     rows = [row for path in run.event_paths for row in _event_rows(path)]
     return [
         "Events, in microseconds each (medians). Ours goes from the engine's payload to the index "
-        "(decode, key, bridge, apply) on one core; the peer begins with a list of tokens:",
+        "(order, decode, key, orphans, copies, apply) on one core; the peer begins with a list of "
+        "tokens:",
         "",
         *table_lines(_EVENT_HEAD, rows, num_left=2),
         "",
@@ -184,6 +187,46 @@ def _phase(name: str, phase: Phase) -> list[str]:
         *(phase.decision_p50_ms, phase.decision_p99_ms, phase.decision_max_ms),
         *(phase.late_p99_ms, phase.late_max_ms),
     )
+    return [name, *(f"{ms:.2f}" for ms in times)]
+
+
+def _snapshot_lines(run: IndexRun) -> list[str]:
+    cost, compaction, loading = (
+        run.snapshots.cost,
+        run.snapshots.compaction,
+        run.snapshots.loading,
+    )
+    head = ("ms", "others late, p99", "longest", "without other processes, p99", "longest")
+    return [
+        "",
+        "With `--state-dir` ([reliability.md](reliability.md#snapshots)) a batch of 16 blocks "
+        f"takes {cost.us_with:.1f} µs instead of {cost.us_without:.1f} (medians of rounds; of each "
+        f"round {cost.ratio - 1:+.1%}), and {cost.bytes_per_block:.1f} bytes a block in the "
+        f"journal. A snapshot takes {compaction.snapshot_bytes_per_block:.1f}; it is made of a "
+        f"journal of {compaction.blocks:,} blocks that has "
+        f"{compaction.journal_bytes_per_block:.0f} of them in {compaction.seconds:.1f} s, by a "
+        f"process that takes {compaction.peak_mb:.0f} MiB at most. {loading.blocks:,} blocks of "
+        f"eight engines are loaded in {loading.seconds:.1f} s "
+        f"({loading.blocks_per_second:,.0f} blocks/s). One event loop, by others that want to run "
+        "each millisecond:",
+        "",
+        *table_lines(
+            head,
+            [
+                _wait("before", loading.idle),
+                _wait("while they are loaded", loading.load),
+                _wait(
+                    f"then, at {loading.run_blocks_per_second:,.0f} blocks/s, while a journal is "
+                    f"compacted {loading.compactions} times",
+                    loading.run,
+                ),
+            ],
+        ),
+    ]
+
+
+def _wait(name: str, wait: Wait) -> list[str]:
+    times = (wait.late_p99_ms, wait.late_max_ms, wait.own_p99_ms, wait.own_max_ms)
     return [name, *(f"{ms:.2f}" for ms in times)]
 
 

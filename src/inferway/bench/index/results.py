@@ -11,6 +11,7 @@ from inferway.bench.index.holdings import Fleet
 from inferway.bench.index.memory import Growth
 from inferway.bench.index.plan import Plan
 from inferway.bench.index.shared import SharedCost
+from inferway.bench.index.snapshot import Snapshots
 from inferway.bench.index.stalls import Stalls
 from inferway.bench.machine import Machine
 
@@ -103,6 +104,7 @@ class IndexRun(msgspec.Struct, frozen=True):
     growth: Growth
     fleets: list[Fleet]
     stalls: Stalls
+    snapshots: Snapshots
     peer_bytes_per_block: float | None
     shared: SharedCost | None = None  # None: no Redis to be had
 
@@ -110,7 +112,12 @@ class IndexRun(msgspec.Struct, frozen=True):
         return next(c for c in self.cases if (c.length, c.shape) == (length, shape))
 
     def goals(self) -> list[Goal]:
-        return [*self._match_goals(), *self._event_goals(), *self._growth_goals()]
+        return [
+            *self._match_goals(),
+            *self._event_goals(),
+            *self._growth_goals(),
+            *self._snapshot_goals(),
+        ]
 
     def _match_goals(self) -> list[Goal]:
         short, *_, long = sorted(self.plan.prompts)
@@ -158,6 +165,16 @@ class IndexRun(msgspec.Struct, frozen=True):
             Goal("bytes a block, peak", "≤ 250", f"{grown.peak:.0f}", grown.peak <= 250),
             Goal("longest stall while growing", "< 5 ms", f"{longest:.1f} ms", longest < 5),
             Goal("added to a decision's p99", "< 2 ms", f"{added:+.2f} ms", added < 2),
+        ]
+
+    def _snapshot_goals(self) -> list[Goal]:
+        cost, loading = self.snapshots.cost, self.snapshots.loading
+        load, run = loading.load.late_max_ms, loading.run.late_max_ms
+        blocks = f"{loading.blocks:,} blocks"
+        return [
+            Goal("a journal, to applying", "< 15 %", f"{cost.ratio - 1:+.1%}", cost.ratio < 1.15),
+            Goal(f"longest stall while {blocks} are loaded", "< 5 ms", f"{load:.1f} ms", load < 5),
+            Goal(f"the same while {blocks} are kept", "< 5 ms", f"{run:.1f} ms", run < 5),
         ]
 
 

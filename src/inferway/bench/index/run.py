@@ -21,6 +21,7 @@ from inferway.bench.index.memory import Growth
 from inferway.bench.index.plan import Plan
 from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSeconds
 from inferway.bench.index.shared import SharedCost
+from inferway.bench.index.snapshot import Snapshots
 from inferway.bench.index.stalls import Stalls
 from inferway.bench.index.workload import SHAPES
 from inferway.bench.machine import this_machine
@@ -48,6 +49,9 @@ def run_index(plan: Plan, on_step: OnStep, *, beside_peer: bool = True) -> Index
     waited = msgspec.convert(workers.ours("stalls"), Stalls)
     on_step("ours: through Redis")
     through_redis = msgspec.convert(workers.ours("shared"), SharedCost | None)
+    on_step("ours: snapshots")
+    parts = {"cost": "journal_cost", "compaction": "compacting", "loading": "loading"}
+    snapshots = msgspec.convert({name: workers.ours(p) for name, p in parts.items()}, Snapshots)
     return IndexRun(
         machine=machine,
         command=shlex.join(["inferway", *sys.argv[1:]]),
@@ -65,6 +69,7 @@ def run_index(plan: Plan, on_step: OnStep, *, beside_peer: bool = True) -> Index
         stalls=waited,
         peer_bytes_per_block=workers.peers("memory")["bytes_per_block"] if peer else None,
         shared=through_redis,
+        snapshots=snapshots,
     )
 
 

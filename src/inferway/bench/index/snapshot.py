@@ -1,9 +1,11 @@
-"""`python -m inferway.bench.index.snapshot`: what `--state-dir` costs, and what it brings.
+"""What `--state-dir` costs, and what it brings. Each part in a process of its own:
 
-hot path   applying an engine's batches with a journal and without, the same ones by turns
-compact    a journal of which two thirds have cancelled out -> a snapshot
-load       what eight engines hold, from their journals; and how long others wait meanwhile
-run        the same, while one engine's events come in and its journal is compacted
+journal_cost     applying an engine's batches with a journal and without, the same ones by turns
+compacting       a journal of which two thirds have cancelled out -> a snapshot
+loading          what eight engines hold, from their journals, and then one engine's events come in
+                 until its journal has been compacted twice; how long others wait meanwhile
+
+`python -m inferway.bench.index.snapshot` is this part of `inferway bench index` alone.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import msgspec
 import uvloop
 
 from inferway.bench.index.payloads import payload
+from inferway.bench.index.plan import Plan
 from inferway.bench.index.workload import VOCABULARY, Stored
 from inferway.config import EngineSettings
 from inferway.events.apply import EngineBlocks
@@ -34,7 +37,7 @@ from inferway.events.follower import EngineFollower
 from inferway.events.stream import Replay
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.journal.journal import HolderJournal
+from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.subscriber import SLICE_SECONDS
 from inferway.index.memory import MemoryIndex
@@ -44,9 +47,67 @@ BLOCK_SIZE = 32
 BLOCKS = 16  # per event
 CHAIN = 32  # events to a prompt
 ENGINES = 8
-BLOCKS_PER_SECOND = 100_000
+_SWITCH_SECONDS = 0.0005  # as the gateway sets it
 _TICK_SECONDS = 0.001
+_NEVER = 1 << 40  # bytes
 _SOURCE = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+
+
+class JournalCost(msgspec.Struct, frozen=True):
+    """CPU time of the event loop's thread, medians of rounds."""
+
+    us_without: float  # for a batch
+    us_with: float
+    ratio: float
+    bytes_per_block: float
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """Of one engine's journal, by a process of its own."""
+
+    blocks: int
+    journal_bytes_per_block: float
+    snapshot_bytes_per_block: float
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """How late a task was that wanted to run each millisecond. `own`: without the time in which
+    the event loop's thread could run and the system let others."""
+
+    ticks: int
+    late_p99_ms: float
+    late_max_ms: float
+    own_p99_ms: float
+    own_max_ms: float
+    num_over_5_ms: int
+
+
+class Loading(msgspec.Struct, frozen=True):
+    """`idle` is before it, `run` while events come in and a journal is compacted."""
+
+    blocks: int
+    seconds: float
+    idle: Wait
+    load: Wait
+    run: Wait
+    run_blocks_per_second: float
+    compactions: int
+    compact_seconds: float
+
+    @property
+    def blocks_per_second(self) -> float:
+        return self.blocks / self.seconds
+
+
+class Snapshots(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    cost: JournalCost
+    compaction: Compaction
+    loading: Loading
 
 
 class Holder:
@@ -74,9 +135,9 @@ class Holder:
 
     def begin(self) -> None:
         """Nothing to compare with: the link is up, and the engine's replay is empty."""
-        for steps in (self.follower.resume(), self.follower.replay_ended(True)):
-            for step in steps:
-                assert isinstance(step, list | Replay)
+        for step in self.follower.resume():
+            assert isinstance(step, Replay)
+        assert not list(self.follower.replay_ended(True))
 
     def apply(self, batch: bytes) -> None:
         for step in self.follower.live(self._seq, batch):
@@ -119,12 +180,36 @@ async def opened(path: Path, compact_min_bytes: int) -> AsyncIterator[StateDir]:
         await state_dir.close()
 
 
-# what is measured
+# the parts, each a worker's task
 
 
-async def hot_path(path: Path, num_batches: int = 1500, rounds: int = 20) -> dict[str, float]:
-    """CPU time of the event loop's thread; medians of rounds."""
-    async with opened(path, 1 << 40) as state_dir:
+def journal_cost(plan: Plan) -> JournalCost:
+    with tempfile.TemporaryDirectory() as path:
+        return uvloop.run(_cost(Path(path), plan.events[BLOCKS] // 4, 4 * plan.rounds))
+
+
+def compacting(plan: Plan) -> Compaction:
+    with tempfile.TemporaryDirectory() as path:
+        uvloop.run(_churn(Path(path), plan.snapshot_engine_blocks))
+        [directory] = [each for each in Path(path).iterdir() if each.is_dir()]
+        return _compact(directory, plan.snapshot_engine_blocks)
+
+
+def loading(plan: Plan) -> Loading:
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with tempfile.TemporaryDirectory() as path:
+        _fill_elsewhere(Path(path), plan.snapshot_blocks)
+        return uvloop.run(_loading(Path(path), plan))
+
+
+# what applying costs
+
+
+async def _cost(path: Path, num_batches: int, rounds: int) -> JournalCost:
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
+    async with opened(path, _NEVER) as state_dir:
         with_journal, without = holder(0, MemoryIndex(), state_dir), Holder(0, MemoryIndex(), None)
         await with_journal.load()
         cpu: dict[Holder, list[float]] = {with_journal: [], without: []}
@@ -141,19 +226,21 @@ async def hot_path(path: Path, num_batches: int = 1500, rounds: int = 20) -> dic
                 await asyncio.sleep(0.1)  # for the writer
         journal = with_journal.journal
         assert journal is not None
-        blocks = num_batches * rounds * BLOCKS
-        added = [a / b for a, b in zip(cpu[with_journal], cpu[without], strict=True)]
-        return {
-            "us_per_batch_without": statistics.median(cpu[without]) / num_batches * 1e6,
-            "us_per_batch_with": statistics.median(cpu[with_journal]) / num_batches * 1e6,
-            "ratio": statistics.median(added),
-            "bytes_per_block": journal.stats.bytes / blocks,
-        }
+        ratios = [a / b for a, b in zip(cpu[with_journal], cpu[without], strict=True)]
+        return JournalCost(
+            us_without=statistics.median(cpu[without]) / num_batches * 1e6,
+            us_with=statistics.median(cpu[with_journal]) / num_batches * 1e6,
+            ratio=statistics.median(ratios),
+            bytes_per_block=journal.stats.bytes / with_journal.blocks.num_blocks,
+        )
 
 
-async def compaction(path: Path, blocks: int) -> dict[str, float]:
+# what compacting takes
+
+
+async def _churn(path: Path, blocks: int) -> None:
     """A journal that stores three times `blocks` and removes two thirds of them."""
-    async with opened(path, 1 << 40) as state_dir:
+    async with opened(path, _NEVER) as state_dir:
         engine = holder(0, MemoryIndex(), state_dir)
         await engine.load()
         engine.begin()
@@ -162,55 +249,101 @@ async def compaction(path: Path, blocks: int) -> dict[str, float]:
             engine.apply(next(made))
             await asyncio.sleep(0)
         assert engine.journal is not None
-        await engine.journal.flush()
-    [directory] = [each for each in path.iterdir() if each.is_dir()]
+        assert not engine.journal.stats.given_up
+
+
+def _compact(directory: Path, blocks: int) -> Compaction:
+    """The child tells its own peak: what the system says of it begins with that of its parent."""
     out = directory / "out.tmp"
-    module = "inferway.fleet.journal.compact"
-    command = [sys.executable, "-m", module, str(directory), "1", str(out)]
+    code = (
+        "import re, sys; from inferway.fleet.journal.compact import main;"
+        "status = main(sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]);"
+        "sys.exit(status)"
+    )
     began = time.perf_counter()
-    child = subprocess.Popen(command)
+    command = [sys.executable, "-c", code, str(directory), "1", str(out)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    peak = int(child.stdout.read())
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = status
     assert status == 0
-    return {
-        "blocks": engine.blocks.num_blocks,
-        "journal_mb": (directory / "00000001.journal").stat().st_size / 1e6,
-        "snapshot_bytes_per_block": out.stat().st_size / engine.blocks.num_blocks,
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_mb": used.ru_maxrss / 1024,
-    }
+    return Compaction(
+        blocks=blocks,
+        journal_bytes_per_block=(directory / "00000001.journal").stat().st_size / blocks,
+        snapshot_bytes_per_block=out.stat().st_size / blocks,
+        seconds=time.perf_counter() - began,
+        cpu_seconds=used.ru_utime + used.ru_stime,
+        peak_mb=peak / 1024,
+    )
 
 
-class Waiting:
-    """How long others waited for the event loop, and what CPU time its thread spent meanwhile:
-    the latter leaves out what other processes took."""
+# how long others wait
+
+
+class _Clock:
+    """Of this thread: seconds, and those of them in which it waited for a core."""
 
     def __init__(self) -> None:
-        self.late: list[float] = []
-        self.cpu: list[float] = []
+        self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
-    async def tick(self) -> None:
+    def read(self) -> tuple[float, float]:
+        waited = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        return time.perf_counter(), waited
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class _Waiting:
+    def __init__(self) -> None:
+        self._late: list[float] = []
+        self._own: list[float] = []
+        self._clock = _Clock()
+        self._task = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
         while True:
-            before, cpu = time.perf_counter(), time.thread_time()
+            before, waited_before = self._clock.read()
             await asyncio.sleep(_TICK_SECONDS)
-            self.late.append(time.perf_counter() - before - _TICK_SECONDS)
-            self.cpu.append(time.thread_time() - cpu)
+            now, waited = self._clock.read()
+            late = max(0.0, now - before - _TICK_SECONDS)
+            self._late.append(late)
+            self._own.append(max(0.0, late - (waited - waited_before)))
 
-    def report(self) -> dict[str, float]:
-        late, cpu = sorted(self.late), sorted(self.cpu)
-        self.late, self.cpu = [], []
-        return {
-            "late_p99_ms": late[len(late) * 99 // 100] * 1000,
-            "late_max_ms": late[-1] * 1000,
-            "late_over_5_ms": sum(each > 0.005 for each in late),
-            "cpu_max_ms": cpu[-1] * 1000,
-            "ticks": len(late),
-        }
+    def report(self) -> Wait:
+        """Since the last call."""
+        late, own = sorted(self._late), sorted(self._own)
+        self._late, self._own = [], []
+        return Wait(
+            ticks=len(late),
+            late_p99_ms=late[len(late) * 99 // 100] * 1000,
+            late_max_ms=late[-1] * 1000,
+            own_p99_ms=own[len(own) * 99 // 100] * 1000,
+            own_max_ms=own[-1] * 1000,
+            num_over_5_ms=sum(each > 0.005 for each in late),
+        )
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._clock.close()
+
+
+def _fill_elsewhere(path: Path, blocks: int) -> None:
+    """What was allocated to fill the directory must not be there when it is loaded."""
+    code = (
+        "import sys, uvloop; from pathlib import Path;"
+        "from inferway.bench.index.snapshot import fill;"
+        "uvloop.run(fill(Path(sys.argv[1]), int(sys.argv[2])))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path), str(blocks)], check=True)
 
 
 async def fill(path: Path, blocks: int) -> None:
-    async with opened(path, 1 << 40) as state_dir:
+    """`blocks` of all engines together."""
+    async with opened(path, _NEVER) as state_dir:
         index = MemoryIndex()
         for number in range(ENGINES):
             engine = holder(number, index, state_dir)
@@ -220,76 +353,76 @@ async def fill(path: Path, blocks: int) -> None:
             for _ in range(blocks // ENGINES // BLOCKS):
                 engine.apply(next(made))
                 await asyncio.sleep(0)
+            assert engine.journal is not None
+            assert not engine.journal.stats.given_up
 
 
-async def loading(path: Path, min_bytes: int) -> dict[str, dict[str, float]]:
+async def _loading(path: Path, plan: Plan) -> Loading:
+    compact_min_bytes = min(COMPACT_MIN_BYTES, 4 * plan.snapshot_blocks)
     gc.collect()
     gc.freeze()  # as the gateway does when it has started
-    waiting = Waiting()
-    ticking = asyncio.create_task(waiting.tick())
-    await asyncio.sleep(2)
-    found = {"idle": waiting.report()}
-    async with opened(path, min_bytes) as state_dir:
+    waiting = _Waiting()
+    await asyncio.sleep(plan.quiet_seconds)
+    idle = waiting.report()
+    async with opened(path, compact_min_bytes) as state_dir:
         index = MemoryIndex()
         began = time.perf_counter()
         engines = [holder(number, index, state_dir) for number in range(ENGINES)]
         await asyncio.gather(*(engine.load() for engine in engines))
-        seconds, blocks = time.perf_counter() - began, sum(e.blocks.num_blocks for e in engines)
-        rates = {"blocks": blocks, "seconds": seconds, "blocks_per_second": blocks / seconds}
-        found["load"] = rates | waiting.report()
-        found["run"] = await running(engines[0], waiting)
-    ticking.cancel()
-    return found
+        seconds, load = time.perf_counter() - began, waiting.report()
+        blocks = sum(engine.blocks.num_blocks for engine in engines)
+        rate = await _run(engines[0], plan.blocks_per_second)
+        run = waiting.report()
+        await waiting.close()
+        assert engines[0].journal is not None
+        stats = engines[0].journal.stats
+    return Loading(
+        blocks=blocks,
+        seconds=seconds,
+        idle=idle,
+        load=load,
+        run=run,
+        run_blocks_per_second=rate,
+        compactions=stats.compactions,
+        compact_seconds=stats.compact_seconds,
+    )
 
 
-async def running(engine: Holder, waiting: Waiting) -> dict[str, float]:
-    """Until its journal has been compacted twice."""
+async def _run(engine: Holder, blocks_per_second: int, num_compactions: int = 2) -> float:
+    """Until its journal has been compacted so often; the rate reached."""
     journal = engine.journal
     assert journal is not None
-    follower = EngineFollower(engine.blocks, on_batch_done=journal.batch_done)
-    engine.follower = follower  # a new life of the link: all that was loaded counts as proven
+    # a new life of the link: all that was loaded counts as proven
+    engine.follower = EngineFollower(engine.blocks, on_batch_done=journal.batch_done)
     engine.begin()
     made = batches(seed=99, max_held=50_000)
     began, done = time.perf_counter(), 0
-    while journal.stats.compactions < 2:
+    while journal.stats.compactions < num_compactions:
         end = time.perf_counter() + SLICE_SECONDS
-        due = (time.perf_counter() - began) * BLOCKS_PER_SECOND
+        due = (time.perf_counter() - began) * blocks_per_second
         while done < due and time.perf_counter() < end:
             engine.apply(next(made))
             done += BLOCKS
         await asyncio.sleep(0 if done + BLOCKS < due else _TICK_SECONDS)
-    return {
-        "seconds": time.perf_counter() - began,
-        "blocks_per_second": done / (time.perf_counter() - began),
-        "compactions": journal.stats.compactions,
-        "compact_seconds": journal.stats.compact_seconds,
-    } | waiting.report()
+    return done / (time.perf_counter() - began)
+
+
+PARTS = ("journal_cost", "compacting", "loading")
 
 
 def main() -> None:
+    plan = Plan()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=5_000_000, help="to load, all engines'")
-    parser.add_argument("--compact-blocks", type=int, default=1_000_000, help="of one engine")
-    parser.add_argument("--directory", type=Path, help="on the disk that is to be measured")
+    parser.add_argument("--blocks", type=int, default=plan.snapshot_blocks, help="to load")
     given = parser.parse_args()
-    sys.setswitchinterval(0.0005)  # as the gateway does
-    with tempfile.TemporaryDirectory(dir=given.directory) as name:
-        path = Path(name)
-        found: dict[str, object] = {"hot_path": uvloop.run(hot_path(path / "hot"))}
-        found["compact"] = uvloop.run(compaction(path / "compact", given.compact_blocks))
-        _in_a_process_of_its_own(path, given.blocks)
-        found |= uvloop.run(loading(path / "load", 8 << 20))
-    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
-
-
-def _in_a_process_of_its_own(path: Path, blocks: int) -> None:
-    """What was allocated to fill the directory must not be there when it is loaded."""
-    code = (
-        "import sys, uvloop; from pathlib import Path;"
-        "from inferway.bench.index.snapshot import fill;"
-        "uvloop.run(fill(Path(sys.argv[1]), int(sys.argv[2])))"
+    plan = msgspec.structs.replace(
+        plan, snapshot_blocks=given.blocks, snapshot_engine_blocks=given.blocks // ENGINES
     )
-    subprocess.run([sys.executable, "-c", code, str(path / "load"), str(blocks)], check=True)
+    for part in PARTS:
+        worker = [sys.executable, "-m", "inferway.bench.index.worker", part]
+        command = [*worker, msgspec.json.encode(plan).decode()]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        sys.stdout.write(f"{part}: {msgspec.json.format(found.decode(), indent=2)}\n")
 
 
 if __name__ == "__main__":

@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 import uvloop
 
 from inferway.bench.index.eight_engines import EightEngines, GivenTokens
+from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.payloads import endless_payloads
 from inferway.bench.index.plan import Plan
 from inferway.bench.index.workload import NUM_ENGINES, VOCABULARY
 from inferway.blocks.keys import BlockHasher
 from inferway.director import Director
-from inferway.events.apply import EngineBlocks
-from inferway.events.wire import EventError, RawBatch, decode_event, open_batch
 from inferway.fleet.subscriber import SLICE_SECONDS
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
@@ -76,7 +75,8 @@ class _Growing:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._index = MemoryIndex()
-        self._engine = EngineBlocks(NUM_ENGINES, plan.block_size, holdings=self._index)
+        self._engine = FollowedEngine(NUM_ENGINES, plan.block_size, self._index)
+        self._engine.find_dialect(endless_payloads(BLOCKS, plan.block_size, 1, plan.seed + 1))
         self._tokens = list(_prompts(plan))
         hasher = BlockHasher(plan.block_size)
         for tokens in self._tokens:
@@ -97,13 +97,15 @@ class _Growing:
         gc.freeze()  # as the gateway does when it has started
         others = [asyncio.create_task(self._tick()), asyncio.create_task(self._decide())]
         await asyncio.sleep(self._plan.quiet_seconds)
+        _raise_from(others)
         quiet = self._phase(self._plan.quiet_seconds)
         start = time.perf_counter()
         await self._feed()
         seconds = time.perf_counter() - start
+        _raise_from(others)
         for task in others:
             task.cancel()
-        blocks = self._engine.num_blocks
+        blocks = self._engine.blocks.num_blocks
         return Stalls(
             blocks=blocks,
             blocks_per_second=blocks / seconds,
@@ -140,20 +142,13 @@ class _Growing:
         stored, end = 0, time.perf_counter() + SLICE_SECONDS
         began = before = time.thread_time()
         while stored < blocks and time.perf_counter() < end:
-            self._apply(next(payloads))
+            self._engine.apply([next(payloads)])
             stored += BLOCKS
             now = time.thread_time()
             self._event_cpu = max(self._event_cpu, now - before)
             before = now
         self._slice_cpu = max(self._slice_cpu, before - began)
         return stored
-
-    def _apply(self, payload: bytes) -> None:
-        batch = open_batch(payload)
-        assert isinstance(batch, RawBatch)
-        event = decode_event(batch.events[0])
-        assert not isinstance(event, EventError)
-        self._index.apply(self._engine.apply(event))
 
     async def _tick(self) -> None:
         while True:
@@ -172,6 +167,13 @@ class _Growing:
             number += 1
             due += _DECISION_SECONDS
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+
+
+def _raise_from(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """What ended one of them before its time."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _prompts(plan: Plan) -> Iterator[TokenIds]:

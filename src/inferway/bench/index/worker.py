@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.holdings import memory_by_engines
 from inferway.bench.index.measuring import median, stay_on_one_core, times_us, typical_us
 from inferway.bench.index.memory import memory
 from inferway.bench.index.payloads import payloads
 from inferway.bench.index.plan import Plan
 from inferway.bench.index.shared import shared
+from inferway.bench.index.snapshot import compacting, journal_cost, loading
 from inferway.bench.index.stalls import stalls
 from inferway.bench.index.workload import (
     NUM_ENGINES,
@@ -26,15 +28,13 @@ from inferway.bench.index.workload import (
     prompts,
 )
 from inferway.blocks.keys import BlockHasher
-from inferway.events.apply import EngineBlocks
-from inferway.events.wire import EventError, RawBatch, decode_event, open_batch
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Remove, Store
 
 
 def main() -> None:
     task, plan = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Plan)
-    if task not in ("stalls", "shared"):  # nobody waits there for what else runs on the core
+    if task not in _ON_ALL_CORES:
         stay_on_one_core()
     sys.stdout.write(msgspec.json.encode(TASKS[task](plan)).decode() + "\n")
 
@@ -63,7 +63,7 @@ def match(plan: Plan) -> object:
 
 
 def apply_events(plan: Plan) -> object:
-    """Seconds from raw payloads to the index: decode, key, bridge, apply."""
+    """Seconds from raw payloads to the index, with everything that the gateway has on."""
     found = {}
     for blocks, num_events in plan.events.items():
         stored = events(num_events, blocks, plan.block_size, plan.seed)
@@ -71,25 +71,15 @@ def apply_events(plan: Plan) -> object:
         runs = []
         for _ in range(plan.event_repeats):
             index = MemoryIndex()
-            engine = EngineBlocks(0, plan.block_size, holdings=index)
+            engine = FollowedEngine(0, plan.block_size, index)
+            engine.find_dialect(raw)
             start = time.perf_counter()
-            apply_payloads(index, engine, raw)
+            engine.apply(raw)
             runs.append(time.perf_counter() - start)
             if index.num_blocks(0) != blocks * num_events:
                 raise AssertionError(f"{index.num_blocks(0)} blocks are in the index")
         found[str(blocks)] = runs
     return found
-
-
-def apply_payloads(index: MemoryIndex, engine: EngineBlocks, raw: Sequence[bytes]) -> None:
-    """As the subscriber does it, without its sockets."""
-    for payload in raw:
-        batch = open_batch(payload)
-        assert isinstance(batch, RawBatch)
-        for place, raw_event in enumerate(batch.events):
-            event = decode_event(raw_event, place)
-            assert not isinstance(event, EventError)
-            index.apply(engine.apply(event))
 
 
 def keys(plan: Plan) -> object:
@@ -121,7 +111,12 @@ TASKS: dict[str, Callable[[Plan], object]] = {
     "engines": memory_by_engines,
     "stalls": stalls,
     "shared": shared,
+    "journal_cost": journal_cost,
+    "compacting": compacting,
+    "loading": loading,
 }
+# where nobody is to wait for what else runs on the core
+_ON_ALL_CORES = ("stalls", "shared", "journal_cost", "compacting", "loading")
 
 if __name__ == "__main__":
     main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -103,9 +104,17 @@ def _entries(position: Position, records: Iterable[Record]) -> Iterator[bytes]:
         yield encode_entry(position, piece)
 
 
+def _step_back() -> None:
+    """The gateway comes first: for the CPU, and if there is too little memory for both."""
+    os.nice(NICENESS)
+    for setting, value in (("autogroup", NICENESS), ("oom_score_adj", 1000)):
+        with suppress(OSError):  # `nice` alone counts within a session, and this is a new one
+            Path("/proc/self", setting).write_text(f"{value}")
+
+
 def main(arguments: Sequence[str]) -> int:
     directory, number, out = arguments
-    os.nice(NICENESS)
+    _step_back()
     try:
         compact(Path(directory), int(number), Path(out))
     except (JournalError, OSError, msgspec.DecodeError) as e:

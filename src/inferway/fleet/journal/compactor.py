@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferway.fleet.journal.files import install, snapshot_name
+from inferway.fleet.journal.writer import CLOSE_SECONDS
 
 log = logging.getLogger("inferway.journal")
 
@@ -48,14 +49,14 @@ class Compactor:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Idempotent. Returns when the thread has ended."""
+        """Idempotent. Returns when the thread has ended, if the disk lets it."""
         with self._lock:
             self._closed = True
             if self._child is not None:
                 self._child.kill()
         self._jobs.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
 
     # the thread
 

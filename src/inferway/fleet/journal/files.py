@@ -89,10 +89,12 @@ def _find(directory: Path, identity: Identity) -> Kept:
     while (name := journal_name(kept.number + 1)) in names:
         path = directory / name
         reader = FrameReader(kept.chain)
-        header = _scan(path, reader)
+        header, num_entries = _scan(path, reader)
         if header is None or header.identity != identity:
             refused = refused or _difference(header, identity, name)
             break
+        if not num_entries and journal_name(header.number + 1) not in names:
+            break  # nothing happened in that run: the next one takes its number
         if not reader.is_whole:
             _cut(path, reader.num_good_bytes)
         size = kept.num_bytes + reader.num_good_bytes
@@ -114,12 +116,15 @@ def _whole_snapshot(path: Path) -> Header | None:
     return header if reader.is_whole and last == END else None
 
 
-def _scan(path: Path, reader: FrameReader) -> Header | None:
+def _scan(path: Path, reader: FrameReader) -> tuple[Header | None, int]:
+    """And how many entries follow."""
     header: Header | None = None
+    num_entries = -1
     for payload in payloads(path, reader):
         if header is None and (header := decode_header(payload)) is None:
-            return None
-    return header
+            break
+        num_entries += 1
+    return header, max(0, num_entries)
 
 
 def payloads(path: Path, reader: FrameReader) -> Iterator[bytes]:

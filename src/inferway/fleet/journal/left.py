@@ -12,7 +12,6 @@ from inferway.events.orphans import MAX_ORPHANS
 from inferway.events.records import (
     Adopted,
     Cleared,
-    Counted,
     Known,
     Record,
     Removed,
@@ -71,8 +70,8 @@ class Left:
     def _learn(self, record: Record) -> None:
         """Of two records on one subject the later one counts."""
         match record:
-            case Counted() | Uncounted():
-                self.counting = isinstance(record, Counted)
+            case Uncounted():
+                self.counting = False
             case Windowed(group):
                 self.kind["window", group] = record
             case TierNamed(name):

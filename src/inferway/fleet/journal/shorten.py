@@ -9,7 +9,7 @@ detached again. What memory it takes depends on the blocks that are left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from inferway.events.records import Adopted, Known, Record, Removed, Stored, Uncounted, Waiting
 from inferway.fleet.journal.left import Left, Place, Source
@@ -28,6 +28,25 @@ def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Re
     yield from _joined(_waiting(left))
     if not left.counting:
         yield Uncounted()
+
+
+def in_pieces(record: Record, max_blocks: int = MAX_BLOCKS) -> Iterator[Record]:
+    """The same in records of so many blocks at most."""
+    hashes: Sequence[int] = getattr(record, "hashes", ())
+    if len(hashes) <= max_blocks:
+        yield record
+        return
+    for start in range(0, len(hashes), max_blocks):
+        end = start + max_blocks
+        match record:
+            case Stored(_, keys, parent, tier):
+                before = keys[start - 1] if start else parent
+                yield Stored(hashes[start:end], keys[start:end], before, tier)
+            case Adopted(_, keys, parent):
+                before = keys[start - 1] if start else parent
+                yield Adopted(hashes[start:end], keys[start:end], before)
+            case Known(_, tier, group) | Waiting(_, tier, group) | Removed(_, tier, group):
+                yield type(record)(hashes[start:end], tier, group)
 
 
 def _waiting(left: Left) -> Iterator[Record]:

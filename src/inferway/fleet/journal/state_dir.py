@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from inferway.fleet.journal.writer import Writer
 from inferway.model import Endpoint
 
 _LOCK = "lock"
+_LOCK_SECONDS = 2.0
 
 
 class StateDir:
@@ -99,18 +101,37 @@ class StateDir:
 def _locked(path: Path) -> int:
     """The open file. Held by whoever has it open; a crash lets go of it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(file, 20).decode(errors="replace").strip()
-        os.close(file)
-        raise ConfigError(
-            f"state_dir {str(path.parent)!r}: the gateway with process id {owner} uses it; give "
-            "each gateway a directory of its own"
-        ) from None
+    end = time.monotonic() + _LOCK_SECONDS
+    while not _has_locked(file):
+        owner = os.pread(file, 20, 0).decode(errors="replace").strip()
+        if _is_alive(owner) or time.monotonic() > end:
+            os.close(file)
+            raise ConfigError(
+                f"state_dir {str(path.parent)!r}: the gateway with process id {owner} uses it; "
+                "give each gateway a directory of its own"
+            )
+        time.sleep(0.01)  # it was killed when it was starting a process, which will let go too
     os.ftruncate(file, 0)
     os.write(file, b"%d\n" % os.getpid())
     return file
+
+
+def _has_locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_alive(owner: str) -> bool:
+    try:
+        os.kill(int(owner), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:
+        return True  # it is not ours
+    return True
 
 
 def _sample_key(key_seed: int) -> str:

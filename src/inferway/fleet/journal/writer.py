@@ -26,6 +26,7 @@ log = logging.getLogger("inferway.journal")
 
 GATHER_SECONDS = 0.05  # what comes within it is written at once
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
+CLOSE_SECONDS = 10.0  # how long the end waits for a disk that does not answer
 _WRITE_BYTES = 1 << 20
 
 
@@ -66,8 +67,12 @@ class Writer:
     """`add` a tail, then `write` and `do` on the event loop; what they hand over is done in order,
     tail by tail, until `remove`. `close` at the end."""
 
-    def __init__(self, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+    def __init__(
+        self, max_queued_bytes: int = MAX_QUEUED_BYTES, close_seconds: float = CLOSE_SECONDS
+    ) -> None:
         self._max_queued_bytes = max_queued_bytes
+        self._close_seconds = close_seconds
+        self._is_stuck = False  # the disk did not answer; nobody waits for it again
         self._tails: dict[Tail, None] = {}
         self._put_bytes = 0  # the event loop's
         self._taken_bytes = 0  # the thread's
@@ -83,9 +88,14 @@ class Writer:
         self._tails[tail] = None
 
     async def remove(self, tail: Tail) -> None:
-        """Does the rest, and closes its file."""
+        """Does the rest, and closes its file; a disk that does not answer is left alone."""
         self.do(tail, tail.close)
-        await self.flush(tail)
+        try:
+            async with asyncio.timeout(0 if self._is_stuck else self._close_seconds):
+                await self.flush(tail)
+        except TimeoutError:
+            self._is_stuck = True
+            log.error("engine %s: the disk does not take the end of its journal", tail.engine)
         self._tails.pop(tail, None)
 
     def write(self, tail: Tail, data: bytes) -> bool:
@@ -106,7 +116,7 @@ class Writer:
             return
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        self._put(tail, partial(loop.call_soon_threadsafe, _resolve, done))
+        self._put(tail, partial(_resolve, loop, done))
         self._hurry.set()
         await done
 
@@ -116,7 +126,7 @@ class Writer:
         self._hurry.set()
         self._wake.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, 0 if self._is_stuck else self._close_seconds)
 
     def _put(self, tail: Tail, item: bytes | Step) -> None:
         tail.queue.append(item)
@@ -173,6 +183,10 @@ class Writer:
             )
 
 
-def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
+def _resolve(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+    def resolve() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    with suppress(RuntimeError):  # nobody has waited for so long: the loop is closed
+        loop.call_soon_threadsafe(resolve)

@@ -46,7 +46,8 @@ class Link:
             return
         for lane in (self.keeping, self.writing, self.asking):
             await lane.open()
-        await self._probe()
+        if self._late:
+            await self._probe()
         self.is_up = True
         if self._warned:
             self._warned = False

@@ -46,3 +46,8 @@ class RedisStats:
     refused: int = 0  # matches that failed, or were not tried, because the server was away
     outages: int = 0  # times that it went away
     written: WriterStats = field(default_factory=WriterStats)
+
+
+def milliseconds(seconds: float) -> int:
+    """As Redis takes times."""
+    return int(seconds * 1000)
