@@ -169,9 +169,7 @@ def test_engines_of_another_block_size_are_left_out_when_one_is_given() -> None:
     found = answer(held("a", size=16), held("b", size=64), block_size=64)
 
     assert found.keys() == {"b", "default", "instances"}
-    with pytest.raises(
-        InvalidRequestError, match=r"block_size: no engine .* has 8; there are 16, 64"
-    ):
+    with pytest.raises(InvalidRequestError, match=r"block_size: no engine .* has 8; known: 16, 64"):
         answer(held("a", size=16), held("b", size=64), block_size=8)
 
 

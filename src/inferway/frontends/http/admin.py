@@ -14,6 +14,7 @@ import msgspec
 
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.journal.journal import HolderJournal
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index
@@ -92,6 +93,7 @@ class AdminPages:
             "gaps": stream.stats.gaps,
             "duplicates": stream.stats.duplicates,
             "replays": stream.stats.replays,
+            "unreadable": stream.stats.unreadable,
             "restarts": stream.stats.restarts,
             "forgotten": subscriber.stats.forgotten,
             "cleared": blocks.stats.cleared,
@@ -101,4 +103,17 @@ class AdminPages:
             "dialect": None if finder is None else {"state": finder.state, "name": finder.name},
             "orphans": blocks.num_orphans,
             "adopted": blocks.stats.adopted,
+            "journal": _journal(subscriber.journal),
         }
+
+
+def _journal(journal: HolderJournal | None) -> dict[str, Any] | None:
+    if journal is None:
+        return None
+    stats = journal.stats
+    return {
+        "proof": journal.proof,
+        "loaded_blocks": stats.loaded_blocks,
+        "bytes": journal.num_bytes,
+        "given_up": stats.given_up,
+    }

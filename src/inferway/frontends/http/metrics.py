@@ -79,13 +79,17 @@ class MetricsPage(Collector):
         yield from self._proofs()
         if self._publisher is not None:
             yield counter("published", "Messages published.", value=self._publisher.published)
-            yield counter("publish_lost", "Of them dropped.", value=self._publisher.lost)
+            yield counter(
+                "publish_lost",
+                "Messages dropped: the socket could not take more.",
+                value=self._publisher.lost,
+            )
 
     def _requests(self) -> Iterator[Family]:
         stats = self._director.stats
         yield counter(
             "decisions",
-            "Routing decisions: kv-aware, or why by load only.",
+            "Routing decisions: kv-aware, or why it went by load only.",
             ["reason"],
             {(reason,): n for reason, n in stats.decisions.items()},
         )
@@ -104,20 +108,26 @@ class MetricsPage(Collector):
             http = self._server.stats
             yield counter(
                 "http_answers",
-                "Answers by status.",
+                "Answers to clients by status.",
                 ["status"],
                 {(str(status),): n for status, n in self._server.statuses.items()},
             )
-            yield gauge("http_connections", "Clients connected.", value=http.open)
-            yield gauge("http_answering", "Requests being answered.", value=http.answering)
-            yield counter("http_refused", "Requests that were not HTTP.", value=http.refused)
+            yield gauge("http_connections", "Clients connected now.", value=http.open)
+            yield gauge("http_answering", "Requests being answered now.", value=http.answering)
+            yield counter(
+                "http_refused", "Requests that were not HTTP, or over a limit.", value=http.refused
+            )
             yield counter("http_timed_out", "Client connections timed out.", value=http.timed_out)
-            yield counter("http_crashed", "Handlers that failed.", value=http.crashed)
+            yield counter(
+                "http_crashed", "Handlers that failed: a fault of ours.", value=http.crashed
+            )
         pool = self._pool.stats
         yield counter("upstream_sent", "Requests sent to engines.", value=pool.sent)
-        yield counter("upstream_failed", "Of them without a whole answer.", value=pool.failed)
-        yield counter("upstream_aborted", "Of them aborted by us.", value=pool.aborted)
-        yield counter("upstream_connects", "Connections to engines.", value=pool.connected)
+        yield counter(
+            "upstream_failed", "Requests to engines without a whole answer.", value=pool.failed
+        )
+        yield counter("upstream_aborted", "Requests to engines that we ended.", value=pool.aborted)
+        yield counter("upstream_connects", "Connections opened to engines.", value=pool.connected)
 
     def _engines(self) -> Iterator[Family]:
         engines = self._fleet.engines
@@ -128,8 +138,8 @@ class MetricsPage(Collector):
         tokens = self._director.stats.tokens
         for name, text in (
             ("prompt", "Prompt tokens of requests that the engine answered."),
-            ("matched", "Of them believed to be in its cache."),
-            ("delivered", "Of them taken from its cache, as the engine itself says."),
+            ("matched", "Prompt tokens believed to be in its cache."),
+            ("delivered", "Prompt tokens taken from its cache, as the engine itself says."),
         ):
             values: dict[tuple[str, ...], float] = {
                 (engine,): getattr(counts, name) for engine, counts in tokens.items()
@@ -139,7 +149,12 @@ class MetricsPage(Collector):
         up = each(lambda e: e.healthy)
         yield gauge("engine_up", "1 if it answers.", label, up)
         in_flight = each(self._fleet.in_flight)
-        yield gauge("engine_in_flight", "Our requests there.", label, in_flight)
+        yield gauge(
+            "engine_in_flight",
+            "Requests we sent there and have not seen the end of.",
+            label,
+            in_flight,
+        )
         running = each(lambda e: e.load.running)
         yield gauge("engine_running", "Requests running, as it says.", label, running)
         waiting = each(lambda e: e.load.waiting)

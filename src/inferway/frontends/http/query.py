@@ -105,7 +105,7 @@ def query_answer(query: Query, scores: Scores) -> dict[str, Any]:
         if not found:
             sizes = sorted({score.block_size for score in scores.engines.values()})
             raise InvalidRequestError(
-                f"block_size: no engine of the model has {query.block_size}; there are "
+                f"block_size: no engine of the model has {query.block_size}; known: "
                 + ", ".join(map(str, sizes)),
                 param="block_size",
             )

@@ -29,7 +29,9 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
         for stream in engine.subscribers
     }
     state = GaugeMetricFamily(
-        "inferway_stream_state", "1 for the state it is in.", labels=[*LABELS, "state"]
+        "inferway_stream_state",
+        "1 for how true what we believe of its cache is, else 0.",
+        labels=[*LABELS, "state"],
     )
     for labels, endpoint in endpoints.items():
         for each in StreamState:
@@ -37,7 +39,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     yield state
     yield gauge(
         "stream_age_seconds",
-        "Since its last batch.",
+        "Since the engine's last batch of events.",
         LABELS,
         {
             labels: time.monotonic() - stream.last_batch_at
@@ -47,7 +49,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     )
     yield gauge(
         "orphans",
-        "Blocks that no prompt can be matched with.",
+        "Blocks it holds that no prompt can be matched with: their parents were missed.",
         LABELS,
         {labels: stream.blocks.num_orphans for labels, stream in streams.items()},
     )
@@ -81,22 +83,33 @@ def _counters(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
     def each(name: str, text: str, value: Callable[[EventSubscriber], int]) -> Family:
         return counter(name, text, LABELS, {labels: value(s) for labels, s in streams.items()})
 
-    yield each("event_batches", "Batches received.", lambda s: s.stats.batches)
-    yield each("events", "Events applied.", lambda s: s.stats.events)
-    yield each("blocks_stored", "Block copies stored.", lambda s: s.blocks.stats.stored)
-    yield each("blocks_removed", "Block copies removed.", lambda s: s.blocks.stats.removed)
+    yield each("event_batches", "Batches of events received.", lambda s: s.stats.batches)
+    yield each("events", "Events applied to the index.", lambda s: s.stats.events)
+    yield each("blocks_stored", "Copies of blocks stored.", lambda s: s.blocks.stats.stored)
+    yield each("blocks_removed", "Copies of blocks removed.", lambda s: s.blocks.stats.removed)
     yield each(
         "blocks_orphaned",
         "Blocks whose parent was not known.",
         lambda s: s.blocks.stats.orphans,
     )
     yield each(
-        "blocks_adopted", "Of them known since a prompt met them.", lambda s: s.blocks.stats.adopted
+        "blocks_adopted",
+        "Blocks without known parents that a prompt has met since.",
+        lambda s: s.blocks.stats.adopted,
     )
-    yield each("stream_gaps", "Gaps in the numbers.", lambda s: s.stream.stats.gaps)
+    yield each("stream_gaps", "Gaps in the sequence numbers.", lambda s: s.stream.stats.gaps)
     yield each("stream_replays", "Replays asked for.", lambda s: s.stream.stats.replays)
     yield each("stream_restarts", "Engine restarts.", lambda s: s.stream.stats.restarts)
-    yield each("stream_forgotten", "Times forgotten.", lambda s: s.stats.forgotten)
+    yield each(
+        "stream_unreadable",
+        "Batches that could not be read and were asked for again.",
+        lambda s: s.stream.stats.unreadable,
+    )
+    yield each(
+        "stream_forgotten",
+        "Times that all we believed of it was forgotten.",
+        lambda s: s.stats.forgotten,
+    )
     skipped: dict[Labels, float] = {
         (*labels, reason): num
         for labels, s in streams.items()
