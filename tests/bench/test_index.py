@@ -12,6 +12,7 @@ import pytest
 from tests.bench.test_report import MACHINE
 
 from inferway.bench.document import update_document
+from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.holdings import Fleet
 from inferway.bench.index.memory import Growth
 from inferway.bench.index.payloads import endless_payloads, payloads
@@ -21,9 +22,11 @@ from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSe
 from inferway.bench.index.results import write_run as written
 from inferway.bench.index.run import run_index
 from inferway.bench.index.shared import Cost, SharedCost
+from inferway.bench.index.snapshot import Compaction, JournalCost, Loading, Snapshots, Wait
 from inferway.bench.index.stalls import Phase, Stalls
 from inferway.bench.index.workload import NUM_ENGINES, SHAPES, events, prompts
 from inferway.events.wire import BlockStored, decode_batch
+from inferway.index.memory import MemoryIndex
 
 DOCS = Path(__file__).parents[2] / "docs"
 TINY = Plan(
@@ -39,6 +42,8 @@ TINY = Plan(
     memory_blocks=3_200,
     engines=(1, 3),
     engine_blocks=1_280,
+    snapshot_blocks=3_200,
+    snapshot_engine_blocks=640,
 )
 
 
@@ -128,9 +133,26 @@ def test_a_tiny_run_measures_everything() -> None:
     assert run.growth.points[-1][0] >= 3_200
     assert run.stalls.blocks == 1_600
     assert [(f.engines, f.kind) for f in run.fleets][:3] == [(1, "own"), (3, "own"), (1, "shared")]
+    assert (run.snapshots.compaction.blocks, run.snapshots.loading.blocks) == (640, 3_200)
+    assert run.snapshots.compaction.snapshot_bytes_per_block < 20
+    assert run.snapshots.loading.compactions == 2
     assert (run.peer, run.peer_bytes_per_block) == (None, None)
     assert not any("peer" in goal.what for goal in run.goals())
     assert "left out" in markdown(run)
+
+
+def test_followed_events_are_in_the_index_and_the_picture_is_exact() -> None:
+    index = MemoryIndex()
+    engine = FollowedEngine(0, 4, index)
+    raw = payloads(events(24, 16, 4, seed=1), 4)
+
+    engine.find_dialect(raw)
+    engine.apply(raw[:5])
+    engine.apply(raw[5:])
+
+    assert index.num_blocks(0) == engine.blocks.num_blocks == 24 * 16
+    assert engine.follower.stats.batches == 24
+    assert engine.blocks.witness is not None
 
 
 # what is said of it
@@ -144,6 +166,15 @@ PHASE = Phase(
     late_p99_ms=0.2,
     late_max_ms=0.9,
 )
+
+
+def snapshots(load_ms: float = 2.0, ratio: float = 1.1) -> Snapshots:
+    wait = Wait(1000, 1.0, load_ms, 1.0, 2.0, 0)
+    return Snapshots(
+        cost=JournalCost(50.0, 50.0 * ratio, ratio, 21.5),
+        compaction=Compaction(625_000, 88.0, 18.1, 2.5, 2.4, 150.0),
+        loading=Loading(5_000_000, 10.0, wait, wait, wait, 100_000.0, 2, 5.0),
+    )
 
 
 def a_run(growing: Phase = PHASE, peak: float = 230.0, ours_us: float = 1.0) -> IndexRun:
@@ -167,6 +198,7 @@ def a_run(growing: Phase = PHASE, peak: float = 230.0, ours_us: float = 1.0) -> 
         growth=Growth([(1000, 240.0), (6_000_000, 220.0)], peak, 3.0, 1.5, 0.9),
         fleets=[Fleet(n, "own", 100, 100, n, 220.0) for n in (1, 10, 100, 1000)],
         stalls=Stalls(6_000_000, 100_000.0, 2.0, 1.0, PHASE, growing),
+        snapshots=snapshots(),
         peer_bytes_per_block=85.0,
         shared=SharedCost(
             "redis-server",
@@ -198,6 +230,9 @@ def test_goals_are_met_or_not() -> None:
         "bytes a block, peak": True,
         "longest stall while growing": True,
         "added to a decision's p99": True,
+        "a journal, to applying": True,
+        "longest stall while 5,000,000 blocks are loaded": True,
+        "the same while 5,000,000 blocks are kept": True,
     }
 
 
@@ -215,6 +250,17 @@ def test_a_goal_that_is_missed_is_said_so() -> None:
         "added to a decision's p99",
     ]
     assert markdown(run).count("**no**") == len(missed)
+
+
+def test_a_journal_that_keeps_others_waiting_is_said_so() -> None:
+    run = msgspec.structs.replace(a_run(), snapshots=snapshots(load_ms=5.1, ratio=1.16))
+
+    assert [what for what, is_met in met(run).items() if not is_met][1:] == [
+        "a journal, to applying",
+        "longest stall while 5,000,000 blocks are loaded",
+        "the same while 5,000,000 blocks are kept",
+    ]
+    assert "| while they are loaded | 1.00 | 5.10 | 1.00 | 2.00 |" in markdown(run)
 
 
 def test_losses_are_shown() -> None:
@@ -241,7 +287,7 @@ def test_the_document_has_a_place_for_it(tmp_path: Path) -> None:
 
 
 def test_tables_fit_a_terminal() -> None:
-    assert [table.row_count for table in terminal_tables(a_run())] == [9, 2 * len(SHAPES)]
+    assert [table.row_count for table in terminal_tables(a_run())] == [12, 2 * len(SHAPES)]
 
 
 def test_quick_is_less_of_everything() -> None:

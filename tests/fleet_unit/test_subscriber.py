@@ -435,7 +435,7 @@ def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
         async with running() as (publisher, follower, index):
             await publisher.publish(*[stored(0, 2)] * 20_000)
             await wait_until(lambda: matched(index) > 0)
-            while follower.stats.events == 0:
+            while follower.stats.batches == 0:
                 await asyncio.sleep(0)
                 turns += 1
 

@@ -138,7 +138,7 @@ class EngineFollower:
 
     def resume(self) -> Steps:
         """As `EventStream.resume`."""
-        yield from self._do(self.stream.resume())
+        return self._do(self.stream.resume())
 
     def lost(self) -> None:
         """As `EventStream.lost`."""
@@ -154,7 +154,7 @@ class EngineFollower:
 
     def replay_ended(self, complete: bool) -> Steps:
         """As `EventStream.replay_ended`."""
-        yield from self._do(self.stream.replay_ended(complete))
+        return self._do(self.stream.replay_ended(complete))
 
     def skip(self, reason: str, message: str) -> None:
         """Something came that cannot be used."""
@@ -181,7 +181,7 @@ class EngineFollower:
                 if opened is None or opened.payload is not action.payload:
                     small = self._open_small(action.payload)
                     opened = small or (yield from self._open(action.payload))
-                # else what is done now is forgotten at once
+                # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
                 for item in opened.items:
                     yield self._apply(item, is_last_life)

@@ -210,13 +210,20 @@ def decode_batch(payload: bytes) -> Batch:
 def open_batch(payload: bytes) -> RawBatch | EventError:
     """The batch's frame. The events of a small one are decoded on the way, which saves going
     over their bytes twice; those of others stay bytes."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
+    if len(payload) <= SMALL_BYTES:
+        try:
+            return _SMALL_BATCH.decode(payload)
+        except _UNREADABLE:
+            pass  # it is of another form, or one event in it is bad
+    elif len(payload) > MAX_PAYLOAD_BYTES:
         return EventError(
             "payload_too_large",
             f"batch of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are read",
         )
+    decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
+    decoder = _BATCH_ARRAY if _is_array(payload) else _BATCH_MAP
     try:
-        return _open_small(payload) if len(payload) <= SMALL_BYTES else _open(payload)
+        return decoder.decode(payload)
     except _UNREADABLE as e:
         return EventError("malformed", f"batch: {_lower(e)}")
 
@@ -243,19 +250,6 @@ def normalise(event: Event) -> dict[str, object]:
             if ours in fields:
                 fields[theirs] = fields.pop(ours)
     return {"type": type(event).__name__, **fields}
-
-
-def _open_small(payload: bytes) -> RawBatch:
-    try:
-        return _SMALL_BATCH.decode(payload)
-    except _UNREADABLE:  # it is of another form, or one event in it is bad
-        return _open(payload)
-
-
-def _open(payload: bytes) -> RawBatch:
-    decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
-    decoder = _BATCH_ARRAY if _is_array(payload) else _BATCH_MAP
-    return decoder.decode(payload)
 
 
 def _is_array(raw: Raw | bytes) -> bool:

@@ -50,6 +50,7 @@ ENGINES = 8
 _SWITCH_SECONDS = 0.0005  # as the gateway sets it
 _TICK_SECONDS = 0.001
 _NEVER = 1 << 40  # bytes
+_TURN = 32  # batches, after which others have theirs
 _SOURCE = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
 
 
@@ -220,8 +221,10 @@ async def _cost(path: Path, num_batches: int, rounds: int) -> JournalCost:
             events = [next(made) for _ in range(num_batches)]
             for each in (with_journal, without) if number % 2 else (without, with_journal):
                 before = time.thread_time()
-                for event in events:
+                for count, event in enumerate(events):
                     each.apply(event)
+                    if count % _TURN == 0:
+                        await asyncio.sleep(0)
                 cpu[each].append(time.thread_time() - before)
                 await asyncio.sleep(0.1)  # for the writer
         journal = with_journal.journal
