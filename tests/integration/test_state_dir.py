@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
+from tests.integration.test_ranks import RanksInFront
 from tests.integration.test_serve import Program, Start
 
 from inferway.app import Gateway
@@ -186,6 +187,98 @@ async def test_of_an_engine_that_was_restarted_meanwhile_nothing_is_believed(
         assert answer.expected_tokens == answer.cached_tokens <= 16
         assert (await second.scores("something else: " + LONG)) != {}
         assert await second.metric("inferway_journal_proof", proof="dropped") == 1
+
+
+async def test_each_rank_has_a_journal_of_its_own(start_fleet: StartFleet, tmp_path: Path) -> None:
+    ranks = (await start_fleet(2)).engines
+    async with RanksInFront(ranks).serving() as front:
+        engine = EngineSettings(url=front.url, name="dp")
+        fleet = await start_fleet([], more=[engine], state_dir=str(tmp_path), probe=NO_PROBE)
+        for i in range(6):
+            await fleet.chat(f"{i}: {LONG}")
+        held = [len(rank.cached_blocks()) for rank in ranks]
+
+        async def known(gateway: Gateway) -> bool:
+            streams = gateway.fleet.engines[0].subscribers
+            blocks = [gateway.index.num_blocks(stream.holder) for stream in streams]
+            exact = all(stream.state is StreamState.EXACT for stream in streams)
+            return exact and blocks == held
+
+        await until(lambda: known(fleet.gateway))
+        async with again(fleet) as second:
+            await until(lambda: known(second.gateway))
+
+            for rank, blocks in zip("01", held, strict=True):
+                proven = {"rank": rank, "proof": "proven"}
+                assert await second.metric("inferway_journal_proof", **proven) == 1
+                loaded = await second.metric("inferway_journal_loaded_blocks", rank=rank)
+                assert loaded == blocks > 0
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+
+
+async def test_what_was_reported_to_the_gateway_before_is_no_second_copy(
+    start_fleet: StartFleet, tmp_path: Path
+) -> None:
+    """It asked the engine for reports; the next one does not, and must not count them either."""
+    small = EventsConfig(buffer_steps=2)
+    before = await start_fleet([simulated(events=small, kv_cache_size=520)], probe=NO_PROBE)
+    for text in (LONG * 3, "and another: " + LONG):
+        await before.chat(text)
+    engine = EngineSettings(url=before.engines[0].url)
+    options: dict[str, Any] = {"state_dir": str(tmp_path), "probe": NO_PROBE}
+    late = await start_fleet([], more=[engine], heal=1.0, **options)
+    fleet = Fleet(before.engines, late.gateway, late.http, late.start_engine)
+    await until(lambda: in_state(fleet, StreamState.PARTIAL))
+    healing = await fleet.chat(LONG * 3)
+    blocks = int(healing.headers["x-inferway-prompt-blocks"])
+    assert healing.cached_tokens > healing.expected_tokens
+
+    async def reported() -> bool:
+        return list((await fleet.scores(LONG * 3)).values()) == [blocks]
+
+    await until(reported)
+    async with again(fleet, heal=0.0) as second:
+        await until(lambda: in_state(second, StreamState.PARTIAL))
+        assert list((await second.scores(LONG * 3)).values()) == [blocks]
+        [report] = (await second.get("/admin/engines")).body["engines"]
+        stream = report["endpoints"][0]["stream"]
+        assert (stream["copies_count"], stream["journal"]["proof"]) == (False, "proven")
+        for i in range(100):
+            await second.chat(f"{i} drives out what was there: {LONG}", max_tokens=1)
+
+        async def only_the_common_start() -> bool:
+            return list((await second.scores(LONG * 3)).values()) == [1]
+
+        await until(only_the_common_start)
+        assert (await second.chat(LONG * 3)).cached_tokens == 16
+
+
+async def in_state(fleet: Fleet, state: StreamState) -> bool:
+    return [stream.state for stream in fleet.gateway.fleet.engines[0].subscribers] == [state]
+
+
+async def test_what_cannot_be_confirmed_is_stale(start_fleet: StartFleet, tmp_path: Path) -> None:
+    """The engine answers requests, but its events' port does not."""
+    silent = EventsConfig()
+    fleet = await start_fleet([simulated(events=silent)], state_dir=str(tmp_path), probe=NO_PROBE)
+    await fleet.chat(LONG)
+    await all_known(fleet)
+    [engine] = fleet.gateway.settings.engines
+    nowhere = msgspec.structs.replace(
+        engine, events="tcp://127.0.0.1:1", replay="tcp://127.0.0.1:2"
+    )
+
+    async with again(fleet, engines=[nowhere]) as second:
+        await until(lambda: in_state(second, StreamState.STALE))
+        [report] = (await second.get("/admin/engines")).body["engines"]
+        [endpoint] = report["endpoints"]
+
+        assert (endpoint["state"], endpoint["blocks"] > 0) == ("stale", True)
+        journal = endpoint["stream"]["journal"]
+        assert journal["proof"] == "pending"
+        assert journal["loaded_blocks"] == endpoint["blocks"]
+        assert not journal["given_up"]
+        assert await second.metric("inferway_stream_state", state="stale") == 1
 
 
 async def test_a_journal_of_another_model_is_refused_with_one_line(

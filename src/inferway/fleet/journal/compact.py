@@ -107,9 +107,8 @@ def _entries(position: Position, records: Iterable[Record]) -> Iterator[bytes]:
 def _step_back() -> None:
     """The gateway comes first: for the CPU, and if there is too little memory for both."""
     os.nice(NICENESS)
-    for setting, value in (("autogroup", NICENESS), ("oom_score_adj", 1000)):
-        with suppress(OSError):  # `nice` alone counts within a session, and this is a new one
-            Path("/proc/self", setting).write_text(f"{value}")
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def main(arguments: Sequence[str]) -> int:

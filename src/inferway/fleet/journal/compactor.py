@@ -101,7 +101,9 @@ class Compactor:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # Ctrl-C in the terminal is for us alone
+                # Ctrl-C in the terminal is for us alone. No session of its own: while it has not
+                # begun we wait for it with the GIL held, and niceness counts within a session.
+                process_group=0,
             )
         _, errors = child.communicate()
         with self._lock:

@@ -27,7 +27,6 @@ log = logging.getLogger("inferway.journal")
 GATHER_SECONDS = 0.05  # what comes within it is written at once
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 CLOSE_SECONDS = 10.0  # how long the end waits for a disk that does not answer
-_WRITE_BYTES = 1 << 20
 
 
 Step = Callable[[], object]
@@ -41,6 +40,7 @@ class Tail:
         self.engine = engine
         self.failed = False  # read by everybody
         self.queue: deque[bytes | Step] = deque()
+        self.gathered = bytearray()  # not in the queue yet; the event loop's
         self._directory = directory
         self._file: int | None = None
 
@@ -76,8 +76,8 @@ class Writer:
         self._tails: dict[Tail, None] = {}
         self._put_bytes = 0  # the event loop's
         self._taken_bytes = 0  # the thread's
+        self._gathering: list[Tail] = []  # those that have gathered something; the event loop's
         self._wake = threading.Event()
-        self._hurry = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -103,12 +103,19 @@ class Writer:
         if self._put_bytes + len(data) - self._taken_bytes > self._max_queued_bytes:
             return False
         self._put_bytes += len(data)
-        self._put(tail, data)
+        gathered = tail.gathered
+        if not gathered:
+            if not self._gathering:
+                asyncio.get_running_loop().call_later(GATHER_SECONDS, self._hand_over)
+            self._gathering.append(tail)
+        gathered += data
         return True
 
     def do(self, tail: Tail, step: Step) -> None:
         """After all that was handed over for that tail before."""
-        self._put(tail, step)
+        _enqueue_gathered(tail)
+        tail.queue.append(step)
+        self._wake.set()
 
     async def flush(self, tail: Tail) -> None:
         """Returns when its file has all that was handed over."""
@@ -116,55 +123,43 @@ class Writer:
             return
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        self._put(tail, partial(_resolve, loop, done))
-        self._hurry.set()
+        self.do(tail, partial(_resolve, loop, done))
         await done
 
     async def close(self) -> None:
         """Idempotent."""
+        self._hand_over()
         self._stopping = True
-        self._hurry.set()
         self._wake.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 0 if self._is_stuck else self._close_seconds)
 
-    def _put(self, tail: Tail, item: bytes | Step) -> None:
-        tail.queue.append(item)
-        if not self._wake.is_set():
-            self._wake.set()
+    def _hand_over(self) -> None:
+        """What has been gathered goes to the thread."""
+        gathering, self._gathering = self._gathering, []
+        for tail in gathering:
+            _enqueue_gathered(tail)
+        self._wake.set()
 
     # the thread
 
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._hurry.wait(GATHER_SECONDS)
-            stopping = self._stopping
-            self._hurry.clear()
             self._wake.clear()
+            stopping = self._stopping  # once it is set, it wakes us again
             for tail in list(self._tails):
                 self._drain(tail)
             if stopping:
                 return
 
     def _drain(self, tail: Tail) -> None:
-        pieces: list[bytes] = []
-        num_bytes = 0
         while tail.queue:
             item = tail.queue.popleft()
             if isinstance(item, bytes):
-                pieces.append(item)
-                num_bytes += len(item)
                 self._taken_bytes += len(item)
-                if num_bytes < _WRITE_BYTES:
-                    continue
-            if pieces:
-                self._try(tail, partial(tail.write, b"".join(pieces)))
-                pieces, num_bytes = [], 0
-            if not isinstance(item, bytes):
-                self._try(tail, item)
-        if pieces:
-            self._try(tail, partial(tail.write, b"".join(pieces)))
+                item = partial(tail.write, item)
+            self._try(tail, item)
 
     def _try(self, tail: Tail, step: Step) -> None:
         try:
@@ -181,6 +176,12 @@ class Writer:
                 tail.engine,
                 e,
             )
+
+
+def _enqueue_gathered(tail: Tail) -> None:
+    if tail.gathered:
+        tail.queue.append(bytes(tail.gathered))
+        tail.gathered.clear()
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
