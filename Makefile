@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-chat-overhead bench-index chaos clean
+.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-director bench-chat-overhead bench-index bench-policies chaos clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -48,6 +48,10 @@ bench-prompts:  ## rendering and tokenizing real chats, beside transformers
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench prompts $(ARGS)
 
+bench-director:  ## what a decision costs, and how it grows with a chat's history
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench director $(ARGS)
+
 bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes)
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench chat-overhead $(ARGS)
@@ -55,6 +59,10 @@ bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes
 bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minutes)
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench index $(ARGS)
+
+bench-policies:  ## routing policies on a simulated fleet, in virtual time (15 minutes)
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench policies $(ARGS)
 
 chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (2 to 5 minutes); writes docs/results/chaos.json
 	@./scripts/install.sh dev

@@ -32,7 +32,7 @@ from inferway.model import (
     RequestHead,
     Tokenized,
 )
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
@@ -40,6 +40,7 @@ from inferway.steps.match import Matcher
 
 BLOCK = 4
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+USAGE = b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}'
 
 
 class Letters:
@@ -50,7 +51,7 @@ class Letters:
     def __init__(self, reason: Reason = Reason.KV_AWARE) -> None:
         self.reason = reason
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         texts = (
             ["".join(str(m["content"]) for m in body.messages)]
             if isinstance(body, ChatRequest)
@@ -78,7 +79,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise self.error
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
@@ -357,7 +358,7 @@ async def test_tokens_are_counted_as_sent_as_believed_and_as_delivered() -> None
     journey = open_chat(to, chat("abcdefghij"))
     journey.attempt((await journey.decide()).targets[0])
     headers = dict(journey.on_head(200))
-    journey.on_chunk(b'{"usage":{"prompt_tokens_details":{"cached_tokens":4}}}')
+    journey.on_chunk(USAGE)
     journey.close("ok")
 
     tokens = to.stats.tokens["e0"]

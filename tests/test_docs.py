@@ -23,6 +23,7 @@ from inferway.config import (
     ServeSettings,
     TimeoutSettings,
 )
+from inferway.model import Reason
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
@@ -35,6 +36,10 @@ CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "`limits`": LimitSettings,
     "`timeouts`": TimeoutSettings,
 }
+
+
+# A command that takes the flags of another.
+SAME_FLAGS = {"inferway config show": "inferway serve"}
 
 
 @cache
@@ -84,6 +89,7 @@ def test_a_commands_flags_are_exactly_the_documented_ones(name: str) -> None:
     assert command is not None
 
     for typed, leaf in leaves(command, f"inferway {name}"):
+        typed = SAME_FLAGS.get(typed, typed)
         documented = first_column(sections("docs/configuration.md").get(f"`{typed}`", ""))
 
         assert set(documented) == flags(leaf), typed
@@ -126,6 +132,12 @@ def test_the_metrics_are_exactly_the_documented_ones() -> None:
     documented = first_column((ROOT / "docs/metrics.md").read_text())
 
     assert set(documented) == asyncio.run(exposed_metrics())
+
+
+def test_the_reasons_of_decisions_are_exactly_the_documented_ones() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", sections("docs/api.md")["Reasons"], re.MULTILINE)
+
+    assert [name for row in rows for name in re.findall(r"`([^`]+)`", row)] == list(Reason)
 
 
 def test_each_cause_of_silent_zero_has_its_cure() -> None:

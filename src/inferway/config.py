@@ -30,6 +30,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     replay: str | None = None  # replay socket
     block_size: Count | None = None  # tokens
     api_key_env: str | None = None  # environment variable with the engine's API key
+    labels: dict[str, str] = {}  # what filters choose by: its role in disaggregated serving
 
     @property
     def label(self) -> str:
@@ -111,13 +112,16 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     port: Port = 8080
     models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
+    scheduling: str | dict[str, Any] | None = None  # how endpoints are chosen: a file, or it
     scoring: bool = True  # false: by load only, prompts are not looked at
     trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
     log_level: str = "info"
-    scrape_seconds: Positive = 0.5  # how often each engine's load is read
+    scrape_seconds: Positive | None = (
+        None  # between two looks at an engine's load; else max(0.2, 2 ms x engines)
+    )
     model_rewrites: list[ModelRewrite] = []  # the first that matches decides
     objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
     probe: ProbeSettings = ProbeSettings()
@@ -134,19 +138,24 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return _secret(self.admin_key_env, "admin_key_env")
 
 
-_ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name != "url"]
+_ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
+_LABEL = "label."  # before a label's name
 
 
 def parse_engine(spec: str) -> EngineSettings:
     """`URL[,key=value…]` as --engine takes it."""
     url, *pairs = spec.split(",")
-    fields: dict[str, object] = {"url": url}
+    labels: dict[str, str] = {}
+    fields: dict[str, object] = {"url": url, "labels": labels}
     for pair in pairs:
         key, equals, value = pair.partition("=")
+        if equals and key.startswith(_LABEL):
+            labels[key.removeprefix(_LABEL)] = value
+            continue
         if not equals or key not in _ENGINE_KEYS:
             raise ConfigError(
                 f"--engine {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
-                + ", ".join(_ENGINE_KEYS)
+                + ", ".join([*_ENGINE_KEYS, f"{_LABEL}NAME"])
             )
         fields[key] = value
     try:
@@ -157,7 +166,7 @@ def parse_engine(spec: str) -> EngineSettings:
 
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
     """The file's settings, and on top of them what the flags say. Checked as a whole."""
-    in_file = _read_yaml(path) if path else {}
+    in_file = read_yaml(path) if path else {}
     fields = _laid_over({"engines": [], **in_file}, msgspec.to_builtins(overrides))
     try:
         settings = msgspec.convert(fields, ServeSettings)
@@ -167,7 +176,8 @@ def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSetti
     return settings
 
 
-def _read_yaml(path: Path) -> dict[str, object]:
+def read_yaml(path: Path) -> dict[str, object]:
+    """Raises ConfigError naming the file."""
     try:
         fields = msgspec.yaml.decode(path.read_bytes())
     except OSError as e:

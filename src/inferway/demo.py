@@ -211,7 +211,7 @@ class Demo:
         for conversation in CONVERSATIONS:
             body = {"model": self._model.name, "messages": conversation, "max_tokens": 24}
             raw = msgspec.json.encode(body)
-            text = self._model.prompts.rendered_text(parse_chat(raw).body) or ""
+            text = self._model.prompts.rendered_text(parse_chat(raw)) or ""
             self._console.print("[green]✓[/] template fetched and rendered successfully:")
             self._console.print(
                 _indent(_shortened(text)), style="dim", markup=False, soft_wrap=True

@@ -3,7 +3,7 @@
 journey = director.open(head, body)     bytes       -> a typed request     openai_api
 decision = await journey.decide()       model       -> its target          steps/rewrite
                                         headers     -> objectives          steps/objectives
-                                        load        -> may it go in?       steps/admit
+                                        load        -> may it go in?       scheduling/admitters
                                         request     -> token ids           prompts
                                         token ids   -> block keys          blocks
                                         block keys  -> blocks held         index
@@ -21,15 +21,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from inferway.errors import (
     IndexAwayError,
     InferwayError,
+    NoEndpointError,
     RenderError,
     SaturatedError,
+    UnknownModelError,
     UnknownPathError,
     crash_report,
 )
@@ -47,24 +49,18 @@ from inferway.model import (
 from inferway.openai_api.edits import with_model, with_vllm_xarg
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelNames
-from inferway.openai_api.requests import (
-    REPORT_MODE,
-    ParsedRequest,
-    asks_for_report,
-    parse_chat,
-    parse_completion,
-)
-from inferway.openai_api.usage import UsageReader
+from inferway.openai_api.paths import PARSERS, Parse
+from inferway.openai_api.requests import REPORT_MODE, asks_for_report
+from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
+from inferway.scheduling.admitters.utilization import UtilizationDetector
 from inferway.scheduling.plugin import Admitter, Chooser, Ending, Follower, Following, Producer
-from inferway.steps.admit import SheddableAdmitter
 from inferway.steps.counts import DirectorStats
 from inferway.steps.match import Matched, MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites
 
 _Parsed = TypeVar("_Parsed")
-Parse = Callable[[bytes], ParsedRequest[Any]]
 
 
 class OffLoop(Protocol):
@@ -74,11 +70,6 @@ class OffLoop(Protocol):
 
 
 log = logging.getLogger("inferway.director")
-
-PARSERS: Mapping[str, Parse] = {
-    "/v1/chat/completions": parse_chat,
-    "/v1/completions": parse_completion,
-}
 
 
 class FleetView(Protocol):
@@ -128,7 +119,7 @@ class Plugins:
     """Who joins the request path, beside the chooser."""
 
     producers: Sequence[Producer] = ()
-    admitters: Sequence[Admitter] = (SheddableAdmitter(),)
+    admitters: Sequence[Admitter] = (UtilizationDetector(),)
     following: Sequence[Following] = ()
 
 
@@ -229,12 +220,14 @@ class Journey:
         """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
         director = self._director
         request = self._rewritten(await self._parsed())
-        model = director.fleet.model(request.target_model)
+        model = self._model(request)
         director.admit(request, director.fleet.candidates(model.name))
         reason = Reason.LOAD_ONLY
         if director.scoring:
             reason = await self._match(model, request)
+            request = _with_prompts(request, self._matched)
         candidates = director.fleet.candidates(model.name)  # as they are by now
+        candidates.now = director.clock()
         director.matcher.fill(candidates, self._matched)
         for producer in director.plugins.producers:
             producer.produce(request, candidates)
@@ -249,12 +242,12 @@ class Journey:
         return decision
 
     async def _parsed(self) -> LLMRequest:
-        parsed = await self._director.parse(self._parse, self._body)
+        body = await self._director.parse(self._parse, self._body)
         headers = self._head.headers
         return LLMRequest(
             request_id=self._request_id,
-            target_model=parsed.body.model,
-            body=parsed.body,
+            target_model=body.model,
+            body=body,
             headers=headers,
             objectives=objectives(headers, self._director.priorities),
             raw=self._body,
@@ -269,6 +262,18 @@ class Journey:
         self._edits.append(b"model")
         self._names = ModelNames(asked)
         return msgspec.structs.replace(request, target_model=target)
+
+    def _model(self, request: LLMRequest) -> ServedModel:
+        """What a rewrite names and no engine serves is not the client's fault."""
+        try:
+            return self._director.fleet.model(request.target_model)
+        except UnknownModelError as e:
+            if request.target_model == request.body.model:
+                raise
+            raise NoEndpointError(
+                f"model_rewrites: {request.body.model!r} is sent to {request.target_model!r},"
+                f" but {str(e).removeprefix('model: ')}"
+            ) from e
 
     async def _match(self, model: ServedModel, request: LLMRequest) -> Reason:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
@@ -387,23 +392,24 @@ class Journey:
         if self.closed:
             return
         self.closed = True
+        usage = self._usage.usage()
         if self._target is not None:
             endpoint = self._target.endpoint
-            tokens = self._director.stats.tokens_of(endpoint.engine)
-            tokens.delivered += self._usage.cached_tokens or 0
+            if usage is not None and usage.cached is not None:
+                self._director.stats.tokens_of(endpoint.engine).delivered += usage.cached
             if outcome == "upstream_error":
                 self._director.fleet.suspect(endpoint)
         self._release()
         self._director.stats.ended(outcome)
         if self._followers:
-            ending = self._ending(outcome)
+            ending = self._ending(outcome, usage)
             for follower in self._followers:
                 follower.on_end(ending)
 
-    def _ending(self, outcome: str) -> Ending:
+    def _ending(self, outcome: str, usage: Usage | None) -> Ending:
         assert self.routed is not None
         streamed = bool(self.routed.request.body.stream)
-        return Ending(outcome, self._director.clock(), self._usage.usage(), streamed)
+        return Ending(outcome, self._director.clock(), usage, streamed)
 
     def _confirmed(self) -> None:
         """The engine holds the prompt now."""
@@ -429,3 +435,10 @@ class Journey:
             self._healing, self.body = False, self._body
             self._edits.remove(b"vllm_xargs")
         self._target = None
+
+
+def _with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
+    if not matched:
+        return request
+    prompts = {size: [item.prompt for item in items] for size, items in matched.items()}
+    return msgspec.structs.replace(request, prompts=prompts)

@@ -23,7 +23,7 @@ import msgspec
 import zmq.asyncio
 
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
-from inferway.director import Director
+from inferway.director import Director, Plugins
 from inferway.errors import (
     ConfigError,
     HelperError,
@@ -51,8 +51,10 @@ from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ServedModel
 from inferway.prompts.token_ids import checked_token_ids
+from inferway.scheduling.admitters.utilization import UtilizationDetector
+from inferway.scheduling.config import Scheduling
 from inferway.scheduling.least_loaded import LeastLoaded
-from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Lookup, Matched, Matcher
 from inferway.steps.rewrite import Rewrites
 
@@ -127,6 +129,7 @@ class Indexer:
     ) -> None:
         """`on_batch` sees each batch of events that was applied. Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
+        scheduling = _scheduling(self.settings)
         self.index = build_index(self.settings.index)
         self.state_dir = StateDir.of(self.settings)
         self._own_renderer = renderer is None
@@ -147,8 +150,13 @@ class Indexer:
         self.director = Director(
             self.fleet,
             Matcher(self.index, SpeculativeOverlay(), breathe=partial(asyncio.sleep, 0)),
-            kv_aware() if self.settings.scoring else LeastLoaded(),
+            scheduling.chooser,
             time.monotonic,
+            Plugins(
+                scheduling.producers,
+                scheduling.admitters or (UtilizationDetector(),),
+                scheduling.following,
+            ),
             rewrites=Rewrites(self.settings.model_rewrites),
             priorities=self.settings.objectives,
             scoring=self.settings.scoring,
@@ -223,7 +231,7 @@ class Indexer:
         argument; NoEndpointError, RenderError or IndexAwayError if it cannot be known now."""
         body = _body({"prompt": prompt, "cache_salt": cache_salt}, model)
         request = await self.director.parse(parse_completion, body)
-        return await self.score_request(request.body, engines, lora)
+        return await self.score_request(request, engines, lora)
 
     async def score_chat(
         self,
@@ -240,7 +248,7 @@ class Indexer:
         if cache_salt is not None:
             fields["cache_salt"] = cache_salt
         request = await self.director.parse(parse_chat, _body(fields, model))
-        return await self.score_request(request.body, engines, lora)
+        return await self.score_request(request, engines, lora)
 
     async def score_tokens(
         self,
@@ -365,6 +373,15 @@ def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:
     """Checked, as those of `inferway serve` are."""
     parsed = [parse_engine(e) if isinstance(e, str) else e for e in engines]
     return load_settings(None, {"engines": parsed})
+
+
+def _scheduling(settings: ServeSettings) -> Scheduling:
+    if settings.scheduling is None and not settings.scoring:
+        return Scheduling(LeastLoaded())
+    scheduling = load_scheduling(settings.scheduling)
+    for note in scheduling.notes:
+        log.info("%s", note)
+    return scheduling
 
 
 def _body(fields: Mapping[str, Any], model: str) -> bytes:

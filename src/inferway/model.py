@@ -84,6 +84,9 @@ class Reason(StrEnum):
     REMOTE_LATE = "remote-late"  # no engine has rendered it in time
     REMOTE_FAILED = "remote-failed"  # no engine renders, or it answered something else
     MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
+    RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
+    CONVERSATIONS = "conversations"  # its items are not a prompt
+    EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
     REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
     HELPER_BUSY = "helper-busy"  # the helper process has too much to do, or gave this one up
     MEDIA = "media"  # nothing is known before its first part that is not text
@@ -114,7 +117,6 @@ Column: TypeAlias = "NDArray[np.float64]"
 
 # What is believed of an engine's cache (events.stream.StreamState), as numbers of a column.
 EXACT, PARTIAL, REPAIRING, STALE, BLIND = range(5)
-
 
 
 class Adapters(msgspec.Struct, frozen=True):
@@ -157,24 +159,30 @@ class Candidates:
     matched_value: Column  # the same, each weighed by the tier it lies in
     prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
     added: dict[str, NDArray[Any]] = field(default_factory=dict)  # by producers
+    now: float = 0.0  # seconds, when the choice is made; by the clock that followers are told
 
     def add(self, column: Added[_ArrayT], values: _ArrayT) -> None:
         """A producer's column: one value a row."""
         self.added[column.name] = values
 
-    def narrowed(self, rows: NDArray[np.intp]) -> Candidates:
-        """These rows alone."""
+    def narrowed(
+        self, rows: NDArray[np.intp], endpoints: Sequence[Endpoint] | None = None
+    ) -> Candidates:
+        """These rows alone. `endpoints`: theirs, from who has made the list before."""
         columns = {
             name: getattr(self, name)[rows]
             for name in self.__slots__
-            if name not in ("endpoints", "rows", "adapters", "added")
+            if name not in ("endpoints", "rows", "adapters", "added", "now")
         }
-        endpoints = [self.endpoints[row] for row in rows]
+        at = rows.tolist()
+        if endpoints is None:
+            endpoints = [self.endpoints[row] for row in at]
         return Candidates(
             endpoints=endpoints,
             rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
-            adapters=[self.adapters[row] for row in rows],
+            adapters=[self.adapters[row] for row in at],
             added={name: values[rows] for name, values in self.added.items()},
+            now=self.now,
             **columns,
         )
 
@@ -194,10 +202,13 @@ class Target(msgspec.Struct, frozen=True):
 
 class Choice(msgspec.Struct, frozen=True):
     """What scheduling has chosen: endpoints, best first, and headers that the engine needs then
-    (disaggregated prefill: where the prompt is computed)."""
+    (disaggregated prefill: where the prompt is computed). `others` have a part in the request
+    too, by the name of the profile that chose them."""
 
     targets: tuple[Target, ...]
     headers: Headers = ()
+    others: Mapping[str, Target] = {}
+    profile: str = ""  # that chose the targets, where there are several
 
 
 class Decision(msgspec.Struct, frozen=True):

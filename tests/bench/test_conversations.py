@@ -21,7 +21,7 @@ def test_every_body_is_a_chat_that_ends_with_a_user_turn(
     make: Callable[[str], list[BodyTemplate]],
 ) -> None:
     for template in make("m"):
-        messages = parse_chat(template.body(7)).body.messages
+        messages = parse_chat(template.body(7)).messages
 
         assert messages[-1]["role"] == "user"
 
@@ -46,6 +46,6 @@ def test_only_the_last_turn_is_not_in_the_session_that_engines_hold() -> None:
     sessions = [msgspec.json.decode(raw)["messages"] for raw in sessions_without_last_turn("m")]
 
     for template in chat_of_8k_tokens("m"):
-        messages = parse_chat(template.body(1)).body.messages
+        messages = parse_chat(template.body(1)).messages
 
         assert messages[:-1] == sessions[template.session]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
-from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Endpoint
+from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Adapters, Endpoint
 
 
 def endpoints(holders: Sequence[int]) -> list[Endpoint]:
@@ -46,3 +47,59 @@ def test_candidates_are_the_rows_of_the_models_endpoints(holders: list[int]) -> 
     assert candidates.states.tolist() == [[EXACT, PARTIAL, STALE][holder] for holder in holders]
     assert candidates.block_sizes.tolist() == [16, 0]
     assert not candidates.matched_blocks.any()
+
+
+def scraped(times: Sequence[float], waiting: Sequence[float]) -> EndpointColumns:
+    columns = EndpointColumns()
+    columns.grow(len(times))
+    columns.scraped[:], columns.waiting[:] = times, waiting
+    return columns
+
+
+def test_a_stale_figure_moves_toward_the_mean_of_the_fresh_ones() -> None:
+    columns = scraped([10.0, 10.0, 3.0], [8.0, 4.0, 0.0])
+
+    columns.toward_the_mean(slice(0, 3), before=9.0, share=0.5)
+    once = columns.waiting.tolist()
+    columns.toward_the_mean(slice(0, 3), before=9.0, share=0.5)
+
+    assert once == [8.0, 4.0, 3.0]
+    assert columns.waiting.tolist() == [8.0, 4.0, 4.5]
+
+
+def test_figures_of_endpoints_of_other_models_do_not_count() -> None:
+    columns = scraped([10.0, 10.0, 3.0], [8.0, 100.0, 0.0])
+
+    columns.toward_the_mean(np.array([0, 2]), before=9.0, share=1.0)
+
+    assert columns.waiting.tolist() == [8.0, 100.0, 8.0]
+
+
+@pytest.mark.parametrize("times", [[10.0, 10.0], [1.0, 1.0]], ids=["all fresh", "none fresh"])
+def test_nothing_moves_while_all_are_fresh_or_none_is(times: list[float]) -> None:
+    columns = scraped(times, [8.0, 0.0])
+
+    columns.toward_the_mean(slice(0, 2), before=9.0, share=0.5)
+
+    assert columns.waiting.tolist() == [8.0, 0.0]
+
+
+def test_our_own_requests_in_flight_are_known_without_a_scrape() -> None:
+    columns = scraped([10.0, 1.0], [8.0, 0.0])
+    columns.in_flight[:] = [0.0, 5.0]
+
+    columns.toward_the_mean(slice(0, 2), before=9.0, share=0.5)
+
+    assert columns.in_flight.tolist() == [0.0, 5.0]
+
+
+def test_candidates_show_adapters_as_they_change() -> None:
+    columns = EndpointColumns()
+    columns.grow(2)
+    rows = ModelRows(endpoints([0, 1]), [16, 16], [Adapters(most=4), Adapters()])
+    loaded = Adapters(frozenset({"a"}), most=4)
+
+    rows.tell_adapters(0, loaded)
+    rows.tell_adapters(7, Adapters())  # of another model
+
+    assert rows.candidates(columns).adapters == [loaded, Adapters()]

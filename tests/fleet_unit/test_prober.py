@@ -20,7 +20,7 @@ from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.probe import CHAT, COMPLETION, PROBES
 from inferway.prompts.served import ServedModel
 
@@ -39,7 +39,7 @@ class Lengths:
         self.drift = drift
         self.rendered = 0
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         self.rendered += 1
         counts = [len(body.messages)] if isinstance(body, ChatRequest) else [1] * len(body.prompts)
         moved = [count + self.drift * self.rendered for count in counts]
@@ -318,7 +318,7 @@ class TestJoining:
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         class Broken(Lengths):
-            async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+            async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
                 raise ZeroDivisionError(" ".join(["not", "for", "logs"]))
 
         asked = await start()

@@ -17,7 +17,7 @@ from inferway.fleet.breaker import MAX_ASKING, MISSES
 from inferway.fleet.engine import Engine
 from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.model import Reason, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.renderings import MARGIN, QUARTER_SECONDS, as_ids
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
@@ -36,7 +36,7 @@ class Clock:
 class OwnPrompts(NoPrompts):
     """Renders chats of one message itself."""
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         if isinstance(body, ChatRequest) and len(body.messages) == 1:
             return Tokenized([as_ids([1, 2, 3])])
         return await NoPrompts.tokenize(self, body)
@@ -90,7 +90,7 @@ def ids_of(body: ChatRequest) -> list[int]:
     return chat_ids({"messages": body.messages})
 
 
-async def refusal(prompts: RemotePrompts, body: Body) -> str:
+async def refusal(prompts: RemotePrompts, body: PromptBody) -> str:
     """The reason that it is routed by load."""
     with pytest.raises(RenderError) as e:
         await prompts.tokenize(body)
@@ -158,7 +158,9 @@ async def test_texts_are_rendered_too(remote: Remote) -> None:
         chat("Hi", kv_transfer_params={"prompt_token_ids": [5, 6]}),
     ],
 )
-async def test_ids_in_a_request_are_known_without_rendering(remote: Remote, body: Body) -> None:
+async def test_ids_in_a_request_are_known_without_rendering(
+    remote: Remote, body: PromptBody
+) -> None:
     server = RenderServer()
     prompts = await remote.start(server)
 

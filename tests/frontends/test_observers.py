@@ -63,7 +63,7 @@ def routed(
     raw = msgspec.json.encode({"model": "m", "prompt": prompt})
     ids = np.arange(num_tokens, dtype=np.uint32)
     known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), Found())]}
-    request = LLMRequest(request_id="r", target_model="m", body=parse_completion(raw).body, raw=raw)
+    request = LLMRequest(request_id="r", target_model="m", body=parse_completion(raw), raw=raw)
     return Routed(request, MODEL, known, Decision((), reason), idle([THERE], 16))
 
 

@@ -242,7 +242,7 @@ async def test_a_chat_without_messages_is_refused_as_by_the_gateway(engines: Eng
     await engines.start()
     indexer = await engines.indexer()
 
-    with pytest.raises(InvalidRequestError, match="messages: must not be empty"):
+    with pytest.raises(InvalidRequestError, match="must have valid messages field"):
         await indexer.score_chat([], "smollm2")
     with pytest.raises(InvalidRequestError, match="body: it has no form in JSON"):
         await indexer.score_chat([{"role": "user", "content": object()}], "smollm2")

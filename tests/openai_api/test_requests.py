@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.errors import InvalidRequestError
-from inferway.openai_api.requests import ParsedRequest, parse_chat, parse_completion
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.paths import PARSERS, Parse, parser_by_suffix
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ConversationsRequest,
+    EmbeddingsRequest,
+    ResponsesRequest,
+    parse_chat,
+    parse_completion,
+)
 
 
 def encode(**fields: object) -> bytes:
@@ -21,17 +31,198 @@ def encode(**fields: object) -> bytes:
 USER = {"role": "user", "content": "hi"}
 
 
-def test_unknown_fields_are_kept() -> None:
-    parsed = parse_chat(encode(model="m", messages=[USER], brand_new={"x": 1}))
-
-    assert parsed.fields["brand_new"] == {"x": 1}
-    assert parsed.body.model == "m"
+def request(body: Body, raw: bytes) -> LLMRequest:
+    return LLMRequest(request_id="r", target_model="m", body=body, raw=raw)
 
 
-def test_a_null_is_an_absent_field() -> None:
-    parsed = parse_chat(encode(model="m", messages=[USER], tools=None, stream=None))
+@pytest.mark.parametrize(
+    ("path", "kind", "fields"),
+    [
+        ("/v1/chat/completions", ChatRequest, {"messages": [USER]}),
+        ("/v1/completions", CompletionRequest, {"prompt": "hi"}),
+        ("/v1/responses", ResponsesRequest, {"input": "hi"}),
+        ("/v1/conversations", ConversationsRequest, {"items": [USER]}),
+        ("/v1/embeddings", EmbeddingsRequest, {"input": "hi"}),
+    ],
+)
+def test_the_path_chooses_the_kind_and_unknown_fields_are_kept(
+    path: str, kind: type[Body], fields: dict[str, Any]
+) -> None:
+    raw = encode(model="m", brand_new={"x": 1}, **fields)
 
-    assert parsed.body.tools is None
+    body = PARSERS[path](raw)
+
+    assert type(body) is kind
+    assert body.model == "m"
+    assert request(body, raw).fields == {"model": "m", "brand_new": {"x": 1}, **fields}
+    # It may have been asked for at a path with a prefix, by way of a proxy.
+    assert type(parser_by_suffix(f"/tenant/a{path}?x=/v1/embeddings")(raw)) is kind
+
+
+def test_a_path_that_says_nothing_is_a_completion() -> None:
+    assert parser_by_suffix("/") is parse_completion
+
+
+def given_fields(body: Body) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in body.__struct_fields__}
+
+
+# Every field that is acted on, with a value of its type.
+OPTIONAL: dict[type[Body], dict[str, Any]] = {
+    ChatRequest: {
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "documents": [{"title": "t", "text": "x"}],
+        "chat_template": "{{ messages }}",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "return_assistant_tokens_mask": True,
+        "add_special_tokens": True,
+        "reasoning_effort": "low",
+        "response_format": {"type": "json_object"},
+        "truncate_prompt_tokens": -1,
+        "truncation_side": "right",
+        "echo": True,
+        "kv_transfer_params": {"prompt_token_ids": [1]},
+        "cache_salt": "s",
+        "max_tokens": 1,
+        "max_completion_tokens": 2,
+        "stream": True,
+        "vllm_xargs": {"a": 1},
+    },
+    CompletionRequest: {
+        "prompt_embeds": "AA==",
+        "suffix": "x",
+        "add_special_tokens": False,
+        "truncate_prompt_tokens": 5,
+        "truncation_side": "left",
+        "cache_salt": "s",
+        "max_tokens": 1,
+        "stream": True,
+        "vllm_xargs": {"a": 1},
+    },
+    ResponsesRequest: {
+        "instructions": "be brief",
+        "tools": [{"type": "function", "name": "f"}],
+        "tool_choice": "none",
+        "previous_response_id": "resp_1",
+        "previous_input_messages": [{}],
+        "reasoning": {"effort": "low"},
+        "chat_template_kwargs": {"a": 1},
+        "truncation": "auto",
+        "kv_transfer_params": {"a": 1},
+        "cache_salt": "s",
+        "max_output_tokens": 9,
+        "stream": True,
+        "vllm_xargs": {"a": 1},
+    },
+    ConversationsRequest: {"metadata": {"a": "b"}, "cache_salt": "s"},
+    EmbeddingsRequest: {"messages": [USER], "cache_salt": "s"},
+}
+REQUIRED: dict[type[Body], tuple[Parse, dict[str, Any]]] = {
+    ChatRequest: (PARSERS["/v1/chat/completions"], {"messages": [USER]}),
+    CompletionRequest: (PARSERS["/v1/completions"], {"prompt": "hi"}),
+    ResponsesRequest: (PARSERS["/v1/responses"], {"input": [USER]}),
+    ConversationsRequest: (PARSERS["/v1/conversations"], {"items": [USER]}),
+    EmbeddingsRequest: (PARSERS["/v1/embeddings"], {"input": ["a", "b"]}),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONAL)
+def test_every_optional_field_is_read_as_it_was_sent(kind: type[Body]) -> None:
+    parse, required = REQUIRED[kind]
+    fields = {"model": "m", **required, **OPTIONAL[kind]}
+
+    body = parse(msgspec.json.encode(fields))
+
+    assert given_fields(body) == fields  # so every field of the type is among them
+
+
+@pytest.mark.parametrize("kind", OPTIONAL)
+def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
+    parse, required = REQUIRED[kind]
+    nulls = dict.fromkeys(OPTIONAL[kind].keys() - {"truncation"})
+
+    bare = parse(encode(model="m", **required))
+
+    assert parse(encode(model="m", **required, **nulls)) == bare
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in OPTIONAL for name in OPTIONAL[kind]]
+)
+def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
+    parse, required = REQUIRED[kind]
+    anything = {"response_format", "vllm_xargs", "prompt_embeds", "previous_input_messages"}
+
+    if name not in anything:
+        with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:
+            parse(encode(model="m", **required, **{name: 1.5}))
+
+        assert e.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            "/v1/completions",
+            {},
+            "invalid completions request: must have prompt field",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": 7},
+            "invalid completions request: must have prompt field"
+            " (prompt: expected `str | array | null`, got `int`)",
+        ),
+        (
+            "/v1/chat/completions",
+            {},
+            "invalid chat completions request: must have valid messages field",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": "x"},
+            "invalid chat completions request: must have valid messages field"
+            " (messages: expected `array`, got `str`)",
+        ),
+        ("/v1/responses", {}, "invalid responses request: must have input field"),
+        ("/v1/responses", {"input": None}, "invalid responses request: must have input field"),
+        (
+            "/v1/responses",
+            {"input": 5},
+            "invalid responses request: must have input field"
+            " (input: expected `str | array | null`, got `int`)",
+        ),
+        ("/v1/conversations", {}, "invalid conversations request: must have items field"),
+        (
+            "/v1/conversations",
+            {"items": []},
+            "invalid conversations request: must have items field (items: must not be empty)",
+        ),
+        ("/v1/embeddings", {}, "invalid embeddings request: must have input field"),
+    ],
+)
+def test_what_a_kind_must_have_is_said_as_llm_d_says_it(
+    path: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as e:
+        PARSERS[path](encode(model="m", **fields))
+
+    assert str(e.value) == message
+    assert e.value.param in ("prompt", "messages", "input", "items")
+
+
+@pytest.mark.parametrize("path", PARSERS)
+def test_a_request_without_a_model_is_refused_at_every_path(path: str) -> None:
+    fields = {"messages": [USER], "prompt": "x", "input": "x", "items": [USER]}
+
+    with pytest.raises(InvalidRequestError, match=r"^model not found in request body$") as e:
+        PARSERS[path](msgspec.json.encode(fields))
+
+    assert (e.value.status, e.value.param) == (400, "model")
 
 
 @pytest.mark.parametrize(
@@ -40,11 +231,17 @@ def test_a_null_is_an_absent_field() -> None:
         (b"", "body: not valid JSON: Input data was truncated", None),
         (b'{"model": "m"', "body: not valid JSON: Input data was truncated", None),
         (b"[1]", "body: expected `object`, got `array`", None),
-        (encode(messages=[USER]), "model: required field is missing", "model"),
-        (encode(model="m"), "messages: required field is missing", "messages"),
-        (encode(model=3, messages=[USER]), "model: expected `str`, got `int`", "model"),
-        (encode(model="m", messages="x"), "messages: expected `array`, got `str`", "messages"),
-        (encode(model="m", messages=[]), "messages: must not be empty", "messages"),
+        (
+            encode(model=3, messages=[USER]),
+            "model not found in request body (model: expected `str`, got `int`)",
+            "model",
+        ),
+        (
+            encode(model="m", messages=[]),
+            "invalid chat completions request: must have valid messages field"
+            " (messages: must not be empty)",
+            "messages",
+        ),
         (
             encode(model="m", messages=["x"]),
             "messages[0]: expected `object`, got `str`",
@@ -90,7 +287,7 @@ def test_a_bad_chat_names_its_field(body: bytes, message: str, param: str | None
     ],
 )
 def test_a_completion_carries_text_or_ids_one_or_many(prompt: object, prompts: object) -> None:
-    assert parse_completion(encode(model="m", prompt=prompt)).body.prompts == prompts
+    assert parse_completion(encode(model="m", prompt=prompt)).prompts == prompts
 
 
 @pytest.mark.parametrize(
@@ -99,7 +296,6 @@ def test_a_completion_carries_text_or_ids_one_or_many(prompt: object, prompts: o
         ([], "prompt: must not be empty"),
         (["a", 1], "prompt: must not mix text and token ids"),
         ([True], "prompt[0]: expected `int | str | array`, got `bool`"),
-        (7, "prompt: expected `str | array | null`, got `int`"),
     ],
 )
 def test_a_bad_prompt_is_named(prompt: object, message: str) -> None:
@@ -111,25 +307,26 @@ def test_a_bad_prompt_is_named(prompt: object, message: str) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"prompt": None}])
 def test_a_prompt_is_missing_only_beside_embeddings(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequestError, match="prompt: required field is missing"):
+    with pytest.raises(InvalidRequestError, match="must have prompt field"):
         parse_completion(encode(model="m", **fields))
 
-    assert parse_completion(encode(model="m", prompt_embeds="x", **fields)).body.prompts == []
+    assert parse_completion(encode(model="m", prompt_embeds="x", **fields)).prompts == []
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_a_named_error(raw: bytes) -> None:
-    for parse in (parse_chat, parse_completion):
+    for parse in PARSERS.values():
         with pytest.raises(InvalidRequestError):
             parse(raw)
 
 
-def outcome(parse: Callable[[bytes], ParsedRequest[Any]], fields: dict[str, object]) -> str:
+def outcome(parse: Parse, fields: dict[str, object]) -> str:
+    raw = msgspec.json.encode(fields)
     try:
-        parsed = parse(msgspec.json.encode(fields))
+        parsed = parse(raw)
     except InvalidRequestError as e:
         return "named error" if e.param else "error without a name"
-    return "request" if parsed.fields == fields else "fields lost"
+    return "request" if request(parsed, raw).fields == fields else "fields lost"
 
 
 json_values = st.recursive(
@@ -139,10 +336,11 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
-names = st.sampled_from(["model", "messages", "prompt", "tools", "stream", "chat_template", "x"])
+FIELDS = {name for kind in OPTIONAL for name in kind.__struct_fields__}
+names = st.sampled_from(sorted(FIELDS | {"x"}))
 
 
 @given(st.dictionaries(names, json_values))
 def test_any_json_object_is_a_request_or_a_named_error(fields: dict[str, object]) -> None:
-    for parse in (parse_chat, parse_completion):
+    for parse in PARSERS.values():
         assert outcome(parse, fields) in ("request", "named error")

@@ -94,7 +94,7 @@ def test_each_rule_is_asked_as_often_as_it_was_recorded(golden_rows: list[dict[s
 
 
 def as_chat(fields: dict[str, Any]) -> ChatRequest:
-    return parse_chat(json.dumps(fields).encode()).body
+    return parse_chat(json.dumps(fields).encode())
 
 
 def test_text_templates_get_parts_joined_by_newlines() -> None:
@@ -346,3 +346,33 @@ def test_any_tools_decide_for_the_template_for_tools(
     fields: dict[str, Any], flags: dict[str, Any], sees: bool
 ) -> None:
     assert sees_tools(body(user(), **fields), ModelSettings(**flags)) is sees
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"content": "b", "role": "user"},  # templates may see the order
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "user", "content": "b", "unknown": 1},
+        {"role": "assistant", "content": None},
+        {"role": "developer", "content": "b"},
+    ],
+)
+def test_one_odd_message_among_plain_ones_is_looked_at_as_if_alone(odd: dict[str, Any]) -> None:
+    plain = [user(str(n)) for n in range(5)]
+
+    together = conversation([*plain, odd, *plain], TEXT)
+
+    apart = conversation([user("first"), odd], TEXT)
+    if odd["role"] == "developer":  # becomes the system's, and that is first
+        assert together == [apart[0], *plain, *plain]
+    else:
+        assert together == [*plain, apart[1], *plain]
+        assert list(together[5]) == ["role", "content"]
+
+
+def test_plain_messages_are_what_vllm_makes_of_them_one_by_one() -> None:
+    messages = [user(str(n)) if n % 2 else {"role": "assistant", "content": "a"} for n in range(9)]
+
+    assert conversation(messages, TEXT) == [conversation([m], TEXT)[0] for m in messages]
+    assert conversation(messages, PARTS) == [conversation([m], PARTS)[0] for m in messages]

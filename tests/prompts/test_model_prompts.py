@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.model_prompts import MAX_PROMPTS
 
@@ -31,7 +31,7 @@ def prompts(renderer: Renderer, smollm2_key: str) -> MakePrompts:
     return make
 
 
-def tokenize(prompts: ModelPrompts, body: Body) -> list[list[int]]:
+def tokenize(prompts: ModelPrompts, body: PromptBody) -> list[list[int]]:
     return [ids.tolist() for ids in asyncio.run(prompts.tokenize(body)).token_ids]
 
 
@@ -137,7 +137,7 @@ def test_an_unknown_context_length_limits_nothing(prompts: MakePrompts) -> None:
 
 
 @pytest.mark.parametrize("body", [completion(""), completion([[]])])
-def test_an_empty_prompt_is_refused(prompts: MakePrompts, body: Body) -> None:
+def test_an_empty_prompt_is_refused(prompts: MakePrompts, body: PromptBody) -> None:
     with pytest.raises(InvalidRequestError, match="no tokens"):
         tokenize(prompts(), body)
 
@@ -153,7 +153,7 @@ def test_an_empty_prompt_is_refused(prompts: MakePrompts, body: Body) -> None:
     ],
 )
 def test_settings_beyond_the_context_are_refused(
-    prompts: MakePrompts, body: Body, param: str
+    prompts: MakePrompts, body: PromptBody, param: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as e:
         tokenize(prompts(16), body)

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.likely_flag import Finding, find
@@ -151,7 +151,7 @@ class Refusing:
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
 
-    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise RenderError("not here", reason=self.reason)
 
 
@@ -161,7 +161,7 @@ class Knowing:
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
 
-    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([ids(1)], self.reason)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 
 
 class ByteModel:
@@ -17,7 +17,7 @@ class ByteModel:
 
     eos_token_id = 256
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
+    async def tokenize(self, body: PromptBody) -> list[TokenIds]:
         if isinstance(body, ChatRequest):
             text = "".join(f"<{m['role']}>{m['content']}" for m in body.messages)
             return [_ids(text.encode() + b"<assistant>")]

@@ -25,7 +25,7 @@ class EnginePrompts:
 
     def token_ids(self, body: bytes) -> list[int]:
         """Raises InvalidRequestError or TemplateError."""
-        messages = parse_chat(body).body.messages
+        messages = parse_chat(body).messages
         ids: list[int] = self._renderer.render_chat(
             RenderChatRequest(self._key, messages)
         ).input_ids.tolist()
@@ -33,7 +33,7 @@ class EnginePrompts:
 
     def cached_token_ids(self, body: bytes) -> list[int]:
         """As `token_ids`, for a chat that will go on: without the generation prompt."""
-        messages = parse_chat(body).body.messages
+        messages = parse_chat(body).messages
         request = RenderChatRequest(self._key, messages, add_generation_prompt=False)
         ids: list[int] = self._renderer.render_chat(request).input_ids.tolist()
         return ids

@@ -54,7 +54,7 @@ def _commit() -> str:
     commit = _git("rev-parse", "--short=12", "HEAD")
     if commit is None:
         return "not a git checkout"
-    return f"{commit}+changes" if _git("status", "--porcelain", "--", "src") else commit
+    return f"{commit}+changes" if _git("status", "--porcelain", "--", ":/src") else commit
 
 
 def _git(*arguments: str) -> str | None:

@@ -61,7 +61,7 @@ def _measure(prompts: EnginePrompts, bodies: list[bytes], block_size: int) -> li
         return tokenizer.encode(text, add_special_tokens=False)
 
     parse, parsed = _timed(parse_chat, bodies)
-    conversations = [request.body.messages for request in parsed]
+    conversations = [request.messages for request in parsed]
     template, texts = _timed(render, conversations)
     unseen = [render(_never_seen(messages, i)) for i, messages in enumerate(conversations)]
     cold, _ = _timed(encode, unseen)

@@ -12,6 +12,7 @@ from inferway import __version__
 # so that `inferway --help` answers at once.
 COMMANDS = {
     "bench": ("inferway.cli.bench", "bench", "Measure the gateway beside its peers."),
+    "config": ("inferway.cli.config", "config", "Check and show configurations."),
     "demo": ("inferway.cli.demo", "demo", "Show all of it on an embedded simulated fleet."),
     "doctor": ("inferway.cli.doctor", "doctor", "Say what is wrong here, and the cure."),
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),

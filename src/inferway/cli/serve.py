@@ -3,146 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
-import msgspec
 
-from inferway.config import load_settings, parse_engine
+from inferway.cli.serve_options import overrides, serve_options
+from inferway.config import load_settings
 from inferway.errors import ConfigError
 
 
 @click.command()
-@click.option(
-    "--engine",
-    "engines",
-    multiple=True,
-    metavar="URL[,KEY=VALUE…]",
-    help="An engine; repeat for each. Keys: name, events, replay, block_size, "
-    "api_key_env. What is left out is asked of the engine.",
-)
-@click.option("--config", type=click.Path(path_type=Path), help="A YAML file; flags win over it.")
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="Port to listen on, 0 for a free one.  [default: 8080]")
-@click.option(
-    "--tokenizer",
-    "tokenizers",
-    multiple=True,
-    metavar="MODEL=PATH",
-    help="A model's tokenizer: directory, tokenizer.json or hub id.",
-)
-@click.option(
-    "--chat-template",
-    "chat_templates",
-    multiple=True,
-    metavar="MODEL=PATH",
-    help="A model's chat template, as its engines were given it: a .jinja file.",
-)
-@click.option(
-    "--trust-request-chat-template",
-    is_flag=True,
-    help="Render chat templates that requests bring, in a process of their own. Give it if the "
-    "engines were given it.",
-)
-@click.option(
-    "--index",
-    metavar="URL",
-    help="Share the index with other gateways in a Redis or Valkey: redis://, rediss://, unix://.",
-)
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    help="Keep what is known of the engines' caches there, for the next start.",
-)
-@click.option(
-    "--heal",
-    type=float,
-    metavar="SHARE",
-    help="Of the requests to engines whose caches are known in part: have them report what they "
-    "reuse.  [default: 0]",
-)
-@click.option(
-    "--admin-key-env",
-    metavar="NAME",
-    help="Environment variable with the key that scores and admin paths want.",
-)
-@click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts.")
-@click.option(
-    "--publish",
-    metavar="tcp://…",
-    help="Publish decisions and KV events over ZMQ; a wildcard address binds, any other connects.",
-)
-@click.option("--publish-text", is_flag=True, help="Put prompts and messages on those topics too.")
-@click.option(
-    "--access-log",
-    metavar="FILE",
-    help='One line per answer; "-" is standard error, "none" is off.  [default: -]',
-)
-@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
-@click.option(
-    "--scrape-seconds", type=float, help="How often each engine's load is read.  [default: 0.5]"
-)
-def serve(engines: tuple[str, ...], config: Path | None, tokenizers: tuple[str, ...],
-          chat_templates: tuple[str, ...], trust_request_chat_template: bool,
-          no_scoring: bool, publish_text: bool, index: str | None,
-          **flags: object) -> None:  # fmt: skip
+@serve_options
+def serve(config: Path | None, **flags: Any) -> None:
     """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold."""
     try:
-        overrides = {name: value for name, value in flags.items() if value is not None}
-        if engines:
-            parsed = [parse_engine(spec) for spec in engines]
-            overrides["engines"] = [_given(settings) for settings in parsed]
-        if tokenizers or chat_templates:
-            overrides["models"] = _models(tokenizers, chat_templates)
-        if index is not None:
-            overrides["index"] = {"url": index}
-        if trust_request_chat_template:
-            overrides["trust_request_chat_template"] = True
-        if no_scoring:
-            overrides["scoring"] = False
-        if publish_text:
-            overrides["publish_text"] = True
-        if overrides.get("access_log") == "none":
-            overrides["access_log"] = None
-        _run(config, overrides)
+        _run(config, overrides(**flags))
     except ConfigError as e:
         click.echo(f"inferway serve: {e}", err=True)
         sys.exit(2)
 
 
-def _run(config: Path | None, overrides: dict[str, object]) -> None:
+def _run(config: Path | None, given: dict[str, object]) -> None:
     import uvloop
 
     from inferway.app import serve as run
     from inferway.cli.logs import set_up
 
-    settings = load_settings(config, overrides)
+    settings = load_settings(config, given)
     set_up(settings.log_level, settings.access_log)
     uvloop.run(run(settings))
-
-
-def _given(settings: msgspec.Struct) -> dict[str, object]:
-    """Only what was said: the rest has its defaults."""
-    fields: dict[str, object] = msgspec.to_builtins(settings)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _models(tokenizers: Iterable[str], chat_templates: Iterable[str]) -> dict[str, object]:
-    """What the flags say of single models, as the key `models` has it."""
-    models: dict[str, dict[str, str]] = {}
-    for flag, key, texts in (
-        ("--tokenizer", "tokenizer", tokenizers),
-        ("--chat-template", "chat_template", chat_templates),
-    ):
-        for text in texts:
-            model, path = _pair(flag, text)
-            models.setdefault(model, {})[key] = path
-    return dict(models)
-
-
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    model, equals, path = text.rpartition("=")
-    if not equals or not model or not path:
-        raise ConfigError(f"{flag} {text!r}: expected MODEL=PATH")
-    return model, path

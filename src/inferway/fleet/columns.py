@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 from inferway.events.stream import StreamState
 from inferway.model import BLIND, Adapters, Candidates, Column, Endpoint, HolderId
 
-_COLUMNS = ("in_flight", "others", "running", "waiting", "kv_usage", "recent_tokens")
+_SCRAPED = ("others", "running", "waiting", "kv_usage")
+_COLUMNS = ("in_flight", *_SCRAPED, "recent_tokens", "scraped")
 
 # By their numbers, EXACT to BLIND of model.py.
 STATES = tuple(StreamState)
+
+
+# Rows of the columns. A slice, where it is one, gives views and costs a tenth.
+Rows = slice | NDArray[np.intp]
 
 
 @dataclass(slots=True)
@@ -29,6 +34,7 @@ class EndpointColumns:
     waiting: Column = field(default_factory=lambda: np.zeros(0))
     kv_usage: Column = field(default_factory=lambda: np.zeros(0))
     recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
+    scraped: Column = field(default_factory=lambda: np.zeros(0))  # when, in seconds
     states: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
 
     def grow(self, rows: int) -> None:
@@ -39,30 +45,50 @@ class EndpointColumns:
         new = np.full(rows - len(self.states), BLIND, np.int8)
         self.states = np.concatenate([self.states, new])
 
-
-# Rows of the columns. A slice, where it is one, gives views and costs a tenth.
-Rows = slice | NDArray[np.intp]
+    def toward_the_mean(self, rows: Rows, before: float, share: float) -> None:
+        """Of these rows, those that were scraped `before` or never: what was scraped of them moves
+        by `share` toward the mean of the others. Nobody knows how busy they are by now, and they
+        must not look idle. Nothing happens while all are fresh, or none is."""
+        stale = self.scraped[rows] < before
+        if not stale.any() or stale.all():
+            return
+        for name in _SCRAPED:
+            column = getattr(self, name)
+            values = column[rows]
+            mean = values[~stale].mean()
+            column[rows] = np.where(stale, values + share * (mean - values), values)
 
 
 class ModelRows:
     """A model's live endpoints, at least one, as rows of the columns; made anew when those
     change."""
 
-    __slots__ = ("_adapters", "_block_sizes", "_endpoints", "_nothing", "_row_of", "_rows")
+    __slots__ = ("_adapters", "_block_sizes", "_endpoints", "_nothing", "_row_of", "rows")
 
-    def __init__(self, endpoints: Sequence[Endpoint], block_sizes: Sequence[int | None]) -> None:
-        """`block_sizes`: one for each endpoint."""
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        block_sizes: Sequence[int | None],
+        adapters: Sequence[Adapters] | None = None,
+    ) -> None:
+        """`block_sizes`, `adapters`: one for each endpoint."""
         self._endpoints = endpoints
-        self._rows = rows_of([endpoint.holder for endpoint in endpoints])
+        self.rows = rows_of([endpoint.holder for endpoint in endpoints])
         self._row_of: Mapping[HolderId, int] = {e.holder: row for row, e in enumerate(endpoints)}
-        self._adapters = [Adapters()] * len(endpoints)
+        self._adapters = list(adapters or [Adapters()] * len(endpoints))
         self._block_sizes = np.array([size or 0 for size in block_sizes], np.int64)
         self._nothing = np.zeros(len(endpoints))  # shared: a request that matches makes its own
         self._nothing.setflags(write=False)
 
+    def tell_adapters(self, holder: HolderId, adapters: Adapters) -> None:
+        """They have changed; told of endpoints of other models too."""
+        row = self._row_of.get(holder)
+        if row is not None:
+            self._adapters[row] = adapters
+
     def candidates(self, columns: EndpointColumns) -> Candidates:
         """Matched columns are empty."""
-        rows, nothing = self._rows, self._nothing
+        rows, nothing = self.rows, self._nothing
         return Candidates(
             endpoints=self._endpoints,
             rows=self._row_of,

@@ -57,7 +57,8 @@ class Engine:
     healthy: bool = False
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
-    load: Load = field(default_factory=lambda: Load(0.0, 0.0, 0.0))
+    looked: float = 0.0  # when it was last asked what it is, by the loop's clock
+    load: Load = field(default_factory=Load)
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)
     proofs: dict[str, Proof] = field(default_factory=dict)  # by base model

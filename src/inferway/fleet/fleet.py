@@ -1,6 +1,6 @@
 """The engines: who is there, what they serve, how busy they are. Owns and closes the rest.
 
-One task per engine asks it for what it is (discovery), then for its load, again and again.
+Each engine is asked for what it is (discovery), then for its load, again and again (scraper).
 An engine that is not there yet, or goes away, is a warning and a metric, never a crash.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,14 @@ import aiohttp
 from inferway.config import ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
 from inferway.events.stream import StreamState
-from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
+from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
 from inferway.fleet.discovery import EventSource, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
+from inferway.fleet.scraper import Scraper, interval_of
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
@@ -38,6 +39,9 @@ REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
+# What was scraped longer ago than so many intervals loses its influence, half of it in as many.
+STALE_INTERVALS = 3
+STALE_SHARE = 1 - 0.5 ** (1 / STALE_INTERVALS)  # an interval
 
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
@@ -61,7 +65,7 @@ class Fleet:
         self._columns = EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = {engine.name: asyncio.Event() for engine in self.engines}
+        self._peers: list[Rows] = []  # of the columns: endpoints of the same model
         self._session: aiohttp.ClientSession | None = None
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
@@ -72,25 +76,30 @@ class Fleet:
         budget = settings.remote_render_ms / 1000
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
         self.healer = Healer(settings.heal)
-        self._fade = math.exp(-settings.scrape_seconds / RECENT_SECONDS)
+        interval = settings.scrape_seconds or interval_of(len(self.engines))
+        self.scraper = Scraper(self.engines, self._ask, self._after_round, interval)
+        self._faded = 0.0  # recent tokens: as of when
 
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
-        self._session = aiohttp.ClientSession(timeout=timeout)
+        # no limit of connections: who does not answer must not keep others from being asked
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         if self._settings.scoring:
             self.prober.open(self._session)
             self.remote.open(self._session)
         await asyncio.gather(*(self._look(engine) for engine in self.engines))
         if self._tasks:  # tokenizers: what comes before them would go by load only
             await asyncio.wait(self._tasks, timeout=TOKENIZER_SECONDS)
-        for engine in self.engines:
-            self._spawn(self._watch(engine))
+        self._spread_looks()
+        self.scraper.start()
 
     async def close(self) -> None:
         """Stops watching, closes every subscriber."""
         await self.prober.close()
         await self.remote.close()
+        await self.scraper.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -150,7 +159,7 @@ class Fleet:
 
     def suspect(self, endpoint: Endpoint) -> None:
         """A request just failed there: ask at once how it is."""
-        self._wake[endpoint.engine].set()
+        self.scraper.suspect(endpoint.engine)
 
     def in_flight(self, engine: Engine) -> int:
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
@@ -177,29 +186,29 @@ class Fleet:
 
     # how the engines are watched
 
-    async def _watch(self, engine: Engine) -> None:
-        wake = self._wake[engine.name]
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        while True:
-            suspected = await _set_within(wake, self._settings.scrape_seconds)
-            wake.clear()
-            # what was away may have been started anew, as something else
-            away = not engine.healthy or engine.is_cut_off
-            if suspected or away or loop.time() - asked > REDISCOVER_SECONDS:
-                asked = loop.time()
-                await self._look(engine)
-            else:
-                await self._scrape(engine)
+    def _spread_looks(self) -> None:
+        """Over the time in which each has one, as if some had been looked at earlier."""
+        now = asyncio.get_running_loop().time()
+        for number, engine in enumerate(self.engines):
+            engine.looked = now - REDISCOVER_SECONDS * number / len(self.engines)
 
-    async def _look(self, engine: Engine) -> None:
-        """Asks what the engine is; what changed is applied and logged once."""
+    async def _ask(self, engine: Engine, suspected: bool) -> bool:
+        # what was away may have been started anew, as something else
+        away = not engine.healthy or engine.is_cut_off
+        now = asyncio.get_running_loop().time()
+        if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
+            engine.looked = now
+            return await self._look(engine)
+        return await self._scrape(engine)
+
+    async def _look(self, engine: Engine) -> bool:
+        """Asks what the engine is; what changed is applied and logged once. Whether it answered."""
         assert self._session is not None
         try:
             facts, metrics = await discover(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
             self._missed(engine, e)
-            return
+            return False
         first = engine.facts is None or not engine.healthy
         changed, others = engine.facts != facts, engine.base_models
         engine.facts = facts
@@ -213,34 +222,52 @@ class Fleet:
         elif engine.base_models != others:
             self._probe(engine)
         self._loaded(engine, metrics)
+        return True
 
-    async def _scrape(self, engine: Engine) -> None:
+    async def _scrape(self, engine: Engine) -> bool:
         assert self._session is not None
         try:
             metrics = await fetch_metrics(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
             self._missed(engine, e)
-            return
+            return False
         if not engine.healthy:
             self._found(engine)
         self._loaded(engine, metrics)
+        return True
 
     def _loaded(self, engine: Engine, metrics: str) -> None:
         """Its load, as its metrics tell."""
+        adapters = engine.load.adapters
         engine.load = load = parse_load(metrics)
         engine.failures = 0
         self._note_states(engine)
         if any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints):
             self._resized(engine)
-        share = max(1, len(engine.endpoints))
+        elif load.adapters != adapters:
+            self._tell_adapters(engine)
+        now, table = asyncio.get_running_loop().time(), self._columns
         for endpoint in engine.endpoints:
-            row, table = endpoint.holder, self._columns
-            total = (load.running + load.waiting) / share
-            table.others[row] = max(0.0, total - table.in_flight[row])
-            table.running[row] = load.running / share
-            table.waiting[row] = load.waiting / share
-            table.kv_usage[row] = load.kv_usage
-            table.recent_tokens[row] *= self._fade
+            row, told = endpoint.holder, load.of(endpoint.rank, len(engine.endpoints))
+            table.others[row] = max(0.0, told.running + told.waiting - table.in_flight[row])
+            table.running[row] = told.running
+            table.waiting[row] = told.waiting
+            table.kv_usage[row] = told.kv_usage
+            table.scraped[row] = now
+
+    def _tell_adapters(self, engine: Engine) -> None:
+        for rows in self._rows.values():
+            for endpoint in engine.endpoints:
+                rows.tell_adapters(endpoint.holder, engine.load.adapters)
+
+    def _after_round(self, now: float) -> None:
+        """What time does to the columns."""
+        table = self._columns
+        table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
+        self._faded = now
+        before = now - STALE_INTERVALS * self.scraper.interval
+        for rows in self._peers:
+            table.toward_the_mean(rows, before, STALE_SHARE)
 
     def _note_states(self, engine: Engine) -> None:
         """What `match` answers may be another gateway's picture: then its state counts."""
@@ -335,7 +362,10 @@ class Fleet:
         if source is not None:
             rank = source.rank
             headers.append((b"x-data-parallel-rank", b"%d" % source.place))
-        endpoint = Endpoint(engine.name, engine.url, len(self._endpoints), rank, tuple(headers))
+        endpoint = Endpoint(
+            *(engine.name, engine.url, len(self._endpoints), rank, tuple(headers)),
+            labels=engine.settings.labels,
+        )
         self._endpoints.append(endpoint)
         self._block_sizes.append(engine.block_size)
         self._columns.grow(len(self._endpoints))
@@ -366,13 +396,24 @@ class Fleet:
         for engine in self.engines:
             for endpoint in engine.endpoints:
                 self._block_sizes[endpoint.holder] = engine.block_size
+        peers: dict[tuple[HolderId, ...], Rows] = {}
         for name in list(self.models):
             engines = [e for e in self.engines if e.healthy and name in e.model_names]
             live = [endpoint for engine in engines for endpoint in engine.endpoints]
             self._rows.pop(name, None)
             if live:
-                self._rows[name] = ModelRows(live, [self._block_sizes[e.holder] for e in live])
+                self._rows[name] = rows = self._model_rows(engines)
+                peers[tuple([endpoint.holder for endpoint in live])] = rows.rows
             self._served.refresh(name, engines)
+        self._peers = list(peers.values())
+
+    def _model_rows(self, engines: Sequence[Engine]) -> ModelRows:
+        live = [(endpoint, engine) for engine in engines for endpoint in engine.endpoints]
+        return ModelRows(
+            [endpoint for endpoint, _ in live],
+            [self._block_sizes[endpoint.holder] for endpoint, _ in live],
+            [engine.load.adapters for _, engine in live],
+        )
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -383,12 +424,3 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the fleet ended", exc_info=error)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -1,42 +1,161 @@
-"""An engine's /metrics -> how busy it is. Reads only the lines we use: the page is large."""
+"""An engine's /metrics -> how busy it is. Reads only the lines we use: the page is large.
+
+Of vLLM's ranks each has its own samples, under `engine="N"`: N is the rank counted over all nodes
+(v1/metrics/loggers.py), as /kv_event_sources counts them. SGLang's and TensorRT-LLM's names: field
+notes, 3.6.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
 
-_RUNNING = "vllm:num_requests_running"
-_WAITING = "vllm:num_requests_waiting"
-_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # older name last
+import msgspec
+
+from inferway.model import Adapters
+
+# The first name that has samples counts.
+_RUNNING = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "trtllm_num_requests_running",
+)
+_WAITING = (
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "trtllm_num_requests_waiting",
+)
+_KV_USAGE = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",  # vLLM's older name
+    "sglang:token_usage",
+    "trtllm_kv_cache_utilization",
+)
+_LORA = "vllm:lora_requests_info"
+
+_RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d+)"')
+_LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)="([^"]*)"')
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class RankLoad(msgspec.Struct, frozen=True):
+    """Of one data-parallel rank."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0  # 0..1
+
+
+class Load(msgspec.Struct, frozen=True):
     """Summed over an engine's data-parallel ranks; `kv_usage` is their mean, 0..1."""
 
-    running: float
-    waiting: float
-    kv_usage: float
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
+    ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
+
+    def of(self, rank: int | None, ranks: int) -> RankLoad:
+        """What `rank` has to do, of an engine that has so many: as told, else its share."""
+        told = self.ranks.get(rank) if rank is not None else None
+        if told is not None:
+            return told
+        return RankLoad(self.running / ranks, self.waiting / ranks, self.kv_usage)
 
 
 def parse_load(metrics: str) -> Load:
     """Absent metrics count as zero: an engine that does not tell is not thereby busy."""
-    usage = next((values for name in _KV_USAGE if (values := _values(metrics, name))), [0.0])
+    running, waiting = _samples(metrics, _RUNNING), _samples(metrics, _WAITING)
+    usage = _samples(metrics, _KV_USAGE)
     return Load(
-        running=sum(_values(metrics, _RUNNING)),
-        waiting=sum(_values(metrics, _WAITING)),
-        kv_usage=sum(usage) / len(usage),
+        running=sum([value for _, value in running]),
+        waiting=sum([value for _, value in waiting]),
+        kv_usage=sum([value for _, value in usage]) / max(1, len(usage)),
+        adapters=_adapters(metrics),
+        ranks=_by_rank(running, waiting, usage) if len(running) > 1 else {},
     )
 
 
-def _values(metrics: str, name: str) -> list[float]:
-    """The values of all samples of `name`, found without splitting the page into lines."""
-    values = []
+_Sample = tuple[str, float]  # labels, with their brace; value
+
+
+def _by_rank(
+    running: Sequence[_Sample], waiting: Sequence[_Sample], usage: Sequence[_Sample]
+) -> dict[int, RankLoad]:
+    """Empty if the samples do not tell them apart."""
+    columns = [_ranked(samples) for samples in (running, waiting, usage)]
+    ranks = set(columns[0])
+    if any(set(column) != ranks for column in columns):
+        return {}
+    return {rank: RankLoad(*(column[rank] for column in columns)) for rank in ranks}
+
+
+def _ranked(samples: Sequence[_Sample]) -> dict[int, float]:
+    """Empty if one does not say its rank, or two say the same."""
+    found = [(_RANK.search(labels), value) for labels, value in samples]
+    by_rank = {int(rank[1]): value for rank, value in found if rank is not None}
+    return by_rank if len(by_rank) == len(samples) else {}
+
+
+def _adapters(metrics: str) -> Adapters:
+    """Each change makes a new sample, whose value is when: the last one is true."""
+    samples = _samples(metrics, (_LORA,))
+    if not samples:
+        return Adapters()
+    labels, _ = max(samples, key=lambda sample: sample[1])
+    told = dict(_LABEL.findall(labels))
+    most = told.get("max_lora", "")
+    return Adapters(
+        running=_names(told.get("running_lora_adapters", "")),
+        waiting=_names(told.get("waiting_lora_adapters", "")),
+        most=int(most) if most.isdecimal() else 0,
+    )
+
+
+def _names(joined: str) -> frozenset[str]:
+    return frozenset(name for name in joined.split(",") if name)
+
+
+def _samples(metrics: str, names: Sequence[str]) -> list[_Sample]:
+    """Of the first of `names` that has any. Samples of a name stand together: what comes behind
+    them is not looked at."""
+    for name in names:
+        at = _first_sample(metrics, name)
+        if at != -1:
+            return _run_of_samples(metrics, name, at)
+    return []
+
+
+def _first_sample(metrics: str, name: str) -> int:
+    """Where its line begins; -1 if there is none."""
+    end = len(name)
     at = metrics.find(name)
     while at != -1:
+        begins_line = at == 0 or metrics[at - 1] == "\n"
+        if begins_line and metrics[at + end : at + end + 1] in ("{", " "):
+            return at
+        at = metrics.find(name, at + end)
+    return -1
+
+
+def _run_of_samples(metrics: str, name: str, at: int) -> list[_Sample]:
+    samples: list[_Sample] = []
+    while metrics.startswith((f"{name}{{", f"{name} "), at):
         end = metrics.find("\n", at)
-        line = metrics[at : end if end != -1 else len(metrics)]
-        is_sample = at == 0 or metrics[at - 1] == "\n"
-        if is_sample and line[len(name) : len(name) + 1] in ("{", " "):
-            values.append(float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0]))
-        at = metrics.find(name, at + len(name))
-    return values
+        end = end if end != -1 else len(metrics)
+        labels, _, rest = metrics[at + len(name) : end].rpartition("}")
+        value = _number(rest)
+        if value is not None:
+            samples.append((labels, value))
+        at = end + 1
+    return samples
+
+
+def _number(rest: str) -> float | None:
+    """What stands behind the labels: a value, and maybe a time. None if it is no number."""
+    with suppress(ValueError, IndexError):
+        value = float(rest.split()[0])
+        if isfinite(value):
+            return value
+    return None

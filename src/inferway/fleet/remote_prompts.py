@@ -30,7 +30,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.render_calls import NoSuchServiceError, RefusedError
 from inferway.fleet.render_sites import Names, RenderingEngines, RenderSites, Site, Way
 from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.body_size import body_size
 from inferway.prompts.conversation import carries_media, forwarded_ids
 from inferway.prompts.model_prompts import ModelPrompts
@@ -156,7 +156,7 @@ class RemotePrompts:
     def rendered_text(self, body: ChatRequest) -> str | None:
         return self.own.rendered_text(body)
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
         try:
             return await self.own.tokenize(body)
@@ -172,7 +172,7 @@ class RemotePrompts:
                     return await self._before_media(body, place)
         return await self._rendered(body)
 
-    async def _rendered(self, body: Body) -> Tokenized:
+    async def _rendered(self, body: PromptBody) -> Tokenized:
         asked = await self._asked(body)
         prompts, outcome, flight = await self._obtained(asked)
         if prompts is not None:
@@ -204,7 +204,7 @@ class RemotePrompts:
             raise nothing
         return Tokenized([start], Reason.MEDIA_PREFIX)
 
-    async def _asked(self, body: Body) -> Asked:
+    async def _asked(self, body: PromptBody) -> Asked:
         now = self._wall_clock()
         size = body_size(getattr(body, name) for name in body.__struct_fields__)
         if size.to_render <= MAX_CHARS_ON_LOOP:
@@ -328,7 +328,7 @@ def _tell(breaker: Breaker, error: UpstreamError, now: float) -> None:
         breaker.failed(now)
 
 
-def _known_ids(body: Body) -> list[TokenIds] | None:
+def _known_ids(body: PromptBody) -> list[TokenIds] | None:
     """Of a request that brings the ids of its prompts. RenderError if it brings embeddings."""
     if isinstance(body, ChatRequest):
         forwarded = forwarded_ids(body)

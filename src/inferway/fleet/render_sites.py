@@ -190,7 +190,7 @@ class RenderSites:
             if isinstance(theirs, Refused):
                 continue
             raw = msgspec.json.encode(body)
-            parsed = parse_chat(raw).body if probe.path == CHAT else parse_completion(raw).body
+            parsed = parse_chat(raw) if probe.path == CHAT else parse_completion(raw)
             ids = await caller.tokenize(asked_for(parsed, 0.0), site.model)
             if compare(ids, theirs) is not None:
                 return f"it differs for the probe {probe.name!r}"

@@ -19,7 +19,7 @@ from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.frontends.http.forward import Journey
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
-from inferway.openai_api.requests import ChatRequest, CompletionRequest
+from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.probe import CHAT, COMPLETION
 from inferway.steps.match import Matched
 
@@ -61,7 +61,7 @@ class DecisionPublisher:
         model, body = routed.model.name, routed.request.body
         message = self._common(request_id, routed)
         if not isinstance(body, ChatRequest):
-            if self._with_text:
+            if self._with_text and isinstance(body, CompletionRequest):
                 message["prompt"] = body.prompt
             self._publisher.publish(f"kv.{topic_name(model)}", message)
             return
@@ -198,6 +198,8 @@ class LiveProbe:
 
 def _may_be_repeated(routed: Routed) -> bool:
     body = routed.request.body
+    if not isinstance(body, PromptBody):
+        return False  # no engine tells the ids of others
     if isinstance(body, CompletionRequest) and any(isinstance(p, list) for p in body.prompts):
         return False  # token ids: nothing is rendered
     prompts: Sequence[Matched] = next(iter(routed.prompts.values()), ())

@@ -1,18 +1,28 @@
 """bytes -> a typed request. Parsed once, straight into its type; nothing of it is lost.
 
-A request is a disjoint union: `ChatRequest | CompletionRequest`, chosen by the path it came
-to. Only what we act on is typed; everything else stays in the original bytes, which are what
-the engine gets, and in `ParsedRequest.fields` for who asks. Field names and defaults are those
-of vLLM 0.32 (entrypoints/openai/*/protocol.py). A null is an absent field, as OpenAI's clients
-send.
+A request is a disjoint union, chosen by the path it came to (paths.py):
+
+ChatRequest           /v1/chat/completions
+CompletionRequest     /v1/completions
+ResponsesRequest      /v1/responses
+ConversationsRequest  /v1/conversations
+EmbeddingsRequest     /v1/embeddings
+
+Only what we act on is typed; everything else stays in the original bytes, which are what the
+engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
+vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/pooling/embed/protocol.py) and, for
+conversations, which vLLM does not serve, of OpenAI. A null is an absent field, as OpenAI's clients
+send. What an error says of a missing field is llm-d's (field notes 3.1, 3.2).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from inferway.errors import InvalidRequestError
 
@@ -31,6 +41,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None  # absent: true
     continue_final_message: bool | None = None  # absent: false
+    return_assistant_tokens_mask: bool | None = None  # transformers' own; no engine follows it
     add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
     response_format: Any = None  # Kimi K3's renderer writes it into the prompt
@@ -72,7 +83,55 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt  # type: ignore[return-value]
 
 
-Body = ChatRequest | CompletionRequest
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What we act on of a `/v1/responses` body."""
+
+    model: str
+    input: str | list[JsonObject] | None = None
+    instructions: str | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    previous_response_id: str | None = None  # known to the engine that gave it
+    previous_input_messages: Any = None
+    reasoning: JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
+    truncation: str | UnsetType | None = UNSET  # absent: "disabled"; null is like "auto"
+    kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
+    cache_salt: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
+
+    @property
+    def cuts_nothing(self) -> bool:
+        """Whether an input that is too long is refused."""
+        return self.truncation is UNSET or self.truncation == "disabled"
+
+
+class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What we act on of a `/v1/conversations` body: it must name a model to be routed."""
+
+    model: str
+    items: list[JsonObject] | None = None
+    metadata: JsonObject | None = None
+    cache_salt: str | None = None
+    stream: ClassVar[None] = None
+    vllm_xargs: ClassVar[None] = None
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What we act on of a `/v1/embeddings` body: text, token ids or chats, one or many."""
+
+    model: str
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None  # vLLM's: a chat or many, instead of `input`
+    cache_salt: str | None = None
+    stream: ClassVar[None] = None
+    vllm_xargs: ClassVar[None] = None
+
+
+PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
+Body = PromptBody | ResponsesRequest | ConversationsRequest | EmbeddingsRequest
 
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
@@ -83,52 +142,75 @@ def asks_for_report(body: Body) -> bool:
     return isinstance(body.vllm_xargs, dict) and body.vllm_xargs.get(name) == value
 
 
-BodyT = TypeVar("BodyT", ChatRequest, CompletionRequest)
+_NO_MODEL = "model not found in request body"
+_NO_PROMPT = "invalid completions request: must have prompt field"
+_NO_MESSAGES = "invalid chat completions request: must have valid messages field"
+_NO_INPUT = "invalid responses request: must have input field"
+_NO_ITEMS = "invalid conversations request: must have items field"
+_NO_TEXTS = "invalid embeddings request: must have input field"
 
 
-class ParsedRequest(Generic[BodyT]):
-    """The typed body, and the bytes it came from."""
-
-    __slots__ = ("body", "raw")
-    body: BodyT
-    raw: bytes
-
-    def __init__(self, body: BodyT, raw: bytes) -> None:
-        self.body = body
-        self.raw = raw
-
-    @property
-    def fields(self) -> JsonObject:
-        """All fields as they came, those unknown to us among them. Decoded anew: routing needs
-        none of them."""
-        fields: JsonObject = msgspec.json.decode(self.raw)
-        return fields
-
-
-def parse_chat(raw: bytes) -> ParsedRequest[ChatRequest]:
+def parse_chat(raw: bytes) -> ChatRequest:
     """Raises InvalidRequestError naming the field."""
-    body = decode_body(raw, _CHAT)
+    body = decode_body(raw, _CHAT, {"model": _NO_MODEL, "messages": _NO_MESSAGES})
     if not body.messages:
-        raise InvalidRequestError("messages: must not be empty", param="messages")
-    for i, message in enumerate(body.messages):
-        plain = type(message.get("role")) is str and type(message.get("content")) is str
-        if not plain:
+        text = f"{_NO_MESSAGES} (messages: must not be empty)"
+        raise InvalidRequestError(text, param="messages")
+    if not _are_plain(body.messages):
+        for i, message in enumerate(body.messages):
             _check_message(message, f"messages[{i}]")
-    return ParsedRequest(body, raw)
+    return body
 
 
-def parse_completion(raw: bytes) -> ParsedRequest[CompletionRequest]:
+def _are_plain(messages: list[JsonObject]) -> bool:
+    """Whether all have a role and text, as most chats do."""
+    try:
+        for message in messages:
+            if type(message["role"]) is not str or type(message["content"]) is not str:
+                return False
+    except KeyError:
+        return False
+    return True
+
+
+def parse_completion(raw: bytes) -> CompletionRequest:
     """Raises InvalidRequestError naming the field."""
-    body = decode_body(raw, _COMPLETION)
+    body = decode_body(raw, _COMPLETION, {"model": _NO_MODEL, "prompt": _NO_PROMPT})
     if body.prompt is None:
         if body.prompt_embeds is None:
-            raise InvalidRequestError("prompt: required field is missing", param="prompt")
+            raise InvalidRequestError(_NO_PROMPT, param="prompt")
     elif not isinstance(body.prompt, str):
         kinds = {type(item) for item in body.prompt}
         if len(kinds) != 1:
             what = "must not be empty" if not kinds else "must not mix text and token ids"
             raise InvalidRequestError(f"prompt: {what}", param="prompt")
-    return ParsedRequest(body, raw)
+    return body
+
+
+def parse_responses(raw: bytes) -> ResponsesRequest:
+    """Raises InvalidRequestError naming the field."""
+    body = decode_body(raw, _RESPONSES, {"model": _NO_MODEL, "input": _NO_INPUT})
+    if body.input is None:
+        raise InvalidRequestError(_NO_INPUT, param="input")
+    return body
+
+
+def parse_conversations(raw: bytes) -> ConversationsRequest:
+    """Raises InvalidRequestError naming the field."""
+    body = decode_body(raw, _CONVERSATIONS, {"model": _NO_MODEL, "items": _NO_ITEMS})
+    if body.items is None:
+        raise InvalidRequestError(_NO_ITEMS, param="items")
+    if not body.items:
+        raise InvalidRequestError(f"{_NO_ITEMS} (items: must not be empty)", param="items")
+    return body
+
+
+def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
+    """Raises InvalidRequestError naming the field."""
+    body = decode_body(raw, _EMBEDDINGS, {"model": _NO_MODEL, "input": _NO_TEXTS})
+    if body.input is None and body.messages is None:
+        raise InvalidRequestError(_NO_TEXTS, param="input")
+    return body
 
 
 def _check_message(message: JsonObject, where: str) -> None:
@@ -158,14 +240,22 @@ def _check_content(content: object, param: str) -> None:
 _T = TypeVar("_T")
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+_CONVERSATIONS = msgspec.json.Decoder(ConversationsRequest)
+_EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
+
+_NOTHING: Mapping[str, str] = {}
 
 
-def decode_body(raw: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """Raises InvalidRequestError naming the field."""
+def decode_body(
+    raw: bytes, decoder: msgspec.json.Decoder[_T], required: Mapping[str, str] = _NOTHING
+) -> _T:
+    """Raises InvalidRequestError naming the field. `required`: what is said when a field is
+    missing or of another type."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as e:
-        raise _field_error(str(e)) from e
+        raise _field_error(str(e), required) from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise InvalidRequestError(f"body: not valid JSON: {e}") from e
 
@@ -176,7 +266,7 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
-def _field_error(text: str) -> InvalidRequestError:
+def _field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
     match = _AT.match(text)
     assert match is not None
     what, where = match["what"], match["where"] or ""
@@ -185,6 +275,9 @@ def _field_error(text: str) -> InvalidRequestError:
         where = f"{where}.{missing['name']}" if where else missing["name"]
         what = "required field is missing"
     text = f"{where or 'body'}: {what[0].lower()}{what[1:]}"
+    told = required.get(where)
+    if told is not None:
+        text = told if missing else f"{told} ({text})"
     return InvalidRequestError(text, param=where or None)
 
 

@@ -1,15 +1,27 @@
-"""Response bytes -> how many prompt tokens the engine says it took from its cache."""
+"""Response bytes -> how many tokens the engine says it has taken, made, and had in its cache.
+
+answer                       where its usage stands
+chats, completions, whole    `usage`, of the outermost object
+the same, streamed           `usage`, of an event's object (include_usage; the last one counts)
+/v1/responses, whole         `usage`, with OpenAI's other names (input_tokens, output_tokens)
+the same, streamed           `response.usage`, of the event `response.completed`
+/v1/embeddings               `usage`; nothing is generated
+
+Nothing else is taken for it. Generated text has its quotes escaped; a schema or metadata that an
+engine sends back may have a member "usage" of its own, but not in these places.
+"""
 
 from __future__ import annotations
 
-import re
+from collections import deque
+from contextlib import suppress
 
 import msgspec
 
-# In generated text the quotes would be escaped, so the key cannot be mistaken for content.
-_MARK = b'"cached_tokens"'
-_NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)(?=[^\d])')
-_CARRY = len(_MARK) + 32  # a key and its number may be split by a chunk's border
+_MARK = b'"usage"'
+_STREAM_TAIL_BYTES = 32 * 1024
+_BODY_TAIL_BYTES = 256 * 1024  # token ids may follow
+_LAST_EVENTS = 4  # of a stream: one has the usage, one is [DONE]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -20,27 +32,111 @@ class Usage(msgspec.Struct, frozen=True):
     cached: int | None = None  # of the prompt, from its cache; None: it does not tell
 
 
-class UsageReader:
-    """Fed with the chunks of one answer, in order; works on streams and whole bodies alike."""
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
 
-    __slots__ = ("_tail", "cached_tokens")
+
+class _Counts(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None  # the Responses API's names
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Counts | None = None
+
+
+class _Event(msgspec.Struct):
+    usage: _Counts | None = None
+    response: _Response | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class UsageReader:
+    """Fed with the chunks of one answer, in order and cut anywhere; works on streams and answers in
+    one piece alike. It keeps the answer's end, and reads nothing before it is asked."""
+
+    __slots__ = ("_limit", "_pieces", "_size")
 
     def __init__(self) -> None:
-        self.cached_tokens: int | None = None
-        self._tail = b""
+        self._pieces: deque[bytes] = deque()
+        self._size = 0  # of the pieces together
+        self._limit = 0  # of a tail that will do; 0: nothing but spaces has come
 
     def feed(self, chunk: bytes) -> None:
-        """Remembers the last `cached_tokens` seen; an answer without one leaves None."""
-        text = self._tail + chunk if self._tail else chunk
-        at = text.rfind(_MARK)
-        while at != -1:
-            found = _NUMBER.match(text, at)
-            if found is not None and text[at - 1 : at] != b"\\":
-                self.cached_tokens = int(found[1])
-                break
-            at = text.rfind(_MARK, 0, at)
-        self._tail = text[-_CARRY:]
+        """The next piece."""
+        if not self._limit and (begun := chunk.lstrip()):
+            self._limit = _BODY_TAIL_BYTES if begun.startswith(b"{") else _STREAM_TAIL_BYTES
+        pieces = self._pieces
+        pieces.append(chunk)
+        size = self._size + len(chunk)
+        while size - len(pieces[0]) > self._limit:
+            size -= len(pieces.popleft())
+        self._size = size
 
     def usage(self) -> Usage | None:
-        """None if the answer has told nothing."""
+        """Of what was fed so far; None if it has told nothing."""
+        end = b"".join(self._pieces)
+        if self._limit == _BODY_TAIL_BYTES:
+            return _in_the_end_of(end, _OUTERMOST)
+        for line in reversed(end.rsplit(b"\ndata:", _LAST_EVENTS)):
+            found = _in_event(line)
+            if found is not None:
+                return found
         return None
+
+
+# What stands before a member: of the outermost object, and of an event's `response`.
+_OUTERMOST, _OF_A_RESPONSE = b"{", b'{"response":{'
+
+
+def _in_event(line: bytes) -> Usage | None:
+    """Of an event's data, or of the end of one, with its key or without."""
+    line = line.partition(b"\n")[0].removeprefix(b"data:")
+    if _MARK not in line:
+        return None
+    try:
+        return _told(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # its start is no longer kept
+        return _in_the_end_of(line, _OUTERMOST) or _in_the_end_of(line, _OF_A_RESPONSE)
+
+
+def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
+    """`text` is a JSON object's end. A member that stands in it makes an object with what must
+    stand `before` it only if that is where it stands: one further in or out has other braces
+    behind it."""
+    at = text.rfind(_MARK)
+    while at != -1:
+        if text[at - 1 : at] != b"\\":  # else it is in generated text
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                found = _told(before + text[at:])
+                if found is not None:
+                    return found
+        at = text.rfind(_MARK, 0, at)
+    return None
+
+
+def _told(event: bytes) -> Usage | None:
+    """Raises DecodeError if it is no whole JSON object."""
+    told = _EVENT.decode(event)
+    counts = told.usage
+    if counts is None and told.response is not None:
+        counts = told.response.usage
+    return None if counts is None else _usage(counts)
+
+
+def _usage(counts: _Counts) -> Usage | None:
+    if counts.prompt_tokens is not None:
+        prompt, made = counts.prompt_tokens, counts.completion_tokens
+        details = counts.prompt_tokens_details
+    elif counts.input_tokens is not None:
+        prompt, made = counts.input_tokens, counts.output_tokens
+        details = counts.input_tokens_details
+    else:
+        return None
+    return Usage(prompt, made or 0, None if details is None else details.cached_tokens)

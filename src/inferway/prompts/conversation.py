@@ -24,6 +24,8 @@ JsonObject = dict[str, Any]
 
 NO_FLAGS = ModelSettings()
 
+_SPEAKERS = {"user", "assistant"}
+
 
 class TemplateFacts(Protocol):
     """What these rules go by: a ChatTemplate, or what is known of a template that is rendered
@@ -132,14 +134,36 @@ def conversation(
 ) -> list[Message]:
     """The messages as `template` gets to see them; `content_format` if not the one it wants."""
     content_format = content_format or template.content_format
+    messages = list(messages)
+    # Of a long chat all but the first message are mostly plain, and then they stay as they are.
+    num_looked_at = len(messages)
+    if content_format == "string" and _are_plain(messages[1:]):
+        num_looked_at = 1
     rendered = [
         _plain_message(message, content_format)
         or _message(message, f"messages[{i}]", content_format)
-        for i, message in enumerate(messages)
+        for i, message in enumerate(messages[:num_looked_at])
     ]
-    if not template.knows_developer and any(m["role"] == "developer" for m in rendered):
+    developer = any(m["role"] == "developer" for m in rendered)
+    rendered += messages[num_looked_at:]
+    if developer and not template.knows_developer:
         return _one_system_message([_developer_as_system(message) for message in rendered])
     return rendered
+
+
+def _are_plain(messages: list[JsonObject]) -> bool:
+    """Whether each is a user's or an assistant's role and then text, and no more. Histories are
+    long, and this is the only look at most of them: a loop that CPython specialises takes half the
+    time of one that calls or builds anything."""
+    for message in messages:
+        if len(message) != 2:
+            return False
+        first, second = message  # templates may see the order
+        if first != "role" or second != "content":
+            return False
+        if message["role"] not in _SPEAKERS or type(message["content"]) is not str:
+            return False
+    return True
 
 
 def _plain_message(message: JsonObject, content_format: ContentFormat) -> Message | None:
@@ -147,7 +171,7 @@ def _plain_message(message: JsonObject, content_format: ContentFormat) -> Messag
     content, role = message.get("content"), message["role"]
     if content_format != "string" or not isinstance(content, str) or len(message) != 2:
         return None
-    return {"role": role, "content": content} if role in ("user", "assistant") else None
+    return {"role": role, "content": content} if role in _SPEAKERS else None
 
 
 def _message(message: JsonObject, where: str, content_format: ContentFormat) -> Message:

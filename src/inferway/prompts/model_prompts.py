@@ -13,7 +13,7 @@ import msgspec
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.body_size import BodySize, body_size
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.conversation import (
@@ -128,7 +128,7 @@ class ModelPrompts:
                 found.append(self._model.template(name))
         return found
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         """The client's fault is a RequestError that names the
         field; what we cannot do, although the engine may, is a RenderError."""
         if isinstance(body, ChatRequest):

@@ -20,7 +20,7 @@ import numpy as np
 
 from inferway.errors import RenderError, RequestError
 from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import Body, parse_chat, parse_completion
+from inferway.openai_api.requests import PromptBody, parse_chat, parse_completion
 
 JsonObject = dict[str, Any]
 
@@ -147,14 +147,14 @@ Outcome = Sequence[TokenIds] | Refused
 class Tokenizes(Protocol):
     """What we need of a model's prompts (served.PromptSource)."""
 
-    async def tokenize(self, body: Body) -> Tokenized: ...
+    async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcome | None:
     """What we make of a request; None if it is not ours to render, or not to its end."""
     raw = msgspec.json.encode(body)
     try:
-        parsed: Body = parse_chat(raw).body if path == CHAT else parse_completion(raw).body
+        parsed: PromptBody = parse_chat(raw) if path == CHAT else parse_completion(raw)
         tokenized = await prompts.tokenize(parsed)
     except RequestError as e:
         return Refused(str(e))

@@ -9,10 +9,17 @@ from typing import Protocol
 import msgspec
 
 from inferway.config import ModelSettings
-from inferway.errors import RenderError
+from inferway.errors import RenderError, RequestError
 from inferway.model import Reason, Tokenized
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    EmbeddingsRequest,
+    PromptBody,
+    ResponsesRequest,
+)
 from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.responses_input import as_chat, in_its_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class ModelSource:
 class PromptSource(Protocol):
     """How one model's requests become token ids."""
 
-    async def tokenize(self, body: Body) -> Tokenized:
+    async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
 
     def rendered_text(self, body: ChatRequest) -> str | None:
@@ -50,7 +57,7 @@ class NoPrompts:
     reason: Reason
     why: str
 
-    async def tokenize(self, body: Body) -> Tokenized:  # noqa: ARG002
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
@@ -71,3 +78,25 @@ class ServedModel:
     lora: str | None = None  # the adapter's name, if it is one
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
     answers_as: str | None = None  # an alias: the name that the engine puts into its answers
+
+    async def tokenize(self, body: Body) -> Tokenized:
+        """Of a request of any kind. Raises as its prompts do."""
+        if isinstance(body, PromptBody):
+            return await self.prompts.tokenize(body)
+        if isinstance(body, ResponsesRequest):
+            return await self._tokenize_response(body)
+        if isinstance(body, EmbeddingsRequest):
+            raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
+        raise RenderError("conversations are no prompts", reason=Reason.CONVERSATIONS)
+
+    async def _tokenize_response(self, body: ResponsesRequest) -> Tokenized:
+        chat = as_chat(body)
+        prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
+        if prompts is None:
+            # An engine that is asked renders chats; with renderers of vLLM's own, a response may
+            # be rendered otherwise (gpt-oss).
+            raise RenderError("its prompts are not made here", reason=Reason.RESPONSE_ITEMS)
+        try:
+            return await prompts.tokenize(chat)
+        except RequestError as e:
+            raise in_its_fields(e) from e

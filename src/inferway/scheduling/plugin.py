@@ -12,6 +12,7 @@ Picker          Picker
 Chooser         ProfileHandler, with the profiles it chooses among
 Producer        DataProducer
 Admitter        Admitter
+Decider         decider plugins of disaggregation
 Following       PreRequest, ResponseHeader, ResponseBody
 
 One plugin may be several of them: what it has the methods of, it is.
@@ -77,6 +78,16 @@ class Admitter(Protocol):
         """Why it must not go in now, as the client is told; None if it may."""
 
 
+@runtime_checkable
+class Decider(Protocol):
+    """Decides whether a request is worth another stage, on an engine apart."""
+
+    def is_worth_it(
+        self, request: LLMRequest, candidates: Candidates, target: Target | None
+    ) -> bool:
+        """`target`: where it is going to be decoded, if that is known yet; one of `candidates`."""
+
+
 class Ending(msgspec.Struct, frozen=True):
     """How a request has ended."""
 
@@ -95,7 +106,8 @@ class Follower:
         return ()
 
     def on_head(self, status: int) -> Headers:
-        """The engine has answered; headers that the client gets."""
+        """The engine has answered; headers that the client gets. Those that say how it was decided
+        begin with x-inferway-: once there is an admin key, they are its bearers' only."""
         return ()
 
     def on_first_chunk(self, now: float) -> None:

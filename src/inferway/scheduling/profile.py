@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from inferway.errors import NoEndpointError
 from inferway.model import Candidates, Choice, Column, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.narrowing import Narrowing
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.plugin import Filter, Picker, Scorer
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -33,34 +34,40 @@ class Profile:
     scorers: Sequence[Weighted]
     filters: Sequence[Filter] = ()
     num_targets: int = 3
+    _narrowing: Narrowing = field(default_factory=Narrowing, repr=False, compare=False)
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         """The targets, best first. Raises NoEndpointError naming who removed the last one."""
         if self.filters:
             candidates = self._filtered(request, candidates)
-        if not self.scorers:
-            scores: Column = np.zeros(len(candidates.endpoints))
-        else:
-            first, *others = self.scorers
-            scores = first.weight * first.scorer.score(request, candidates)
-            for weighted in others:
-                scores += weighted.weight * weighted.scorer.score(request, candidates)
+        scores = self._scores(request, candidates)
         endpoints = candidates.endpoints
         matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
         targets = [
-            Target(endpoints[row], float(scores[row]), int(matched[row]), int(blocks[row]))
+            Target(endpoints[row], scores.item(row), int(matched.item(row)), int(blocks.item(row)))
             for row in self.picker.pick(scores, self.num_targets)
         ]
         return Choice(tuple(targets))
 
+    def _scores(self, request: LLMRequest, candidates: Candidates) -> Column:
+        scores: Column | None = None
+        for weighted in self.scorers:
+            rating = weighted.scorer.score(request, candidates)
+            if weighted.weight != 1.0:
+                rating *= weighted.weight
+            if scores is None:
+                scores = rating
+            else:
+                scores += rating
+        return np.zeros(len(candidates.endpoints)) if scores is None else scores
+
     def _filtered(self, request: LLMRequest, candidates: Candidates) -> Candidates:
         for item in self.filters:
             before = len(candidates.endpoints)
-            candidates = candidates.narrowed(np.flatnonzero(item.keep(request, candidates)))
+            candidates = self._narrowing.kept(candidates, item.keep(request, candidates))
             if not candidates.endpoints:
-                raise NoEndpointError(
-                    f"no endpoint left: {type(item).__name__} removed the last {before}"
-                )
+                name = getattr(item, "name", "") or type(item).__name__
+                raise NoEndpointError(f"no endpoint left: {name} removed the last {before}")
         return candidates
 
 

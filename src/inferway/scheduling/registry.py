@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import msgspec
 
-from inferway.scheduling.profile import Profile
+from inferway.scheduling.plugin import Chooser
 
 
-class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Parameters(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    """Of a plugin type, by llm-d's names and with llm-d's defaults. A value that cannot hold is
+    refused, also where llm-d puts its default in its place."""
+
+
+class NoParameters(Parameters, frozen=True):
     """Of types that take none."""
 
 
@@ -21,8 +28,24 @@ class Building:
     """What a plugin may need to be built, beside its parameters."""
 
     plugins: Mapping[str, object] = field(default_factory=dict)  # built before it, by name
-    profiles: Mapping[str, Profile] = field(default_factory=dict)  # profile handlers only
+    profiles: Mapping[str, Chooser] = field(default_factory=dict)  # profile handlers only
     random: Random = field(default_factory=Random)
+    name: str = ""  # its own: its type, unless it is given one
+    types: Mapping[str, str] = field(default_factory=dict)  # of all that are asked for, by name
+
+    def type_of(self, name: str) -> str:
+        """The type of the plugin of that name. One that nobody asked for has its type's name
+        (`PluginType.needs`)."""
+        return self.types.get(name, name)
+
+    def the(self, kind: str) -> str:
+        """The name of the plugin of that type: where there are several, or none, its own."""
+        names = [name for name, its in self.types.items() if its == kind]
+        return names[0] if len(names) == 1 else kind
+
+
+def _needs_nothing(parameters: Any) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,10 @@ class PluginType:
     name: str  # as llm-d calls it, where llm-d has it
     about: str  # one line for docs/plugins.md
     build: Callable[[Any, Building], object]  # (parameters, ...) -> a plugin; raises ConfigError
-    # A frozen msgspec.Struct with rename="camel" and forbid_unknown_fields; its defaults are
-    # llm-d's.
+    # A subclass of Parameters.
     parameters: type[msgspec.Struct] = NoParameters
+    is_handler: bool = False  # a profile handler: built last, with the profiles
+    # parameters -> plugins whose columns it reads, by name or type. They produce before it does; a
+    # type of which there is none is added with its defaults.
+    needs: Callable[[Any], Sequence[str]] = _needs_nothing
+    not_in_force: frozenset[str] = frozenset()  # parameters that llm-d needs and we do not

@@ -11,7 +11,7 @@ import msgspec
 
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.models import ModelNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
@@ -89,7 +89,7 @@ class Planner:
         self._reply = reply
         self._max_model_len = max_model_len
 
-    async def plan(self, body: Body, options: Options, now: float) -> list[Turn]:
+    async def plan(self, body: PromptBody, options: Options, now: float) -> list[Turn]:
         """One turn per prompt, in order. Raises RequestError."""
         self._names.adapter(body.model)  # an unknown model is not worth tokenizing for
         prompts = await self._model.tokenize(body)
@@ -98,7 +98,7 @@ class Planner:
         return [self._turn(body, options, i, p, now) for i, p in enumerate(prompts)]
 
     def _turn(
-        self, body: Body, options: Options, index: int, prompt_ids: TokenIds, now: float
+        self, body: PromptBody, options: Options, index: int, prompt_ids: TokenIds, now: float
     ) -> Turn:
         adapter = self._names.adapter(body.model)
         run = Run(prompt_ids.tolist(), adapter, body.cache_salt, options.report_all)
@@ -140,7 +140,7 @@ class Planner:
             )
 
 
-def _max_tokens(body: Body) -> int | None:
+def _max_tokens(body: PromptBody) -> int | None:
     """What the client allows; None: as much as fits."""
     name, limit = "max_tokens", body.max_tokens
     if isinstance(body, ChatRequest):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason, TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.conversation import NO_FLAGS, brings_template
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import Renderer
@@ -25,7 +25,7 @@ class RenderedModel:
         self._tokenizer = renderer.loaded(key).tokenizer
         self.eos_token_id = self._eos()
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
+    async def tokenize(self, body: PromptBody) -> list[TokenIds]:
         if isinstance(body, ChatRequest) and brings_template(body):
             raise InvalidRequestError(
                 "Chat template is passed with request, but --trust-request-chat-template is not "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class SimRequest:
     """One prompt of a request, as a reply hook sees it."""
 
     model: str  # as the client named it
-    body: Body
+    body: PromptBody
     read_text: Callable[[], str]
     prompt_ids: TokenIds
     num_cached_tokens: int  # what its engine's cache would save it now
@@ -62,7 +62,7 @@ def random_sentences(seed: int) -> Reply:
     return reply
 
 
-def spoken_text(body: Body, index: int) -> str | None:
+def spoken_text(body: PromptBody, index: int) -> str | None:
     """The last user message of a chat, the `index`-th prompt of a completion; None for a
     prompt of token ids."""
     if isinstance(body, ChatRequest):

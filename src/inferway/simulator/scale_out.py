@@ -9,14 +9,14 @@ import uuid
 from typing import Any
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body, ChatRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody
 
 DISABLED = (
     "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
 )
 
 
-def rendered(body: Body, prompts: list[TokenIds], max_model_len: int) -> list[dict[str, Any]]:
+def rendered(body: PromptBody, prompts: list[TokenIds], max_model_len: int) -> list[dict[str, Any]]:
     """One answer for each prompt; a chat has one."""
     kind = "chatcmpl" if isinstance(body, ChatRequest) else "cmpl"
     id = f"{kind}-{uuid.uuid4().hex[:16]}"
@@ -27,7 +27,9 @@ def rendered(body: Body, prompts: list[TokenIds], max_model_len: int) -> list[di
     ]
 
 
-def _generate_request(body: Body, id: str, prompt: TokenIds, max_model_len: int) -> dict[str, Any]:
+def _generate_request(
+    body: PromptBody, id: str, prompt: TokenIds, max_model_len: int
+) -> dict[str, Any]:
     room = max_model_len - len(prompt)
     return {
         "request_id": id,

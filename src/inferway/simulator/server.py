@@ -13,18 +13,21 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from inferway import __version__
 from inferway.errors import InferwayError, RenderError, RequestError
 from inferway.openai_api.requests import (
-    ChatRequest,
-    CompletionRequest,
-    ParsedRequest,
+    PromptBody,
     parse_chat,
     parse_completion,
+    parse_embeddings,
+    parse_responses,
 )
+from inferway.prompts.responses_input import as_chat
 from inferway.simulator.answers import Answer, ChatAnswer, CompletionAnswer
 from inferway.simulator.core import EngineCore
+from inferway.simulator.embeddings import as_completion, embeddings_answer
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import ModelNames
 from inferway.simulator.planning import Options, Planner, Turn, read_options
 from inferway.simulator.publisher import EventSource
+from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
 from inferway.simulator.text import TextModel
@@ -71,6 +74,8 @@ class Server:
             [
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completion),
+                web.post("/v1/responses", self.response),
+                web.post("/v1/embeddings", self.embed),
                 web.post("/v1/chat/completions/render", self.render_chat),
                 web.post("/v1/completions/render", self.render_completion),
                 web.post("/tokenize", self.tokenize),
@@ -90,6 +95,28 @@ class Server:
     async def completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_completion, CompletionAnswer)
 
+    async def response(self, request: web.Request) -> web.StreamResponse:
+        """Of a response's input the chat is made that the engine would make of it."""
+        raw = await request.read()
+        body = parse_responses(raw)
+        options = read_options(msgspec.json.decode(raw))
+        (turn,) = await self._planner.plan(as_chat(body), options, self._core.now)
+        answer = ResponsesAnswer(self._names.answered_name(body.model), body)
+        with self._core.submit([turn.job]) as tokens:
+            if body.stream:
+                return await _send(request, _response_events(answer, turn, tokens))
+            text = "".join([_text_of(turn, item) async for item in tokens])
+            return _json(answer.whole(turn, text))
+
+    async def embed(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        body = parse_embeddings(raw)
+        self._names.adapter(body.model)
+        prompts = await self._model.tokenize(as_completion(body))
+        encoding = msgspec.json.decode(raw).get("encoding_format")
+        name = self._names.answered_name(body.model)
+        return _json(embeddings_answer(name, prompts, encoding))
+
     async def render_chat(self, request: web.Request) -> web.Response:
         """What the engine would be given for a chat."""
         return await self._render(request, parse_chat, lambda prompts: prompts[0])
@@ -100,22 +127,22 @@ class Server:
     async def _render(
         self,
         request: web.Request,
-        parse: Callable[[bytes], ParsedRequest[Any]],
+        parse: Callable[[bytes], PromptBody],
         shape: Callable[[list[dict[str, Any]]], Any],
     ) -> web.Response:
         if not self._scale_out:
             error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
             status = HTTPStatus.FORBIDDEN
             return _json({"error": {**error, "code": status}}, status)
-        body = parse(await request.read()).body
+        body = parse(await request.read())
         self._names.adapter(body.model)
         prompts = await self._model.tokenize(body)
         return _json(shape(rendered(body, prompts, self._max_model_len)))
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        parsed = _parse_either(await request.read())
-        self._names.adapter(parsed.body.model)
-        ids = (await self._model.tokenize(parsed.body))[0]
+        body = _parse_either(await request.read())
+        self._names.adapter(body.model)
+        ids = (await self._model.tokenize(body))[0]
         return _json(
             {
                 "count": len(ids),
@@ -150,16 +177,17 @@ class Server:
     async def _generate(
         self,
         request: web.Request,
-        parse: Callable[[bytes], ParsedRequest[Any]],
+        parse: Callable[[bytes], PromptBody],
         answers: Callable[[str, Options], Answer],
     ) -> web.StreamResponse:
         """Leaving early, because the client left, aborts the jobs."""
-        parsed = parse(await request.read())
-        options = read_options(parsed.fields)
-        turns = await self._planner.plan(parsed.body, options, self._core.now)
-        answer = answers(self._names.answered_name(parsed.body.model), options)
+        raw = await request.read()
+        body = parse(raw)
+        options = read_options(msgspec.json.decode(raw))
+        turns = await self._planner.plan(body, options, self._core.now)
+        answer = answers(self._names.answered_name(body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:
-            if parsed.body.stream:
+            if body.stream:
                 return await _stream(request, answer, options, turns, tokens)
             return await _collect(answer, turns, tokens)
 
@@ -182,12 +210,32 @@ async def _stream(
     turns: Sequence[Turn],
     tokens: AsyncIterator[Emitted],
 ) -> web.StreamResponse:
+    events = _events(answer, options, turns, tokens)
+    return await _send(request, (b"data: " + event + b"\n\n" async for event in events))
+
+
+async def _response_events(
+    answer: ResponsesAnswer, turn: Turn, tokens: AsyncIterator[Emitted]
+) -> AsyncIterator[bytes]:
+    text = ""
+    for event in answer.opening():
+        yield event
+    async for item in tokens:
+        more = _text_of(turn, item)
+        if more:
+            text += more
+            yield answer.delta(more)
+    for event in answer.closing(turn, text):
+        yield event
+
+
+async def _send(request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
     response = web.StreamResponse()
     response.headers["Content-Type"] = "text/event-stream; charset=utf-8"
     await response.prepare(request)
     try:
-        async for event in _events(answer, options, turns, tokens):
-            await response.write(b"data: " + event + b"\n\n")
+        async for event in events:
+            await response.write(event)
         await response.write_eof()
     except ConnectionResetError:
         pass  # the client left; the caller aborts what it asked for
@@ -220,7 +268,7 @@ def _text_of(turn: Turn, item: Emitted) -> str:
     return turn.detokenizer.add(item.token, is_last=item.is_last)
 
 
-def _parse_either(raw: bytes) -> ParsedRequest[ChatRequest] | ParsedRequest[CompletionRequest]:
+def _parse_either(raw: bytes) -> PromptBody:
     """`/tokenize` takes a chat's body or a completion's."""
     return parse_chat(raw) if b'"messages"' in raw else parse_completion(raw)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import PromptBody
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -14,7 +14,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 class TextModel(Protocol):
     """A model's template and tokenizer, without the model."""
 
-    async def tokenize(self, body: Body) -> list[TokenIds]:
+    async def tokenize(self, body: PromptBody) -> list[TokenIds]:
         """One array per prompt of the request, as the engine sees it. Raises RequestError."""
 
     def encode(self, text: str) -> list[int]:

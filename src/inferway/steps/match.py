@@ -57,7 +57,7 @@ class Matcher:
         """Raises RequestError, or RenderError for reasons of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
-        return await self.look_up(model, await model.prompts.tokenize(body), body.cache_salt)
+        return await self.look_up(model, await model.tokenize(body), body.cache_salt)
 
     async def look_up(
         self, model: ServedModel, tokenized: Tokenized, cache_salt: str | None

@@ -24,21 +24,22 @@ def objectives(headers: Headers, priorities: Mapping[str, int]) -> Objectives:
     asked = {name: value for name, value in headers if name.startswith(_HINTS)}
     if not asked:
         return _NONE
-    name = _first(asked, _OBJECTIVE)
+    _, objective = _first(asked, _OBJECTIVE)
     return Objectives(
-        priority=priorities.get(name or "", 0),
+        priority=priorities.get(objective or "", 0),
         ttft_ms=_milliseconds(asked, _TTFT),
         tpot_ms=_milliseconds(asked, _TPOT),
     )
 
 
-def _first(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> str | None:
-    value = next((asked[name] for name in names if name in asked), None)
-    return None if value is None else value.decode("latin-1")
+def _first(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> tuple[str, str | None]:
+    """The header that is there, and its value."""
+    name = next((name for name in names if name in asked), None)
+    return ("", None) if name is None else (name.decode(), asked[name].decode("latin-1"))
 
 
 def _milliseconds(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
-    text = _first(asked, names)
+    name, text = _first(asked, names)
     if text is None:
         return None
     try:
@@ -46,7 +47,6 @@ def _milliseconds(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> flo
     except ValueError:
         value = -1.0
     if not isfinite(value) or value <= 0:
-        name = names[0].decode()
         raise InvalidRequestError(
             f"header {name}: {text!r} is no positive number of milliseconds", param=name
         )

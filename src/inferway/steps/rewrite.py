@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from inferway.config import ModelRewrite
+
+Card = dict[str, Any]  # a model's entry in OpenAI's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +28,15 @@ class Rewrites:
                 weights = [target.weight for target in rule.targets]
                 return self.random.choices(rule.targets, weights)[0].model
         return model
+
+    def cards(self, served: Mapping[str, Card]) -> dict[str, Card]:
+        """Entries of a model list for the names that rules give to models of `served`: as the
+        first target that is served, and no longer than the shortest."""
+        cards: dict[str, Card] = {}
+        for rule in self.rules:
+            targets = [served[target.model] for target in rule.targets if target.model in served]
+            lengths = [t["max_model_len"] for t in targets if t["max_model_len"] is not None]
+            for name in rule.models if targets else ():
+                length = min(lengths, default=None)
+                cards.setdefault(name, {**targets[0], "id": name, "max_model_len": length})
+        return cards

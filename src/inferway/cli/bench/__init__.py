@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from inferway.cli.bench.chat_overhead import chat_overhead
+from inferway.cli.bench.director import director
 from inferway.cli.bench.index import index
+from inferway.cli.bench.policies import policies
 from inferway.cli.bench.prompts import prompts
 from inferway.cli.bench.route import route
 
@@ -19,3 +21,5 @@ bench.add_command(route)
 bench.add_command(prompts)
 bench.add_command(chat_overhead)
 bench.add_command(index)
+bench.add_command(director)
+bench.add_command(policies)

@@ -256,7 +256,7 @@ class _Forwarding:
         decided = self._journey.on_head(status)
         if self._journey.changes_length:
             length = None
-        extra = decided if self._explain else ()
+        extra = decided if self._explain else _not_ours_alone(decided)
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
         self._responder.start(status, [*headers, *extra], length)
@@ -292,6 +292,11 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
         headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
         lines = header_block(headers, dropped)
     return b"%bx-request-id: %b\r\n" % (lines, request.id)
+
+
+def _not_ours_alone(told: Headers) -> Headers:
+    """What a client needs to come back (x-session-token), without how it was decided."""
+    return tuple(header for header in told if not header[0].startswith(b"x-inferway-"))
 
 
 def _is_event_stream(headers: Headers) -> bool:

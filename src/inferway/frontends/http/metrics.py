@@ -19,6 +19,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.families import Family, Histogram, counter, gauge
 from inferway.frontends.http.index_metrics import index_families
 from inferway.frontends.http.journal_metrics import journal_families
+from inferway.frontends.http.load_metrics import expectation_families, scrape_families
 from inferway.frontends.http.server import HttpServer
 from inferway.frontends.http.stream_metrics import stream_families
 from inferway.frontends.publisher import Publisher
@@ -70,6 +71,8 @@ class MetricsPage(Collector):
         yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
         yield from self._requests()
         yield from self._engines()
+        yield from scrape_families(self._fleet.scraper)
+        yield from expectation_families(self._director.plugins.producers)
         yield from index_families(self._director.matcher.index, self._fleet.engines)
         yield from stream_families(self._fleet)
         yield from journal_families(self._fleet)

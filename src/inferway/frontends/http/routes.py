@@ -1,6 +1,7 @@
 """The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
 
-POST /v1/chat/completions, /v1/completions     routed and forwarded
+POST /v1/chat/completions, /v1/completions,
+     /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /health   /ready   /metrics   /admin/engines
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.director import Parse, Routed
+from inferway.director import Routed
 from inferway.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from inferway.frontends.http.admin import AdminPages
 from inferway.frontends.http.admin_key import AdminKey
@@ -27,6 +28,7 @@ from inferway.frontends.http.query import in_our_fields, parse_query, query_answ
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.frontends.observers import Ended, Observer, Watched, pod_score
 from inferway.indexer import Indexer
+from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.upstream.pool import Pool
 
@@ -34,6 +36,7 @@ Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 
 _ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query"})
 _ADMIN_PREFIX = "/admin/"
+_STORED = ("/v1/responses/", "/v1/conversations/")
 
 
 class Routes:
@@ -54,8 +57,7 @@ class Routes:
         self._observers = observers
         self._admin_key = admin_key
         self._table: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": self._infer},
-            "/v1/completions": {"POST": self._infer},
+            **{path: {"POST": self._infer} for path in PARSERS},
             "/v1/models": {"GET": self._models},
             "/score_chat_completions": {"POST": self._score_chat},
             "/score_completions": {"POST": self._score_completion},
@@ -75,6 +77,11 @@ class Routes:
     def _handler(self, request: Request) -> Handler:
         methods = self._table.get(request.path)
         if methods is None:
+            if request.path.startswith(_STORED):
+                raise UnknownPathError(
+                    f"{request.path[:200]}: what an engine has stored, it alone has, and which one"
+                    " is not kept here; ask the engine that x-inferway-engine named"
+                )
             known = ", ".join(self._table)
             raise UnknownPathError(f"no path {request.path[:200]!r} here; known: {known}")
         method = "GET" if request.method == "HEAD" else request.method
@@ -130,12 +137,12 @@ class Routes:
 
     async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
         """Seed 003's form: pod_scores in blocks, beside the model and what was asked."""
-        parsed = await self._director.parse(parse, request.body)
-        scores = await self._indexer.score_request(parsed.body)
+        asked = await self._director.parse(parse, request.body)
+        scores = await self._indexer.score_request(asked)
         body = {
             "pod_scores": {name: pod_score(e.score) for name, e in scores.engines.items()},
             "model": scores.model,
-            echo: parsed.fields[echo],
+            echo: getattr(asked, echo),
         }
         responder.send(200, JSON, msgspec.json.encode(body))
 
@@ -165,6 +172,8 @@ class Routes:
                         "max_model_len": card.max_model_len,
                     },
                 )
+        for name, rewritten in self._director.rewrites.cards(cards).items():
+            cards.setdefault(name, rewritten)
         body = {"object": "list", "data": list(cards.values())}
         responder.send(200, JSON, msgspec.json.encode(body))
 

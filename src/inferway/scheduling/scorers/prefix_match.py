@@ -6,16 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inferway.model import BLIND, STALE, Candidates, Column
+from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
-
-# By state. Of a partial engine all we believe is true, it may only hold more; one that is being
-# repaired is a moment behind. Behind a lost link nothing confirms what we believe: mostly it is a
-# hiccup and all is still there, sometimes the engine was restarted and nothing is. Half lets an
-# engine that confirms as much win, and the stale one win over those that hold little.
-_TRUST = np.ones(5)
-_TRUST[STALE] = 0.5
-_TRUST[BLIND] = 0.0
+from inferway.scheduling.trust import TRUST
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +18,5 @@ class PrefixMatch:
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         share = candidates.matched_value / np.maximum(candidates.prompt_blocks, 1.0)
-        share *= _TRUST[candidates.states]
+        share *= TRUST[candidates.states]
         return share

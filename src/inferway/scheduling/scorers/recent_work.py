@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.registry import Building, Parameters, PluginType
 from inferway.scheduling.scorers.balance import below_mean
+
+
+class RecentWorkParameters(Parameters, frozen=True):
+    min_scale: Annotated[float, Meta(gt=0)] = 512.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +30,15 @@ class RecentWork:
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         return below_mean(candidates.recent_tokens, self.min_scale)
+
+
+def _build(parameters: RecentWorkParameters, building: Building) -> RecentWork:
+    return RecentWork(parameters.min_scale)
+
+
+TYPE = PluginType(
+    "recent-work-scorer",
+    "0.5 at the mean of the uncached tokens sent lately, 1 and 0 a mean (at least minScale) off it",
+    _build,
+    RecentWorkParameters,
+)

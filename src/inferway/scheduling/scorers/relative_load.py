@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.registry import Building, Parameters, PluginType
 from inferway.scheduling.scorers.balance import below_mean
+
+
+class RelativeLoadParameters(Parameters, frozen=True):
+    min_scale: Annotated[float, Meta(gt=0)] = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +26,15 @@ class RelativeLoad:
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         return below_mean(candidates.in_flight + candidates.others, self.min_scale)
+
+
+def _build(parameters: RelativeLoadParameters, building: Building) -> RelativeLoad:
+    return RelativeLoad(parameters.min_scale)
+
+
+TYPE = PluginType(
+    "relative-load-scorer",
+    "0.5 at the mean of the requests in the engines, 1 and 0 a mean (at least minScale) off it",
+    _build,
+    RelativeLoadParameters,
+)

@@ -1,0 +1,21 @@
+"""How much is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Lengths in tokens."""
+
+    chats: int = 12  # that grow turn by turn
+    longest: int = 32_000
+    turn_chars: int = 1_500  # of a turn, at most
+    probes: int = 40  # chats whose next turn is measured beside much and little that was seen
+    probe_tokens: int = 4_000
+    others: int = 400  # chats that were seen before
+    other_tokens: int = 2_000
+    engines: int = 8
+    block_size: int = 16
+    seed: int = 3

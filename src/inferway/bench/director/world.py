@@ -1,0 +1,200 @@
+"""A director with all its real parts but the engines, and a stopwatch at its seams.
+
+Times are CPU time of the process, all its threads: what else the machine does is not in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from inferway.bench.chats import Message
+from inferway.bench.director.plan import Plan
+from inferway.director import Director
+from inferway.fleet.columns import EndpointColumns, ModelRows
+from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Found, Store
+from inferway.index.speculative import SpeculativeOverlay
+from inferway.model import (
+    EXACT,
+    BlockKey,
+    Candidates,
+    Choice,
+    Endpoint,
+    HolderId,
+    RequestHead,
+    Tokenized,
+)
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import ChatRequest, PromptBody, parse_chat
+from inferway.prompts.chat_template import ChatInput
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.served import ServedModel
+from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.profile import kv_aware
+from inferway.steps.match import Matcher
+
+MODEL = "smollm2"
+_HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One decision. Tokens, and microseconds of CPU time; `wall` of wall time."""
+
+    chat: int
+    history: int  # of its prompt, what the turn before had
+    new: int
+    wall: float
+    whole: float
+    parse: float
+    render: float
+    encode: float
+    match: float
+    schedule: float
+
+    @property
+    def rest(self) -> float:
+        """Block keys, the table of candidates, the journey itself."""
+        steps = (self.parse, self.render, self.encode, self.match, self.schedule)
+        return self.whole - sum(steps)
+
+
+class _TimedPrompts:
+    """A prompt source: the model's own, with a stopwatch."""
+
+    def __init__(self, local: ModelPrompts) -> None:
+        self.local = local
+        self.ns = 0
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:
+        started = time.process_time_ns()
+        tokenized = await self.local.tokenize(body)
+        self.ns = time.process_time_ns() - started
+        return tokenized
+
+    def rendered_text(self, body: ChatRequest) -> str | None:
+        return self.local.rendered_text(body)
+
+
+class _TimedIndex(MemoryIndex):
+    ns = 0
+
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+        started = time.process_time_ns()
+        found = await super().match_all(prompts)
+        self.ns = time.process_time_ns() - started
+        return found
+
+
+class _TimedChooser:
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+        self.ns = 0
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        started = time.process_time_ns()
+        choice = self._chooser.choose(request, candidates)
+        self.ns = time.process_time_ns() - started
+        return choice
+
+
+class _Engines:
+    """The fleet: engines that are idle and hold what the index says; its tables are real."""
+
+    def __init__(self, model: ServedModel, plan: Plan) -> None:
+        self._model = model
+        self._block_size = plan.block_size
+        endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(plan.engines)]
+        self._rows = ModelRows(endpoints, [plan.block_size] * plan.engines)
+        self._columns = EndpointColumns()
+        self._columns.grow(plan.engines)
+        self._columns.states[:] = EXACT
+
+    def model(self, name: str) -> ServedModel:  # noqa: ARG002
+        return self._model
+
+    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
+        return self._rows.candidates(self._columns)
+
+    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
+        return self._block_size
+
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        """No attempt is made."""
+
+    def release(self, endpoint: Endpoint) -> None:
+        """Nor ends one."""
+
+    def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        return False
+
+    def healed(self, endpoint: Endpoint) -> None:
+        """None is asked to."""
+
+    def reports(self, endpoint: Endpoint) -> None:
+        """None does."""
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        """None is."""
+
+
+class World:
+    """One gateway's memory: what it has tokenized and what its engines hold. Close it."""
+
+    def __init__(self, root: Path, plan: Plan) -> None:
+        self._renderer = Renderer()
+        key = self._renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(str(root)))
+        self._template = self._renderer.loaded(key).template()
+        self._variables = self._renderer.loaded(key).tokenizer.special_tokens
+        self._prompts = _TimedPrompts(ModelPrompts(self._renderer, key))
+        self._index = _TimedIndex()
+        self._chooser = _TimedChooser(kv_aware())
+        model = ServedModel(MODEL, self._prompts, (plan.block_size,))
+        self._director = Director(
+            _Engines(model, plan),
+            Matcher(self._index, SpeculativeOverlay()),
+            self._chooser,
+            time.monotonic,
+        )
+
+    async def decide(self, messages: Sequence[Message], chat: int, history: int) -> Point:
+        """Decides where a chat goes; that engine then holds it."""
+        body = msgspec.json.encode({"model": MODEL, "messages": messages})
+        parse = _microseconds(lambda: parse_chat(body))
+        wanted = ChatInput(messages=messages, variables=self._variables)
+        render = _microseconds(lambda: self._template.render(wanted))
+        wall, started = time.perf_counter_ns(), time.process_time_ns()
+        journey = self._director.open(_HEAD, body)
+        decision = await journey.decide()
+        whole = (time.process_time_ns() - started) / 1e3
+        wall = time.perf_counter_ns() - wall
+        journey.close("ok")
+        assert journey.routed is not None
+        (prompt,) = next(iter(journey.routed.request.prompts.values()))
+        holder = decision.targets[0].endpoint.holder
+        self._index.apply([Store(holder=holder, keys=prompt.block_keys)])
+        return Point(
+            chat=chat,
+            history=history,
+            new=len(prompt.token_ids) - history,
+            wall=wall / 1e3,
+            whole=whole,
+            parse=parse,
+            render=render,
+            encode=self._prompts.ns / 1e3 - render,
+            match=self._index.ns / 1e3,
+            schedule=self._chooser.ns / 1e3,
+        )
+
+    def close(self) -> None:
+        self._renderer.close()
+
+
+def _microseconds(step: Callable[[], object]) -> float:
+    started = time.process_time_ns()
+    step()
+    return (time.process_time_ns() - started) / 1e3

@@ -1,0 +1,1 @@
+"""Policies on one simulated fleet in virtual time: requests in -> when each answer began."""

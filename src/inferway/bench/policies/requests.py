@@ -1,0 +1,105 @@
+"""What is asked of a simulated fleet: requests at the grain of blocks, and when they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway.model import Prompt
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import CompletionRequest
+
+MODEL = "simulated"
+CHARS_A_BLOCK = 8  # of the text that stands for a block, see `llm_request`
+
+
+class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Blocks are integers: equal ones hold equal tokens behind equal blocks."""
+
+    blocks: tuple[int, ...]  # whole blocks of the prompt
+    prompt_tokens: int
+    output_tokens: int  # at least one
+    session: int  # what a client would name; for consistent hashing
+    start: float = 0.0  # seconds; shrinks as the rate of requests grows
+    answer_blocks: tuple[int, ...] = ()  # whole blocks that the answer completes, if known
+    follows: int | None = None  # the request whose answer must be there first
+    think: float = 0.0  # seconds from that answer's end; does not shrink
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests in the order of `start`; of one session, in the order of its turns."""
+
+    name: str
+    about: str
+    block_tokens: int
+    requests: Sequence[SimRequest]
+    grain: float = 0.0  # seconds: the trace's clock ticks so slowly; spread evenly within
+
+    @cached_property
+    def llm_requests(self) -> list[LLMRequest]:
+        """The same as scheduling gets them."""
+        return [llm_request(r, i, self.block_tokens) for i, r in enumerate(self.requests)]
+
+    @cached_property
+    def followers(self) -> dict[int, list[int]]:
+        """Request -> those that wait for its answer."""
+        waiting: dict[int, list[int]] = {}
+        for index, request in enumerate(self.requests):
+            if request.follows is not None:
+                waiting.setdefault(request.follows, []).append(index)
+        return waiting
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last, at the trace's own rate."""
+        return self.requests[-1].start - self.requests[0].start + self.grain
+
+    def part(self, count: int) -> Workload:
+        """The first `count` requests."""
+        return Workload(self.name, self.about, self.block_tokens, self.requests[:count], self.grain)
+
+    def starts(self, rate: float, seed: int) -> NDArray[np.float64]:
+        """When each request arrives that follows none, for `rate` requests a second."""
+        starts = np.array([request.start for request in self.requests])
+        starts -= starts[0]
+        if self.grain:
+            starts += np.random.default_rng(seed).uniform(0.0, self.grain, len(starts))
+        if self.seconds:
+            starts *= len(starts) / self.seconds / rate
+        return starts
+
+
+def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMRequest:
+    """Its text has CHARS_A_BLOCK characters a block, so what compares text compares blocks."""
+    text = "".join([f"{block:0{CHARS_A_BLOCK}x}" for block in request.blocks])
+    # as long as the prompt, and takes no memory
+    token_ids = np.broadcast_to(np.uint32(0), (request.prompt_tokens,))
+    body = CompletionRequest(model=MODEL, prompt=text, stream=True, max_tokens=None)
+    return LLMRequest(
+        request_id=str(index),
+        target_model=MODEL,
+        body=body,
+        headers=((b"x-session-id", b"%d" % request.session),),
+        raw=text.encode(),
+        prompts={block_tokens: (Prompt(token_ids, request.blocks),)},
+    )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run's requests; arrays by request, seconds and tokens."""
+
+    ttft: NDArray[np.float64]
+    latency: NDArray[np.float64]  # to the last token
+    arrived: NDArray[np.float64]
+    cached_tokens: NDArray[np.int64]
+    engine: NDArray[np.int32]
+    num_ended: NDArray[np.int32]  # how often each ended: once
+    slow: NDArray[np.bool_]  # by engine
+    cpu_seconds: float = 0.0

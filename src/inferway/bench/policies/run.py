@@ -1,0 +1,282 @@
+"""`inferway bench policies`, from the traces to the whole run: simulations in as many processes as
+there are cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import numpy as np
+
+from inferway.bench.machine import this_machine
+from inferway.bench.policies.catalog import BEST_WEIGHTED, ENTRIES, policy_named
+from inferway.bench.policies.chats import ChatSpec, chats
+from inferway.bench.policies.plan import Plan
+from inferway.bench.policies.requests import Outcome, Workload
+from inferway.bench.policies.results import Described, Loaded, PoliciesRun, Row
+from inferway.bench.policies.simulate import simulate
+from inferway.bench.policies.traces import agentic, mooncake
+from inferway.bench.policies.weighted import Weights, weighted
+from inferway.bench.processes import BenchError
+from inferway.bench.venvs import OnStep
+
+_REFERENCE = "round-robin"
+_WARM = 0.5  # of a run; what arrives before is not judged
+_WARM_FIT = 0.2
+_IDLE_GAP = 60.0  # seconds between requests that do not meet
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One simulation."""
+
+    plan: Plan
+    traces: Path
+    workload: str
+    policy: str
+    seed: int
+    rate: float
+    load: float = 0.0
+    gateways: int = 1
+    weights: Weights | None = None
+    first_half: bool = False  # to fit on
+
+
+def run_policies(plan: Plan, traces: Path, on_step: OnStep) -> PoliciesRun:
+    """Raises BenchError, with the cure, when a trace is not there."""
+    machine = this_machine()
+    names = _names(plan)
+    for workload in plan.workloads:
+        _load(plan, traces, workload, 1)  # an error is told before processes are started
+    # Not forked: a progress display has a thread.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(plan.processes or os.cpu_count(), mp_context=context) as pool:
+        work = _Work(plan, traces, pool, on_step)
+        loaded = work.rates()
+        loaded = work.fitted(loaded) if BEST_WEIGHTED in names else loaded
+        rows = work.rows(loaded, names)
+    return PoliciesRun(
+        machine=machine,
+        command=shlex.join(["inferway", *sys.argv[1:]]),
+        plan=msgspec.structs.replace(plan, grid=()),
+        policies=[Described(e.name, e.about, e.is_model) for e in ENTRIES if e.name in names],
+        workloads=loaded,
+        rows=rows,
+    )
+
+
+def _names(plan: Plan) -> list[str]:
+    known = [entry.name for entry in ENTRIES]
+    for name in plan.policies:
+        if name not in known:
+            raise BenchError(f"no policy {name!r}; known: {', '.join(known)}")
+    return [name for name in known if not plan.policies or name in plan.policies]
+
+
+class _Work:
+    """Hands tasks to processes, and puts together what comes back."""
+
+    def __init__(
+        self, plan: Plan, traces: Path, pool: ProcessPoolExecutor, on_step: OnStep
+    ) -> None:
+        self._plan = plan
+        self._sent = msgspec.structs.replace(plan, grid=())  # what tasks need of it
+        self._traces = traces
+        self._pool = pool
+        self._on_step = on_step
+
+    def rates(self) -> list[Loaded]:
+        """Where round-robin's mean TTFT is twice that of an idle fleet, by workload."""
+        found: list[Future[Loaded]] = [
+            self._pool.submit(find_rate, self._sent, self._traces, name)
+            for name in self._plan.workloads
+        ]
+        self._on_step("finding the rate at which round-robin's TTFT doubles")
+        return [future.result() for future in found]
+
+    def fitted(self, loaded: Sequence[Loaded]) -> list[Loaded]:
+        """With the best weights of the grid at each load."""
+        plan = self._plan
+        cases = [(w, load) for w in loaded for load in plan.loads]
+        tasks = [self._fit(w, load, weights, 1) for w, load in cases for weights in plan.grid]
+        first = self._tried(tasks, "fitting weights")
+        finals = [
+            self._fit(w, load, weights, seed)
+            for w, load in cases
+            for weights in _ranked(first, w, load)[: plan.fit_finalists]
+            for seed in range(1, plan.seeds + 1)
+        ]
+        tried = self._tried(finals, "fitting weights: finals")
+        return [
+            msgspec.structs.replace(
+                w, weights={f"{load:g}": _ranked(tried, w, load)[0] for load in plan.loads}
+            )
+            for w in loaded
+        ]
+
+    def _fit(self, w: Loaded, load: float, weights: Weights, seed: int) -> Task:
+        rate = w.doubling_rate * load
+        return Task(
+            self._sent, self._traces, w.name, BEST_WEIGHTED, seed, rate, load,
+            weights=weights, first_half=True,
+        )  # fmt: skip
+
+    def _tried(self, tasks: Sequence[Task], what: str) -> list[tuple[Task, float]]:
+        """With their mean TTFT."""
+        rows = self._all(tasks, what)
+        return [(task, row.ttft) for task, row in zip(tasks, rows, strict=True)]
+
+    def rows(self, loaded: Sequence[Loaded], names: Sequence[str]) -> list[Row]:
+        """All policies at all loads."""
+        tasks = [task for w in loaded for task in self._tasks(w, names)]
+        return self._all(tasks, "policies")
+
+    def _tasks(self, w: Loaded, names: Sequence[str]) -> Iterable[Task]:
+        plan = self._plan
+        for load in sorted({*plan.loads, *plan.curve}):
+            is_judged = load in plan.loads
+            many = is_judged and load >= plan.many_gateways_from
+            for gateways in plan.gateways if many else plan.gateways[:1]:
+                for name in names:
+                    weights = _weights(w, load) if name == BEST_WEIGHTED else None
+                    for seed in range(1, plan.seeds + 1 if is_judged else 2):
+                        rate = w.doubling_rate * load
+                        yield Task(
+                            self._sent, self._traces, w.name, name, seed, rate, load, gateways,
+                            weights,
+                        )  # fmt: skip
+
+    def _all(self, tasks: Sequence[Task], what: str) -> list[Row]:
+        """In the order of the tasks."""
+        futures = {self._pool.submit(perform, task): i for i, task in enumerate(tasks)}
+        rows: dict[int, Row] = {}
+        try:
+            for future in as_completed(futures):
+                rows[futures[future]] = future.result()
+                self._on_step(f"{what}: {len(rows):,} of {len(tasks):,} simulations")
+        except BaseException:
+            self._pool.shutdown(cancel_futures=True)
+            raise
+        return [rows[i] for i in range(len(tasks))]
+
+
+def _ranked(tried: Sequence[tuple[Task, float]], w: Loaded, load: float) -> list[Weights]:
+    """By the mean over all seeds, the best first."""
+    means: dict[Weights, list[float]] = {}
+    for task, ttft in tried:
+        if (task.workload, task.load) == (w.name, load) and task.weights is not None:
+            means.setdefault(task.weights, []).append(ttft)
+    return sorted(means, key=lambda weights: (fmean(means[weights]), weights))
+
+
+def _weights(w: Loaded, load: float) -> Weights:
+    """At a load that was not fitted, those of the nearest that was."""
+    nearest = min(w.weights, key=lambda fitted: abs(float(fitted) - load))
+    return w.weights[nearest]
+
+
+def perform(task: Task) -> Row:
+    """In a process of the pool."""
+    workload = _load(task.plan, task.traces, task.workload, task.seed)
+    fleet = task.plan.fleet_for(task.workload, task.gateways)
+    warm = _WARM
+    if task.first_half:
+        workload, warm = _first_half(task.plan, task.traces, task.workload, task.seed), _WARM_FIT
+    make = weighted(task.weights) if task.weights is not None else policy_named(task.policy)
+    outcome = simulate(workload, task.rate, fleet, make, task.seed)
+    return _row(task, workload, outcome, warm)
+
+
+def find_rate(plan: Plan, traces: Path, name: str) -> Loaded:
+    """In a process of the pool: by bisection, the mean of two seeds."""
+    workload = _load(plan, traces, name, 1)
+    seeds = range(1, min(2, plan.seeds) + 1)
+
+    def ttft(rate: float) -> float:
+        return fmean(_reference_ttft(plan, traces, name, rate, seed) for seed in seeds)
+
+    idle = ttft(1 / _IDLE_GAP)
+    low = high = 0.1
+    while ttft(high) < 2 * idle:
+        low, high = high, high * 1.5
+    for _ in range(plan.bisections):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
+    return Loaded(name, workload.about, len(workload.requests), idle, low, {})
+
+
+def _reference_ttft(plan: Plan, traces: Path, name: str, rate: float, seed: int) -> float:
+    task = Task(plan, traces, name, _REFERENCE, seed, rate)
+    return perform(task).ttft
+
+
+def _row(task: Task, workload: Workload, outcome: Outcome, warm: float) -> Row:
+    end = len(workload.requests) / task.rate
+    judged = np.flatnonzero((outcome.arrived >= warm * end) & (outcome.arrived <= end))
+    prompt = np.array([request.prompt_tokens for request in workload.requests])[judged]
+    output = np.array([request.output_tokens for request in workload.requests])[judged]
+    ttft = outcome.ttft[judged]
+    p50, p90, p99 = np.percentile(ttft, (50, 90, 99))
+    decoded = outcome.latency[judged] - ttft
+    slow = outcome.slow[outcome.engine[judged]]
+    return Row(
+        workload=task.workload,
+        gateways=task.gateways,
+        load=task.load,
+        policy=task.policy,
+        seed=task.seed,
+        rate=task.rate,
+        requests=len(judged),
+        ttft=float(ttft.mean()),
+        ttft_p50=float(p50),
+        ttft_p90=float(p90),
+        ttft_p99=float(p99),
+        token_seconds=float(decoded.sum() / max(1, (output - 1).sum())),
+        cached_share=float(outcome.cached_tokens[judged].sum() / prompt.sum()),
+        slow_share=float(slow.mean()),
+        cpu_seconds=outcome.cpu_seconds,
+    )
+
+
+def _load(plan: Plan, traces: Path, name: str, seed: int) -> Workload:
+    """A process keeps those that it has made."""
+    if name == "mooncake":
+        return _mooncake(traces, plan.requests)
+    if name == "chats":
+        return _chats(seed, plan.chats)
+    if name == "agentic":
+        return _agentic(traces, seed, plan.requests)
+    raise BenchError(f"no workload {name!r}; known: mooncake, chats, agentic")
+
+
+@lru_cache(maxsize=1)
+def _mooncake(traces: Path, most: int | None) -> Workload:
+    """The same for all seeds: they change when its requests arrive."""
+    return mooncake(traces, most)
+
+
+@lru_cache(maxsize=8)
+def _agentic(traces: Path, seed: int, most: int | None) -> Workload:
+    return agentic(traces, seed, most)
+
+
+@lru_cache(maxsize=8)
+def _chats(seed: int, spec: ChatSpec) -> Workload:
+    return chats(seed, spec)
+
+
+def _first_half(plan: Plan, traces: Path, name: str, seed: int) -> Workload:
+    return _half(_load(plan, traces, name, seed))
+
+
+@lru_cache(maxsize=8)
+def _half(workload: Workload) -> Workload:
+    return workload.part(len(workload.requests) // 2)

@@ -1,0 +1,60 @@
+"""Policies that need no knowledge of caches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from random import Random
+
+import xxhash
+
+from inferway.model import Candidates, Choice, Target
+from inferway.openai_api.llm_request import LLMRequest
+
+
+def chosen(candidates: Candidates, row: int) -> Choice:
+    """This one."""
+    matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
+    return Choice((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Each equally likely."""
+
+    random: Random
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        return chosen(candidates, self.random.randrange(len(candidates.endpoints)))
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """One after the other."""
+
+    turn: int
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        self.turn = (self.turn + 1) % len(candidates.endpoints)
+        return chosen(candidates, self.turn)
+
+
+@dataclass(slots=True)
+class ConsistentHash:
+    """A ring with `points` points an engine, as vllm-router's `consistent_hash`: a session stays
+    where its name falls."""
+
+    points: int = 160
+    _ring: list[tuple[int, int]] = field(default_factory=list)  # (point, row), in order
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        ring = self._ring
+        if not ring:
+            ring += sorted(
+                (xxhash.xxh64_intdigest(f"{endpoint.name}#{i}".encode()), row)
+                for row, endpoint in enumerate(candidates.endpoints)
+                for i in range(self.points)
+            )
+        name = request.header(b"x-session-id") or b""
+        at = bisect_left(ring, (xxhash.xxh64_intdigest(name), 0))
+        return chosen(candidates, ring[at % len(ring)][1])

@@ -1,0 +1,61 @@
+"""`inferway config`: is a configuration valid, and what does it come to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inferway.cli.effective import effective
+from inferway.cli.serve_options import overrides, serve_options
+from inferway.config import ServeSettings, load_settings, read_yaml
+from inferway.errors import ConfigError
+from inferway.scheduling.config import KIND, Scheduling
+from inferway.scheduling.load import load_scheduling
+
+
+@click.group()
+def config() -> None:
+    """Check and show configurations."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Say whether FILE can be used: settings of `inferway serve`, or an EndpointPickerConfig."""
+    try:
+        if read_yaml(file).get("kind") == KIND:
+            scheduling = load_scheduling(str(file))
+        else:
+            settings = load_settings(file, {})
+            scheduling = load_scheduling(settings.scheduling)
+    except ConfigError as e:
+        click.echo(f"inferway config check: {e}", err=True)
+        sys.exit(2)
+    _say(scheduling)
+    click.echo(f"{file}: valid")
+
+
+@config.command()
+@serve_options
+def show(config: Path | None, **flags: Any) -> None:
+    """Show what is effective and where each value comes from. Takes the flags of `inferway serve`;
+    secrets are not shown."""
+    try:
+        given = overrides(**flags)
+        settings: ServeSettings = load_settings(config, given)
+        scheduling = load_scheduling(settings.scheduling)
+    except ConfigError as e:
+        click.echo(f"inferway config show: {e}", err=True)
+        sys.exit(2)
+    in_file = read_yaml(config) if config else {}
+    for key, value, origin in effective(settings, given, in_file, str(config)):
+        click.echo(f"{key}: {value}  # {origin}")
+    _say(scheduling)
+
+
+def _say(scheduling: Scheduling) -> None:
+    for note in scheduling.notes:
+        click.echo(f"note: {note}")

@@ -1,0 +1,80 @@
+"""Effective settings, each with where it comes from; without secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from inferway.config import ServeSettings
+
+# (dotted key, value as JSON, where it comes from)
+Line = tuple[str, str, str]
+
+_ENV = "_env"  # keys that name an environment variable end so
+
+
+def effective(
+    settings: ServeSettings,
+    flags: Mapping[str, object],
+    in_file: Mapping[str, object],
+    file: str,
+) -> Iterator[Line]:
+    """In the order of docs/configuration.md. Lists and maps that nobody has given are one line."""
+    values = msgspec.to_builtins(settings)
+    for key, value in values.items():
+        yield from _lines(key, value, flags.get(key), in_file.get(key), file)
+
+
+def _lines(key: str, value: object, flag: object, in_file: object, file: str) -> Iterator[Line]:
+    items = _items(value)
+    if not items:
+        origin = "a flag" if flag is not None else file if in_file is not None else "default"
+        yield key, _shown(value), origin + _note(key, value)
+        return
+    for name, item in items:
+        inner = f"{key}[{name}]" if isinstance(value, Sequence) else f"{key}.{name}"
+        yield from _lines(inner, item, _part(flag, name), _part(in_file, name), file)
+
+
+def _items(value: object) -> Sequence[tuple[Any, object]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return list(enumerate(value))
+    return ()
+
+
+def _part(given: object, name: Any) -> object:
+    if isinstance(given, Mapping):
+        return given.get(name)
+    if isinstance(given, Sequence) and not isinstance(given, str) and isinstance(name, int):
+        return given[name] if name < len(given) else None
+    return None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str) and "://" in value:
+        value = _without_password(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        hidden = parts.password is not None
+    except ValueError:
+        return "***"
+    if not hidden:
+        return url
+    user, host = parts.netloc.rsplit("@", 1)
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+
+
+def _note(key: str, value: object) -> str:
+    if not key.endswith(_ENV) or not isinstance(value, str):
+        return ""
+    return "; it is set" if os.environ.get(value) else "; it is not set"

@@ -1,0 +1,163 @@
+"""The flags of `inferway serve`, and what they say of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from inferway.config import parse_engine
+from inferway.errors import ConfigError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--engine",
+        "engines",
+        multiple=True,
+        metavar="URL[,KEY=VALUE…]",
+        help="An engine; repeat for each. Keys: name, events, replay, block_size, "
+        "api_key_env, label.NAME. What is left out is asked of the engine.",
+    ),
+    click.option(
+        "--config", type=click.Path(path_type=Path), help="A YAML file; flags win over it."
+    ),
+    click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
+    click.option("--port", type=int, help="Port to listen on, 0 for a free one.  [default: 8080]"),
+    click.option(
+        "--tokenizer",
+        "tokenizers",
+        multiple=True,
+        metavar="MODEL=PATH",
+        help="A model's tokenizer: directory, tokenizer.json or hub id.",
+    ),
+    click.option(
+        "--chat-template",
+        "chat_templates",
+        multiple=True,
+        metavar="MODEL=PATH",
+        help="A model's chat template, as its engines were given it: a .jinja file.",
+    ),
+    click.option(
+        "--trust-request-chat-template",
+        is_flag=True,
+        help="Render chat templates that requests bring, in a process of their own. Give it if the "
+        "engines were given it.",
+    ),
+    click.option(
+        "--index",
+        metavar="URL",
+        help="Share the index with other gateways in a Redis or Valkey: redis://, rediss://, unix://.",
+    ),
+    click.option(
+        "--state-dir",
+        metavar="DIR",
+        help="Keep what is known of the engines' caches there, for the next start.",
+    ),
+    click.option(
+        "--heal",
+        type=float,
+        metavar="SHARE",
+        help="Of the requests to engines whose caches are known in part: have them report what "
+        "they reuse.  [default: 0]",
+    ),
+    click.option(
+        "--admin-key-env",
+        metavar="NAME",
+        help="Environment variable with the key that scores and admin paths want.",
+    ),
+    click.option(
+        "--scheduling",
+        metavar="FILE",
+        help="How endpoints are chosen: an EndpointPickerConfig, llm-d's or in its form.",
+    ),
+    click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts."),
+    click.option(
+        "--publish",
+        metavar="tcp://…",
+        help="Publish decisions and KV events over ZMQ; a wildcard address binds, any other "
+        "connects.",
+    ),
+    click.option(
+        "--publish-text", is_flag=True, help="Put prompts and messages on those topics too."
+    ),
+    click.option(
+        "--access-log",
+        metavar="FILE",
+        help='One line per answer; "-" is standard error, "none" is off.  [default: -]',
+    ),
+    click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
+    click.option(
+        "--scrape-seconds",
+        type=float,
+        help="How often each engine's load is read.  [default: 0.002 for each engine, at least 0.2]",
+    ),
+)
+
+
+def serve_options(command: _Command) -> _Command:
+    """Decorates a command with all of them; it gets `config`, and what `overrides` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def overrides(
+    *,
+    engines: tuple[str, ...],
+    tokenizers: tuple[str, ...],
+    chat_templates: tuple[str, ...],
+    trust_request_chat_template: bool,
+    no_scoring: bool,
+    publish_text: bool,
+    index: str | None,
+    **flags: object,
+) -> dict[str, object]:
+    """Only what was said, by the settings' names. Raises ConfigError."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if engines:
+        parsed = [parse_engine(spec) for spec in engines]
+        given["engines"] = [_given(settings) for settings in parsed]
+    if tokenizers or chat_templates:
+        given["models"] = _models(tokenizers, chat_templates)
+    if index is not None:
+        given["index"] = {"url": index}
+    if trust_request_chat_template:
+        given["trust_request_chat_template"] = True
+    if no_scoring:
+        given["scoring"] = False
+    if publish_text:
+        given["publish_text"] = True
+    if given.get("access_log") == "none":
+        given["access_log"] = None
+    return given
+
+
+def _given(settings: msgspec.Struct) -> dict[str, object]:
+    """Only what was said: the rest has its defaults."""
+    fields: dict[str, object] = msgspec.to_builtins(settings)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _models(tokenizers: Iterable[str], chat_templates: Iterable[str]) -> dict[str, object]:
+    """What the flags say of single models, as the key `models` has it."""
+    models: dict[str, dict[str, str]] = {}
+    for flag, key, texts in (
+        ("--tokenizer", "tokenizer", tokenizers),
+        ("--chat-template", "chat_template", chat_templates),
+    ):
+        for text in texts:
+            model, path = _pair(flag, text)
+            models.setdefault(model, {})[key] = path
+    return dict(models)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    model, equals, path = text.rpartition("=")
+    if not equals or not model or not path:
+        raise ConfigError(f"{flag} {text!r}: expected MODEL=PATH")
+    return model, path

@@ -1,0 +1,144 @@
+"""Asks every engine again and again how it is: one task, whatever their number.
+
+Each engine has its turn once an interval, the turns evenly spread over it. One whose last question
+is unanswered is passed over, and one that is away is asked no sooner than AWAY_SECONDS after the
+last time, so that a slow or dead engine delays nobody. At most AT_ONCE are asked at a time; who has
+not answered for SLOW_SECONDS is not counted any more. So even if all fall silent at once, turns
+come as often as they must: AT_ONCE / SLOW_SECONDS is more than 1 / SECONDS_PER_ENGINE.
+
+The interval, unless it is given: 2 ms for each engine, of which asking it takes about a tenth, and
+200 ms at least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from inferway.errors import crash_report
+from inferway.fleet.engine import Engine
+
+LEAST_SECONDS = 0.2
+SECONDS_PER_ENGINE = 0.002
+AWAY_SECONDS = 0.5
+SLOW_SECONDS = 0.5
+AT_ONCE = 256
+TOGETHER_SECONDS = 0.005  # turns as close as this are taken together: waking up costs as much
+
+log = logging.getLogger("inferway.fleet")
+
+# (engine, whether a request has just failed there) -> whether it answered
+Ask = Callable[[Engine, bool], Awaitable[bool]]
+
+
+def interval_of(num_engines: int) -> float:
+    """Seconds between two turns of an engine, of so many."""
+    return max(LEAST_SECONDS, num_engines * SECONDS_PER_ENGINE)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """An engine's place in the round. Times in seconds, by the loop's clock."""
+
+    engine: Engine
+    asked: float = float("-inf")  # when it last was
+    answered: float | None = None  # when it last did
+    answers: int = 0
+    took: float = 0.0  # all answers together
+    passed_over: int = 0  # turns that came while a question was unanswered
+    task: asyncio.Task[None] | None = None
+    slot: asyncio.TimerHandle | None = None  # it counts among those AT_ONCE until then
+    suspected: bool = False  # to be asked at once
+
+
+@dataclass(slots=True)
+class Scraper:
+    """`start`, then `close`. `after_round` is called once an interval, with the time."""
+
+    engines: Sequence[Engine]
+    ask: Ask
+    after_round: Callable[[float], None]
+    interval: float
+    lag: float = 0.0  # seconds: how late the latest turn of the last round began
+    turns: dict[str, Turn] = field(default_factory=dict)  # by the engine's name
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.turns = {engine.name: Turn(engine) for engine in self.engines}
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        tasks = [turn.task for turn in self.turns.values()]
+        running = [task for task in (self._task, *tasks) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def suspect(self, name: str) -> None:
+        """A request has just failed there: it is asked at once, or as soon as it has answered."""
+        turn = self.turns[name]
+        turn.suspected = True
+        if self._task is not None and turn.task is None:
+            self._begin(turn, counted=False)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        step = self.interval / len(self.turns)
+        due = loop.time()
+        while True:
+            worst = 0.0
+            for turn in self.turns.values():
+                wait = due - loop.time()
+                await asyncio.sleep(wait if wait > TOGETHER_SECONDS else 0)
+                await self._take(turn)
+                late = loop.time() - due
+                worst = max(worst, late)
+                due += step + (late if late > self.interval else 0.0)  # what is lost is lost
+            self.lag = worst
+            self.after_round(loop.time())
+
+    async def _take(self, turn: Turn) -> None:
+        if turn.task is not None:
+            turn.passed_over += 1
+            return
+        now = asyncio.get_running_loop().time()
+        if not turn.engine.healthy and now - turn.asked < AWAY_SECONDS:
+            return
+        await self._slots.acquire()
+        if turn.task is not None:  # a request has failed there meanwhile
+            self._slots.release()
+            return
+        self._begin(turn, counted=True)
+
+    def _begin(self, turn: Turn, *, counted: bool) -> None:
+        loop = asyncio.get_running_loop()
+        turn.asked = loop.time()
+        if counted:
+            turn.slot = loop.call_later(SLOW_SECONDS, self._free_slot, turn)
+        turn.task = asyncio.create_task(self._ask(turn))
+
+    def _free_slot(self, turn: Turn) -> None:
+        if turn.slot is not None:
+            turn.slot.cancel()
+            turn.slot = None
+            self._slots.release()
+
+    async def _ask(self, turn: Turn) -> None:
+        suspected, turn.suspected = turn.suspected, False
+        try:
+            if await self.ask(turn.engine, suspected):
+                turn.answered = asyncio.get_running_loop().time()
+                turn.answers += 1
+                turn.took += turn.answered - turn.asked
+        except Exception as e:
+            log.error("engine %s: asking it failed: %s", turn.engine.name, crash_report(e))
+        finally:
+            turn.task = None
+            self._free_slot(turn)
+        if turn.suspected:
+            self._begin(turn, counted=False)

@@ -1,0 +1,1 @@
+"""Refuse requests; one file, one rule each."""

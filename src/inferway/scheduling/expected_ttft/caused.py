@@ -1,0 +1,108 @@
+"""What a request costs all others, in milliseconds of theirs.
+
+It keeps the engine busy for w ms, its own prompt's share; V ms of work wait there already.
+
+waiting    Who comes before the engine has worked off what is there waits longer for it. With r
+           requests a millisecond, and the engine busy a share b of its time, the busy spell lasts
+           V / (1 - b), and those who come in it wait w longer, those in what it is lengthened by
+           half that on average: r w (V + w / 2) / (1 - b).
+storing    The new blocks push out as many old ones. Those would have been used again with the
+           probability that a prompt's tokens were cached lately, h, and would have cost about as
+           much to compute: h w, times how much sooner this engine's cache is full of new text than
+           the others' (new tokens there, of the mean).
+answers    Each of the n answers that the engine is writing stands still for w ms in all, which is
+           w / m for each token of a mean answer of m; and is a running request's cost a slower:
+           n (w / m + a).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp
+
+import numpy as np
+
+from inferway.model import Column
+from inferway.scheduling.expected_ttft.places import Rows
+
+RATE_SECONDS = 20.0  # time constant of rates
+BUSIEST = 0.9  # nothing is believed to be busier
+NEW_REQUESTS = 200.0  # so many requests' new tokens are compared
+MEAN_REQUESTS = 500.0  # time constant of the fleet's means, in requests
+FIRST_ANSWER_TOKENS = 200.0
+FIRST_CACHED_SHARE = 0.5
+FIRST_NEW_TOKENS = 500.0
+
+
+@dataclass(slots=True)
+class Caused:
+    """Column i is place i's."""
+
+    answer_tokens: float = FIRST_ANSWER_TOKENS
+    cached_share: float = FIRST_CACHED_SHARE
+    new_tokens: float = FIRST_NEW_TOKENS  # of a mean request
+    _requests: Column = field(default_factory=lambda: np.zeros(0))
+    _work: Column = field(default_factory=lambda: np.zeros(0))  # ms
+    _new: Column = field(default_factory=lambda: np.zeros(0))  # tokens
+    _at: float = 0.0  # the first two fade; as of when
+
+    def grow(self, places: int) -> None:
+        """Room for so many."""
+        missing = np.zeros(places - len(self._new))
+        self._requests = np.concatenate([self._requests, missing])
+        self._work = np.concatenate([self._work, missing])
+        self._new = np.concatenate([self._new, missing])
+
+    def forget(self, place: int) -> None:
+        """Another engine takes the place."""
+        for column in (self._requests, self._work, self._new):
+            column[place] = 0.0
+
+    def cost(
+        self,
+        rows: Rows,
+        now: float,
+        *,
+        work: Column,
+        backlog: Column,
+        batch: Column,
+        slower: Column,
+    ) -> Column:
+        """Of a request that would go there now. `work`, `backlog`: w, V; `batch`, `slower`: n, a.
+        All in the order of `rows`."""
+        fade = exp((self._at - now) / RATE_SECONDS) / (RATE_SECONDS * 1000)
+        idle = self._work[rows] * -fade
+        idle += 1.0
+        np.maximum(idle, 1.0 - BUSIEST, out=idle)
+        each: Column = 0.5 * work
+        each += backlog
+        each *= self._requests[rows]
+        each *= fade
+        each /= idle
+        new = self._new[rows]
+        mean = float(np.add.reduce(new)) / len(new)
+        if mean > 0:
+            each += new * (self.cached_share / mean)
+        each += batch * (1.0 / self.answer_tokens)
+        each *= work
+        each += batch * slower
+        return each
+
+    def sent(
+        self, place: int, now: float, *, work: float, new_tokens: float, tokens: float
+    ) -> None:
+        """A request of so many tokens is on its way there."""
+        fade = exp((self._at - now) / RATE_SECONDS)
+        self._at = now
+        self._requests *= fade
+        self._work *= fade
+        self._new *= 1.0 - 1.0 / NEW_REQUESTS
+        self._requests[place] += 1.0
+        self._work[place] += work
+        self._new[place] += new_tokens
+        self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
+        self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
+
+    def answered(self, tokens: int) -> None:
+        """An answer had so many tokens."""
+        self.answer_tokens += (tokens - self.answer_tokens) / MEAN_REQUESTS

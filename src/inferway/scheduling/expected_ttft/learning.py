@@ -1,0 +1,60 @@
+"""All that is learned, in one place: who changes it is told by `follower`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inferway.scheduling.expected_ttft.accuracy import Accuracy
+from inferway.scheduling.expected_ttft.backlog import Backlog
+from inferway.scheduling.expected_ttft.caused import Caused
+from inferway.scheduling.expected_ttft.costs import Costs
+from inferway.scheduling.expected_ttft.others import Others
+
+# The features of a time to the first token, and what they cost before anything is known, in ms:
+# about an 8B model on one GPU. Only how they stand to each other matters, and not for long.
+TTFT_FEATURES = (
+    *("ttft_fixed", "ttft_own_token", "ttft_waiting_token"),
+    *("ttft_waiting_request", "ttft_running_request"),
+)
+FIXED, OWN, AHEAD, REQUESTS, BATCH = range(len(TTFT_FEATURES))
+USUAL_TTFT = (20.0, 0.1, 0.1, 5.0, 0.5)
+# The same of the time from one token to the next.
+TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
+USUAL_TPOT = (10.0, 0.2)
+
+
+@dataclass(slots=True)
+class Learning:
+    """Tables whose column i is place i's."""
+
+    ttft: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TTFT)))
+    tpot: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TPOT)))
+    backlog: Backlog = field(default_factory=Backlog)
+    others: Others = field(default_factory=Others)
+    caused: Caused = field(default_factory=Caused)
+    accuracy: list[Accuracy] = field(default_factory=list)
+
+    def grow(self, places: int) -> None:
+        """Room for so many."""
+        self.ttft.grow(places)
+        self.tpot.grow(places)
+        self.backlog.grow(places)
+        self.others.grow(places)
+        self.caused.grow(places)
+        self.accuracy += [Accuracy() for _ in range(places - len(self.accuracy))]
+
+    def forget(self, place: int) -> None:
+        """Another engine takes the place; nothing is on its way to the old one."""
+        self.ttft.forget(place)
+        self.tpot.forget(place)
+        self.others.forget(place)
+        self.caused.forget(place)
+        self.accuracy[place] = Accuracy()
+
+    def advance(self, now: float) -> None:
+        """Time has passed."""
+        self.backlog.advance(now)
+        self.ttft.refresh(now)
+        self.tpot.refresh(now)

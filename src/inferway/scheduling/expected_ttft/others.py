@@ -1,0 +1,59 @@
+"""Requests that did not come through us, other gateways' above all: what of them waits.
+
+An engine tells how many it has, now and then. Those that it says wait, wait; but vLLM counts a
+request as running from the first chunk of its prompt on, and the rest of that prompt is work ahead
+as well. So a request that is new since the last scrape counts as a prompt that is just begun, as
+long as a mean one of ours, which the engine works off from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inferway.model import Candidates, Column
+from inferway.scheduling.expected_ttft.places import Rows
+
+
+@dataclass(slots=True)
+class Others:
+    """Column i is place i's."""
+
+    _seen: Column = field(default_factory=lambda: np.zeros(0))  # requests, by the last scrape
+    _tokens: Column = field(default_factory=lambda: np.zeros(0))  # of begun prompts, left then
+    _at: Column = field(default_factory=lambda: np.zeros(0))  # seconds: when it was
+    _none: bool = True  # nothing was seen anywhere
+
+    def grow(self, places: int) -> None:
+        """Room for so many."""
+        missing = np.zeros(places - len(self._seen))
+        for name in ("_seen", "_tokens", "_at"):
+            setattr(self, name, np.concatenate([getattr(self, name), missing]))
+
+    def forget(self, place: int) -> None:
+        """Another engine takes the place."""
+        self._seen[place] = self._tokens[place] = 0.0
+
+    def ahead(
+        self, candidates: Candidates, rows: Rows, cost_ms: Column, mean_tokens: float
+    ) -> tuple[Column, Column] | None:
+        """(requests that wait, tokens that do or are begun); None if there are none. `cost_ms`: of
+        a token that waits."""
+        others, now = candidates.others, candidates.now
+        if not others.any():
+            if not self._none:
+                self._seen[rows] = self._tokens[rows] = 0.0
+                self._none = not self._seen.any()
+            return None
+        self._none = False
+        left = self._tokens[rows] - (now - self._at[rows]) * 1000 / cost_ms
+        np.maximum(left, 0.0, out=left)
+        seen = self._seen[rows]
+        if (others != seen).any():  # some have been scraped
+            left += np.maximum(others - seen, 0.0) * mean_tokens
+            np.minimum(left, others * mean_tokens, out=left)
+            self._seen[rows], self._tokens[rows], self._at[rows] = others, left, now
+        waiting = candidates.waiting
+        queued = others * waiting / np.maximum(waiting + candidates.running, 1.0)
+        return queued, np.maximum(queued * mean_tokens, left)

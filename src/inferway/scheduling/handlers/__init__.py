@@ -1,0 +1,1 @@
+"""Choose among profiles; one file, one rule each."""

@@ -1,0 +1,99 @@
+"""When a stage of disaggregated serving is worth an engine apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from inferway.model import Candidates, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.prompt_tokens import prompt_tokens
+from inferway.scheduling.registry import Building, Parameters, PluginType
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """For every request."""
+
+    def is_worth_it(
+        self, request: LLMRequest, candidates: Candidates, target: Target | None
+    ) -> bool:
+        return True
+
+
+class PrefixBasedParameters(Parameters, frozen=True):
+    non_cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixBased:
+    """When the prompt has `prompt_tokens` or more, and `non_cached_tokens` or more of them are not
+    held where it is going to be decoded; 0 of the latter: never. Blocks count whatever tier they
+    lie in (llm-d-router ebab687, disagg/prefix_based_pd_decider.go)."""
+
+    non_cached_tokens: int
+    prompt_tokens: int = 0
+
+    def is_worth_it(
+        self, request: LLMRequest, candidates: Candidates, target: Target | None
+    ) -> bool:
+        if self.non_cached_tokens == 0 or target is None:
+            return False
+        tokens = prompt_tokens(request)
+        if tokens < max(self.prompt_tokens, self.non_cached_tokens):
+            return False
+        row = candidates.rows[target.endpoint.holder]
+        held = target.matched_blocks * int(candidates.block_sizes[row])
+        return tokens - held >= self.non_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Multimodal:
+    """When a message has a part that is neither text nor a refusal: an image, audio, video."""
+
+    def is_worth_it(
+        self, request: LLMRequest, candidates: Candidates, target: Target | None
+    ) -> bool:
+        body = request.body
+        for name in ("messages", "input", "items"):
+            items = getattr(body, name, None)
+            if isinstance(items, list) and any(map(_has_media, items)):
+                return True
+        return False
+
+
+def _has_media(item: Any) -> bool:
+    content = item.get("content") if isinstance(item, dict) else None
+    return isinstance(content, list) and any(map(_is_media, content))
+
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+
+
+def _is_media(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS
+
+
+def _prefix_based(parameters: PrefixBasedParameters, building: Building) -> PrefixBased:
+    return PrefixBased(parameters.non_cached_tokens, parameters.prompt_tokens)
+
+
+ALWAYS = PluginType(
+    "always-disagg-pd-decider",
+    "prefill on an engine apart, for every request",
+    lambda parameters, building: Always(),
+)
+PREFIX_BASED = PluginType(
+    "prefix-based-pd-decider",
+    "prefill on an engine apart, when enough of the prompt is not held where it is decoded",
+    _prefix_based,
+    PrefixBasedParameters,
+)
+MULTIMODAL = PluginType(
+    "always-disagg-multimodal-decider",
+    "encode on engines apart, when the request has images, audio or video",
+    lambda parameters, building: Multimodal(),
+)

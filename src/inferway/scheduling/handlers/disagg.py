@@ -1,0 +1,227 @@
+"""Disaggregated serving: the engine that answers is told which others do the stages before.
+
+stage      runs when                                   header for the engine
+decode     always; it answers                          -
+encode     its decider says so                         x-encoder-hosts-ports: host:port,host:port
+prefill    its decider says so                         x-prefiller-host-port: host:port
+
+vLLM's sidecar (llm-d-routing-sidecar) beside the decode engine reads the headers, asks those
+engines first and then its own. A stage that finds no endpoint is left out: then the engine that
+answers does it, too. `prefill-first` chooses where to prefill before where to decode, always.
+(llm-d-router ebab687, profilehandler/disagg.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from inferway.errors import ConfigError, NoEndpointError
+from inferway.model import Candidates, Choice, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.plugin import Chooser, Decider
+from inferway.scheduling.registry import Building, Parameters, PluginType
+
+PREFILLER = b"x-prefiller-host-port"
+ENCODERS = b"x-encoder-hosts-ports"
+
+
+class Stages(Parameters, frozen=True):
+    decode: str = ""
+    prefill: str = ""
+    encode: str = ""
+
+
+class Deciders(Parameters, frozen=True):
+    prefill: str = ""
+    encode: str = ""
+
+
+class DisaggParameters(Parameters, frozen=True):
+    stage_order: Literal["decode-first", "prefill-first"] = "decode-first"
+    profiles: Stages = Stages()
+    deciders: Deciders = Deciders()
+    # older names
+    decode_profile: str = ""
+    prefill_profile: str = ""
+    encode_profile: str = ""
+    prefill_decider_plugin_name: str = ""
+    decider_plugin_name: str = ""
+    encode_decider_plugin_name: str = ""
+
+
+class PdParameters(Parameters, frozen=True):
+    decode_profile: str = "decode"
+    prefill_profile: str = "prefill"
+    decider_plugin_name: str = "prefix-based-pd-decider"
+    primary_port: int = 0  # refused: an engine's ranks are endpoints of their own here
+    prefix_plugin_type: str = ""  # without effect, as in llm-d
+    prefix_plugin_name: str = ""  # without effect, as in llm-d
+    prefix_match_info_producer_name: str = ""  # without effect, as in llm-d
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One that may run on engines apart. Without a decider it never does."""
+
+    name: str  # of its profile
+    profile: Chooser
+    decider: Decider | None
+
+    def run(
+        self, request: LLMRequest, candidates: Candidates, target: Target | None
+    ) -> tuple[Target, ...]:
+        """Where it is to be done; () if where the answer is."""
+        if self.decider is None or not self.decider.is_worth_it(request, candidates, target):
+            return ()
+        return self.anyhow(request, candidates)
+
+    def anyhow(self, request: LLMRequest, candidates: Candidates) -> tuple[Target, ...]:
+        """The same, without a decider."""
+        try:
+            return self.profile.choose(request, candidates).targets
+        except NoEndpointError:
+            return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregated:
+    """See the module."""
+
+    decode_name: str
+    decode: Chooser
+    prefill: Stage | None = None
+    encode: Stage | None = None
+    prefill_first: bool = False
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        prefillers: tuple[Target, ...] = ()
+        encoders: tuple[Target, ...] = ()
+        if self.prefill_first:
+            if self.prefill is not None:
+                prefillers = self.prefill.anyhow(request, candidates)
+            if self.encode is not None:
+                encoders = self.encode.run(request, candidates, None)
+        choice = self.decode.choose(request, candidates)
+        if not self.prefill_first:
+            target = choice.targets[0]
+            if self.encode is not None:
+                encoders = self.encode.run(request, candidates, target)
+            if self.prefill is not None:
+                prefillers = self.prefill.run(request, candidates, target)
+        return Choice(
+            choice.targets,
+            (*choice.headers, *_headers(prefillers[:1], encoders)),
+            self._others(prefillers, encoders),
+            self.decode_name,
+        )
+
+    def _others(
+        self, prefillers: tuple[Target, ...], encoders: tuple[Target, ...]
+    ) -> Mapping[str, Target]:
+        stages = ((self.prefill, prefillers), (self.encode, encoders))
+        return {stage.name: targets[0] for stage, targets in stages if stage and targets}
+
+
+def _headers(prefillers: Iterable[Target], encoders: Iterable[Target]) -> Headers:
+    named = ((PREFILLER, prefillers), (ENCODERS, encoders))
+    values = ((name, b",".join(map(_host_port, targets))) for name, targets in named)
+    return tuple((name, value) for name, value in values if value)
+
+
+def _host_port(target: Target) -> bytes:
+    return target.endpoint.url.partition("://")[2].encode()
+
+
+def _build(parameters: DisaggParameters, building: Building) -> Disaggregated:
+    p = _without_older_names(parameters)
+    prefill_first = p.stage_order == "prefill-first"
+    if prefill_first and p.deciders.prefill:
+        raise ConfigError(
+            f"deciders.prefill: {p.deciders.prefill!r}: prefill-first has none, for it always "
+            "prefills; leave it out"
+        )
+    decode = p.profiles.decode or "decode"
+    return Disaggregated(
+        decode,
+        _decode(decode, building),
+        _stage("prefill", p.profiles.prefill or "prefill", p.deciders.prefill, building),
+        _stage("encode", p.profiles.encode or "encode", p.deciders.encode, building),
+        prefill_first,
+    )
+
+
+def _build_pd(parameters: PdParameters, building: Building) -> Disaggregated:
+    if parameters.primary_port:
+        raise ConfigError(
+            f"primaryPort: {parameters.primary_port}: known in llm-d, not built here: the header "
+            "that names a data-parallel rank; an engine's ranks are endpoints of their own here"
+        )
+    decode = parameters.decode_profile
+    return Disaggregated(
+        decode,
+        _decode(decode, building),
+        _stage("prefill", parameters.prefill_profile, parameters.decider_plugin_name, building),
+    )
+
+
+def _without_older_names(p: DisaggParameters) -> DisaggParameters:
+    older = Stages(decode=p.decode_profile, prefill=p.prefill_profile, encode=p.encode_profile)
+    prefill = p.prefill_decider_plugin_name or p.decider_plugin_name
+    deciders = Deciders(prefill=prefill, encode=p.encode_decider_plugin_name)
+    if older == Stages() and deciders == Deciders():
+        return p
+    if p.profiles != Stages() or p.deciders != Deciders():
+        raise ConfigError(
+            "profiles and deciders stand beside their older names (decodeProfile, "
+            "deciderPluginName, ...); use one or the other"
+        )
+    return msgspec.structs.replace(p, profiles=older, deciders=deciders)
+
+
+def _decode(name: str, building: Building) -> Chooser:
+    profile = building.profiles.get(name)
+    if profile is None:
+        raise ConfigError(
+            f"profiles.decode: {name!r} is no profile; known: "
+            + ", ".join(sorted(building.profiles))
+        )
+    return profile
+
+
+def _stage(kind: str, name: str, decider: str, building: Building) -> Stage | None:
+    """None: there is no such profile."""
+    found = building.plugins.get(decider) if decider else None
+    if decider and not isinstance(found, Decider):
+        known = [each for each, plugin in building.plugins.items() if isinstance(plugin, Decider)]
+        raise ConfigError(
+            f"deciders.{kind}: {decider!r} is no decider among the plugins; known: "
+            + (", ".join(sorted(known)) or "none")
+        )
+    profile = building.profiles.get(name)
+    if profile is None:
+        if decider:
+            raise ConfigError(
+                f"profiles.{kind}: {name!r} is no profile; known: "
+                + ", ".join(sorted(building.profiles))
+            )
+        return None
+    return Stage(name, profile, found if isinstance(found, Decider) else None)
+
+
+TYPE = PluginType(
+    "disagg-profile-handler",
+    "profiles decode, prefill and encode; tells the engine that answers who does the others",
+    _build,
+    DisaggParameters,
+    is_handler=True,
+)
+PD_TYPE = PluginType(
+    "pd-profile-handler",
+    "older name of disagg-profile-handler, without encode",
+    _build_pd,
+    PdParameters,
+    is_handler=True,
+)

@@ -1,0 +1,60 @@
+"""The request names its profile in a header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inferway.errors import ConfigError, InvalidRequestError
+from inferway.model import Candidates, Choice
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.registry import Building, Parameters, PluginType
+
+
+class HeaderProfileParameters(Parameters, frozen=True):
+    header_name: str = "EPP-Profile"
+    default_profile: str = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderProfile:
+    """The profile that the header names; `default` without the header. If there is one profile
+    only, that, whatever the header says."""
+
+    header: str
+    default: str
+    profiles: Mapping[str, Chooser]
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        """Raises NoEndpointError, or InvalidRequestError for a profile that is not known."""
+        if len(self.profiles) == 1:
+            return next(iter(self.profiles.values())).choose(request, candidates)
+        asked = (request.header(self.header.encode()) or b"").decode("latin-1").strip()
+        profile = self.profiles.get(asked or self.default)
+        if profile is None:
+            raise InvalidRequestError(
+                f"header {self.header}: {asked!r} is no profile; known: "
+                + ", ".join(sorted(self.profiles)),
+                param=self.header,
+            )
+        return profile.choose(request, candidates)
+
+
+def _build(parameters: HeaderProfileParameters, building: Building) -> HeaderProfile:
+    profiles, default = building.profiles, parameters.default_profile.strip() or "decode"
+    if len(profiles) > 1 and default not in profiles:
+        raise ConfigError(
+            f"defaultProfile: {default!r} is no profile; known: {', '.join(sorted(profiles))}"
+        )
+    header = parameters.header_name.strip().lower() or "epp-profile"
+    return HeaderProfile(header, default, profiles)
+
+
+TYPE = PluginType(
+    "header-profile-handler",
+    "the profile that the request's header `EPP-Profile` names, or the default",
+    _build,
+    HeaderProfileParameters,
+    is_handler=True,
+)

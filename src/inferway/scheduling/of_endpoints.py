@@ -1,0 +1,32 @@
+"""What follows from the endpoints alone is computed once for each list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from inferway.model import Endpoint
+
+MOST_LISTS = 64  # remembered: one for each model, and some old ones
+
+_T = TypeVar("_T")
+
+
+class OfEndpoints(Generic[_T]):
+    """Remembers `compute` of a list of endpoints. Lists are told apart by identity, for the fleet
+    makes a new one when an endpoint or one of its labels changes; they must not change."""
+
+    __slots__ = ("_compute", "_found")
+
+    def __init__(self, compute: Callable[[Sequence[Endpoint]], _T]) -> None:
+        self._compute = compute
+        # The list is kept too: while it is, no other has its id.
+        self._found: dict[int, tuple[Sequence[Endpoint], _T]] = {}
+
+    def __call__(self, endpoints: Sequence[Endpoint]) -> _T:
+        found = self._found.get(id(endpoints))
+        if found is None:
+            if len(self._found) >= MOST_LISTS:
+                del self._found[next(iter(self._found))]
+            found = self._found[id(endpoints)] = (endpoints, self._compute(endpoints))
+        return found[1]

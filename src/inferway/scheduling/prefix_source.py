@@ -1,0 +1,102 @@
+"""Where the figures of who holds how much of a prompt come from: the index, which knows from the
+engines' own events (precise), or what went where (approximate)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from inferway.errors import ConfigError
+from inferway.model import Added, Candidates, Column
+from inferway.scheduling.registry import Building
+from inferway.scheduling.trust import TRUST
+
+APPROXIMATE = "approx-prefix-cache-producer"
+PRECISE = "precise-prefix-cache-producer"  # in llm-d; here the index, which is always there
+
+
+class HeldBlocks(msgspec.Struct, frozen=True):
+    """One value a row, of all of a request's prompts (llm-d: PrefixCacheMatchInfo)."""
+
+    value: Column  # blocks held, less those in lower tiers and those that nothing confirms
+    held: Column  # the same blocks, each counted as one
+    total: Column  # blocks of the prompts; 0 where they are not known
+    block_tokens: Column  # tokens a block
+
+
+class PrefixSource(Protocol):
+    """The figures for a request."""
+
+    def match(self, candidates: Candidates) -> HeldBlocks | None:
+        """None: nobody has looked."""
+
+    def value(self, candidates: Candidates) -> Column:
+        """`match(...).value`, or zeros. Not to be written to."""
+
+    def total(self, candidates: Candidates) -> Column:
+        """`match(...).total`, or zeros. Not to be written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precise:
+    """The index."""
+
+    def match(self, candidates: Candidates) -> HeldBlocks:
+        return HeldBlocks(
+            self.value(candidates),
+            candidates.matched_blocks,
+            candidates.prompt_blocks,
+            candidates.block_sizes.astype(np.float64),
+        )
+
+    def value(self, candidates: Candidates) -> Column:
+        return candidates.matched_value * TRUST[candidates.states]
+
+    def total(self, candidates: Candidates) -> Column:
+        return candidates.prompt_blocks
+
+
+class Approximate:
+    """The columns of the approx-prefix-cache-producer of that name."""
+
+    __slots__ = ("block_tokens", "held", "prompt_blocks")
+
+    def __init__(self, producer: str) -> None:
+        self.held: Added[Column] = Added(f"{producer}/held")
+        self.prompt_blocks: Added[Column] = Added(f"{producer}/prompt-blocks")
+        self.block_tokens: Added[Column] = Added(f"{producer}/block-tokens")
+
+    def match(self, candidates: Candidates) -> HeldBlocks | None:
+        held, total = candidates.get(self.held), candidates.get(self.prompt_blocks)
+        tokens = candidates.get(self.block_tokens)
+        if held is None or total is None or tokens is None:
+            return None
+        return HeldBlocks(held, held, total, tokens)
+
+    def value(self, candidates: Candidates) -> Column:
+        return self._or_zeros(candidates, self.held)
+
+    def total(self, candidates: Candidates) -> Column:
+        return self._or_zeros(candidates, self.prompt_blocks)
+
+    def _or_zeros(self, candidates: Candidates, column: Added[Column]) -> Column:
+        found = candidates.get(column)
+        return np.zeros(len(candidates.endpoints)) if found is None else found
+
+
+def prefix_source(producer: str, default: str, building: Building) -> PrefixSource:
+    """`producer`: what `prefixMatchInfoProducerName` says, "" if nothing; then it is the one of
+    type `default`. Raises ConfigError."""
+    name = producer or building.the(default)
+    kind = building.type_of(name)
+    if kind == PRECISE:
+        return Precise()
+    if kind == APPROXIMATE:
+        return Approximate(name)
+    raise ConfigError(
+        f"prefixMatchInfoProducerName: {producer!r} is no plugin that produces prefix matches; "
+        f"expected one of type {APPROXIMATE} or {PRECISE}"
+    )

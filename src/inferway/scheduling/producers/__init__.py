@@ -1,0 +1,1 @@
+"""Bring columns that others judge by; one file, one rule each."""

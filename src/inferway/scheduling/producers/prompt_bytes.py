@@ -1,0 +1,101 @@
+"""What the approximate producer hashes of a request: its own bytes, in order, no prompt made of
+them.
+
+body             what makes up its prompts            what sets prompts apart that have these alike
+chat             messages, one after another          tools, documents, chat_template(_kwargs)
+completions      each prompt: its text, or its ids    -
+responses        input: its text, or its items        instructions, tools, chat_template_kwargs
+conversations    items, one after another             -
+embeddings       each input, or messages              -
+
+Objects count by their JSON, keys in the order in which they came. So a conversation that goes on
+begins with the bytes of its past, whatever it is rendered to. (llm-d hashes the messages' JSON with
+the brackets around it, and leaves tools out.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ConversationsRequest,
+    EmbeddingsRequest,
+    ResponsesRequest,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+def prompt_bytes(body: Body, most: int) -> list[bytes]:
+    """Of each prompt of the request, no less than its first `most` bytes, or all."""
+    match body:
+        case ChatRequest():
+            return [_joined(body.messages, most)]
+        case CompletionRequest():
+            return [_text(prompt, most) for prompt in body.prompts]
+        case ResponsesRequest():
+            given = body.input
+            if given is None or isinstance(given, str):
+                return [_text(given or "", most)]
+            return [_joined(given, most)]
+        case ConversationsRequest():
+            return [_joined(body.items or (), most)]
+        case EmbeddingsRequest():
+            return _inputs(body, most)
+
+
+def setting_bytes(body: Body) -> bytes:
+    """What is the same in all requests whose prompts may have a beginning in common."""
+    match body:
+        case ChatRequest():
+            given: tuple[object, ...] = (
+                body.tools,
+                body.documents,
+                body.chat_template,
+                body.chat_template_kwargs,
+            )
+        case ResponsesRequest():
+            given = (body.instructions, body.tools, body.chat_template_kwargs)
+        case _:
+            return b""
+    return _encode(given) if any(each is not None for each in given) else b""
+
+
+def _inputs(body: EmbeddingsRequest, most: int) -> list[bytes]:
+    given: Any = body.messages if body.input is None else body.input
+    is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
+    return [_input(each, most) for each in ([given or ""] if is_one else given)]
+
+
+def _input(given: Any, most: int) -> bytes:
+    """A text, ids, or a chat."""
+    is_chat = isinstance(given, list) and given and not isinstance(given[0], int)
+    return _joined(given, most) if is_chat else _text(given, most)
+
+
+def _text(prompt: str | Sequence[int], most: int) -> bytes:
+    if isinstance(prompt, str):
+        return prompt[:most].encode("utf-8", "surrogatepass")  # a character has a byte at least
+    return _ids(prompt, most)
+
+
+def _ids(ids: Sequence[int], most: int) -> bytes:
+    """Four bytes each, as many as a token is taken to have."""
+    return np.array(ids[: most // 4 + 1], np.int64).astype(np.uint32).tobytes()
+
+
+def _joined(items: Iterable[object], most: int) -> bytes:
+    size, encoded = 0, []
+    for item in items:
+        encoded.append(_encode(item))
+        size += len(encoded[-1]) + 1
+        if size > most:
+            break
+    return b",".join(encoded)

@@ -1,0 +1,38 @@
+"""Types of llm-d's that name what is always there here: a configuration that has them moves over,
+and is told what they are.
+
+Their parameters say how llm-d is to do it; ours is said elsewhere. So nothing of them is in force,
+and `Note`s say so one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PROMPTS = "prompts are rendered and tokenized in this process, exactly as the engines do it"
+_EVENTS = "every engine's KV events are followed, and its endpoints are known to the index"
+_PREFILL = "the disagg-profile-handler itself says where a prompt is computed"
+_LOAD = "every engine's /metrics are read"
+
+PROVIDED: Mapping[str, str] = {
+    "core-metrics-extractor": _LOAD,
+    "disagg-headers-handler": _PREFILL,
+    "endpoint-notification-source": _EVENTS,
+    "metrics-data-source": _LOAD,
+    "openai-parser": "OpenAI's request bodies are parsed",
+    "precise-prefix-cache-producer": _EVENTS,
+    "prefill-header-handler": _PREFILL,
+    "token-producer": _PROMPTS,
+    "tokenizer": _PROMPTS,
+}
+
+# Feature gates of llm-d's that change nothing here, and why.
+GATES: Mapping[str, str] = {
+    "dataLayer": _LOAD,
+    "enableLegacyMetrics": "metrics have names of ours",
+    "haPopulateNonLeaderDatastore": "every gateway knows all engines; none leads",
+    "prepareDataPlugins": "producers always run before scorers",
+}
+GATES_ELSEWHERE: Mapping[str, str] = {
+    "flowControl": "queueing of requests in front of full engines",
+}

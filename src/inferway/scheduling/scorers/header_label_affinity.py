@@ -1,0 +1,63 @@
+"""Prefer endpoints with a label that a header of the request asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from inferway.model import Candidates, Column, Endpoint
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.of_endpoints import OfEndpoints
+from inferway.scheduling.registry import Building, Parameters, PluginType
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class HeaderLabelParameters(Parameters, frozen=True):
+    header_name: Name
+    label_key: Name
+
+
+@dataclass(slots=True)
+class HeaderLabelAffinity:
+    """1 where the label has the header's value, else 0; 0 for all without the header."""
+
+    header: bytes
+    rows: OfEndpoints[dict[str, NDArray[np.intp]]]  # by the label's value
+
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
+        scores = np.zeros(len(candidates.endpoints))
+        value = request.header(self.header)
+        if value:
+            rows = self.rows(candidates.endpoints).get(value.decode("latin-1"))
+            if rows is not None:
+                scores[rows] = 1.0
+        return scores
+
+
+def _rows(endpoints: Sequence[Endpoint], label: str) -> dict[str, NDArray[np.intp]]:
+    rows: dict[str, list[int]] = {}
+    for row, endpoint in enumerate(endpoints):
+        if label in endpoint.labels:
+            rows.setdefault(endpoint.labels[label], []).append(row)
+    return {value: np.array(at, np.intp) for value, at in rows.items()}
+
+
+def _build(parameters: HeaderLabelParameters, building: Building) -> HeaderLabelAffinity:
+    header = parameters.header_name.lower().encode("latin-1", "replace")
+    return HeaderLabelAffinity(
+        header, OfEndpoints(lambda endpoints: _rows(endpoints, parameters.label_key))
+    )
+
+
+TYPE = PluginType(
+    "header-label-affinity-scorer",
+    "1 for endpoints whose label `labelKey` is what the request's header `headerName` says",
+    _build,
+    HeaderLabelParameters,
+)

@@ -1,0 +1,201 @@
+"""Which endpoint a session's requests go to, for the scorer and the filter that keep them together.
+
+Two strategies (llm-d-router ebab687, util/sessionaffinity). `encoded_endpoint_header`: the answer
+names the endpoint in a header, base64 of its name, and the client sends that again with its next
+request. `session_id`: the client names its session, and we remember where it went; a session moves
+only when its endpoint is gone.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta
+
+from inferway.errors import ConfigError
+from inferway.model import Candidates, Choice, Endpoint, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.of_endpoints import OfEndpoints
+from inferway.scheduling.plugin import Follower
+from inferway.scheduling.registry import Parameters
+
+TOKEN_HEADER = "x-session-token"
+SESSION_HEADER = "x-session-id"
+MOST_SESSIONS = 1_000_000  # remembered; beyond, the one unused for the longest time is forgotten
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class TokenConfig(Parameters, frozen=True):
+    header: str = ""  # "": x-session-token
+
+
+class SessionSource(Parameters, frozen=True):
+    header: str = ""
+    attribute: str = ""  # refused: what another plugin of llm-d's tells
+    producer: str = ""
+
+
+class SessionIdConfig(Parameters, frozen=True):
+    sources: tuple[SessionSource, ...] = ()  # the first that a request has; none: x-session-id
+    eviction_ttl_seconds: Seconds = 300.0  # unused for so long, a session is forgotten
+    eviction_sweep_seconds: Seconds = 10.0  # without effect: the next request sweeps
+
+
+class SessionParameters(Parameters, frozen=True):
+    strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header"
+    encoded_endpoint_header_config: TokenConfig = TokenConfig()
+    session_id_config: SessionIdConfig = SessionIdConfig()
+    profile_name: str = ""  # whose endpoint is kept; "": the one that answers
+
+
+class Session(Protocol):
+    """A strategy."""
+
+    def endpoint(self, request: LLMRequest) -> str | None:
+        """The name of the endpoint that the request's session is at, if it has one."""
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: Choice
+    ) -> Follower | None: ...
+
+
+def session(parameters: SessionParameters) -> Session:
+    """Raises ConfigError."""
+    if parameters.strategy == "encoded_endpoint_header":
+        header = _header(parameters.encoded_endpoint_header_config.header) or TOKEN_HEADER.encode()
+        return TokenSession(header, parameters.profile_name)
+    config = parameters.session_id_config
+    headers = [_source(each, n) for n, each in enumerate(config.sources)]
+    return NamedSession(
+        headers or [SESSION_HEADER.encode()], config.eviction_ttl_seconds, parameters.profile_name
+    )
+
+
+def _source(source: SessionSource, number: int) -> bytes:
+    where = f"sessionIdConfig.sources[{number}]"
+    if source.attribute or source.producer:
+        raise ConfigError(
+            f"{where}: attribute {source.attribute!r}: only headers are read here; expected header"
+        )
+    header = _header(source.header)
+    if not header:
+        raise ConfigError(f"{where}.header: the name of a header is missing")
+    return header
+
+
+def _header(name: str) -> bytes:
+    return name.strip().lower().encode("latin-1", "replace")
+
+
+def rows_by_name(endpoints: Sequence[Endpoint]) -> dict[str, int]:
+    return {endpoint.name: row for row, endpoint in enumerate(endpoints)}
+
+
+def _used(choice: Choice, profile: str, target: Target) -> Endpoint | None:
+    """The endpoint that `profile` chose; None if it chose none for this request."""
+    if profile in ("", choice.profile):
+        return target.endpoint
+    other = choice.others.get(profile)
+    return None if other is None else other.endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSession:
+    """encoded_endpoint_header."""
+
+    header: bytes = TOKEN_HEADER.encode()
+    profile: str = ""
+
+    def endpoint(self, request: LLMRequest) -> str | None:
+        token = request.header(self.header)
+        if not token:
+            return None
+        try:
+            return b64decode(token, validate=True).decode()
+        except (Error, UnicodeDecodeError):
+            return None  # not ours; the answer brings a new one
+
+    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+        return _Telling(self, choice)
+
+
+@dataclass(slots=True)
+class _Telling(Follower):
+    session: TokenSession
+    choice: Choice
+    _endpoint: Endpoint | None = None
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        self._endpoint = _used(self.choice, self.session.profile, target)
+        return ()
+
+    def on_head(self, status: int) -> Headers:
+        if self._endpoint is None or status >= 500:
+            return ()
+        return ((self.session.header, b64encode(self._endpoint.name.encode())),)
+
+
+@dataclass(slots=True)
+class NamedSession:
+    """session_id. Only requests that are on their way bind a session, the first of them wins."""
+
+    headers: Sequence[bytes] = (SESSION_HEADER.encode(),)
+    seconds: float = 300.0
+    profile: str = ""
+    # session -> (name of the endpoint, when it was last used), the last used last
+    _at: OrderedDict[bytes, tuple[str, float]] = field(default_factory=OrderedDict)
+    _names: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+
+    def endpoint(self, request: LLMRequest) -> str | None:
+        name = self._session(request)
+        at = None if name is None else self._at.get(name)
+        return None if at is None else at[0]
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: Choice
+    ) -> Follower | None:
+        name = self._session(request)
+        if name is None:
+            return None
+        at = self._at.get(name)
+        is_gone = at is not None and at[0] not in self._names(candidates.endpoints)
+        return _Binding(self, name, choice, is_gone)
+
+    def bind(self, name: bytes, endpoint: str, now: float, *, is_gone: bool) -> None:
+        """The session's request goes to `endpoint`."""
+        at = self._at.get(name)
+        if at is None or at[0] == endpoint or is_gone:
+            self._at[name] = (endpoint, now)
+            self._at.move_to_end(name)
+        while len(self._at) > MOST_SESSIONS or self._oldest() < now - self.seconds:
+            self._at.popitem(last=False)
+
+    def _oldest(self) -> float:
+        return next(iter(self._at.values()))[1] if self._at else float("inf")
+
+    def _session(self, request: LLMRequest) -> bytes | None:
+        for header in self.headers:
+            value = (request.header(header) or b"").strip()
+            if value:
+                return value
+        return None
+
+
+@dataclass(slots=True)
+class _Binding(Follower):
+    session: NamedSession
+    name: bytes
+    choice: Choice
+    is_gone: bool
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        endpoint = _used(self.choice, self.session.profile, target)
+        if endpoint is not None:
+            self.session.bind(self.name, endpoint.name, now, is_gone=self.is_gone)
+        return ()

@@ -1,0 +1,134 @@
+"""`inferway bench director`: what is computed from decisions, and a miniature run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from tests.bench.test_report import MACHINE
+
+from inferway.bench.chats import default_data_dir
+from inferway.bench.director.plan import Plan
+from inferway.bench.director.report import markdown, missed
+from inferway.bench.director.results import (
+    DirectorRun,
+    load_run,
+    slope,
+    times_longer,
+    write_run,
+)
+from inferway.bench.director.run import run_director
+from inferway.bench.director.world import Point
+from inferway.cli.bench import bench
+
+DOCS = Path(__file__).parents[2] / "docs"
+MINIATURE = Plan(
+    chats=1, longest=1_500, probes=2, probe_tokens=300, others=3, other_tokens=200, engines=3
+)
+
+
+def point(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> Point:
+    """A decision whose whole takes 100 µs, and `ns` a token of history, 300 a new one."""
+    whole = times * (100 + history * ns / 1e3 + new * 0.3)
+    return Point(
+        chat=0,
+        history=history,
+        new=new,
+        wall=2 * whole,
+        whole=whole,
+        parse=10.0,
+        render=10.0,
+        encode=30.0 * times,
+        match=5.0,
+        schedule=20.0,
+    )
+
+
+GROWN = [point(history, new=20 + 7 * history % 90) for history in range(0, 20_000, 300)]
+RUN = DirectorRun(
+    machine=MACHINE,
+    command="inferway bench director",
+    seed=3,
+    text="real ones",
+    engines=8,
+    block_size=16,
+    others=9,
+    grown=GROWN,
+    alone=[point(4_000)] * 5,
+    beside=[point(4_000, times=1.05)] * 5,
+)
+
+
+def test_the_slope_is_that_of_the_history_and_not_of_what_is_new() -> None:
+    found = slope(GROWN, "whole")
+
+    assert found.value == pytest.approx(20.0)
+    assert found.low == pytest.approx(20.0)
+    assert slope(GROWN, "match").value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_same_turns_are_compared_beside_much_and_little() -> None:
+    assert times_longer(RUN, "encode").value == pytest.approx(1.05)
+    assert times_longer(RUN, "match").value == pytest.approx(1.0)
+
+
+def test_what_is_not_as_asked_is_named() -> None:
+    steep = msgspec.structs.replace(RUN, grown=[point(h, ns=26.0) for h in range(0, 9_000, 500)])
+    slow = msgspec.structs.replace(RUN, beside=[point(4_000, times=1.2)] * 5)
+
+    assert missed(RUN) == []
+    assert missed(steep) == ["whole"]
+    assert missed(slow) == ["encode"]
+
+
+def test_markdown_has_the_lengths_the_slopes_and_the_seeds_figure() -> None:
+    text = markdown(RUN)
+
+    assert "| none | 1 | 10.0 | 10.0 | 30.0 | 5.0 | 20.0 |" in text
+    assert "| whole | 20.00 (20.00 to 20.00) | ≤ 25 | yes |" in text
+    assert "| match | 5.0 | 5.0 | 1.00 (1.00 to 1.00) | ≤ 1.1 | yes |" in text
+    assert "about +10 ms end to end" in text
+
+
+def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "director.json"
+    path.write_bytes(write_run(RUN))
+
+    assert load_run(path) == RUN
+
+
+@pytest.fixture(scope="module")
+def run() -> DirectorRun:
+    return run_director(default_data_dir(), MINIATURE, print)
+
+
+def test_a_chat_grows_by_its_turns_and_every_step_takes_time(run: DirectorRun) -> None:
+    assert run.grown[0].history == 0
+    assert all(
+        later.history == earlier.history + earlier.new
+        for earlier, later in zip(run.grown, run.grown[1:], strict=False)
+    )
+    assert run.grown[-1].history + run.grown[-1].new >= MINIATURE.longest
+    assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in run.grown)
+
+
+def test_the_same_probes_are_measured_twice(run: DirectorRun) -> None:
+    alone, beside = ([(p.history, p.new) for p in some] for some in (run.alone, run.beside))
+
+    assert alone == beside
+    assert len(alone) == MINIATURE.probes
+
+
+def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:
+    result = CliRunner().invoke(bench, ["director", "--data", str(tmp_path)])
+
+    assert result.exit_code == 1
+    assert "the cure: --data DIR" in result.output
+
+
+def test_the_documents_tables_are_those_of_the_stored_result() -> None:
+    run = load_run(DOCS / "results" / "director.json")
+
+    assert markdown(run) in (DOCS / "performance.md").read_text()

@@ -1,0 +1,92 @@
+"""`inferway config check` and `show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from inferway.cli.main import main
+
+ENGINE = ["--engine", "http://h:8000"]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["config", *map(str, arguments)])
+
+
+def file(directory: Path, text: str) -> Path:
+    path = directory / "file.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_settings_that_can_be_used_are_valid(tmp_path: Path) -> None:
+    path = file(tmp_path, "engines: [{url: http://h:8000}]\n")
+
+    result = run("check", path)
+
+    assert (result.exit_code, result.output) == (0, f"{path}: valid\n")
+
+
+def test_a_configuration_of_llm_d_is_checked_and_told_what_is_not_in_force(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+        "plugins:\n- type: token-producer\n  parameters: {modelName: m}\n- type: queue-scorer\n",
+    )
+
+    result = run("check", path)
+
+    assert result.exit_code == 0
+    assert "note: plugins[0]: token-producer: prompts are rendered" in result.output
+    assert result.output.endswith(f"{path}: valid\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("engines: []", "no engine: give at least one"),
+        ("kind: EndpointPickerConfig\nplugins: [{type: warp}]", "plugins[0].type: 'warp' is not"),
+        (
+            "engines: [{url: http://h:1}]\nscheduling: {plugins: [{type: warp}]}",
+            "scheduling: plugins[0].type: 'warp' is not known",
+        ),
+        ("[", "not valid YAML"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, says: str) -> None:
+    result = run("check", file(tmp_path, text))
+
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        "engines: [{url: http://h:8000, block_size: 32}]\nport: 1\nhost: h2\n"
+        "models: {m: {tokenizer: t}}\n",
+    )
+
+    lines = run("show", "--config", path, "--port", "2").output.splitlines()
+
+    assert "port: 2  # a flag" in lines
+    assert f'host: "h2"  # {path}' in lines
+    assert f"engines[0].block_size: 32  # {path}" in lines
+    assert "engines[0].name: null  # default" in lines
+    assert f'models.m.tokenizer: "t"  # {path}' in lines
+    assert "timeouts.connect: 2.0  # default" in lines
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret-1")
+
+    shown = run(
+        "show", *ENGINE, "--index", "redis://me:secret-2@r:6379/1", "--admin-key-env", "A_KEY"
+    ).output
+
+    assert "secret" not in shown
+    assert 'index.url: "redis://me:***@r:6379/1"  # a flag' in shown
+    assert 'admin_key_env: "A_KEY"  # a flag; it is set' in shown

@@ -1,0 +1,200 @@
+"""One scraper for all engines: its turns, and that nobody is delayed by others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from inferway.config import EngineSettings
+from inferway.fleet.engine import Engine
+from inferway.fleet.scraper import AT_ONCE, SECONDS_PER_ENGINE, SLOW_SECONDS, Scraper, interval_of
+
+Answer = Callable[[Engine], Awaitable[bool]]
+
+
+def engines(count: int) -> list[Engine]:
+    return [
+        Engine(EngineSettings(url=f"http://e{n}", name=f"e{n}"), (), healthy=True)
+        for n in range(count)
+    ]
+
+
+class Asked:
+    """Writes down who is asked. `answer` says what comes of it."""
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.names: list[str] = []
+        self.suspected: list[str] = []
+        self.rounds = 0
+        self._answer = answer
+        self._changed = asyncio.Event()
+
+    async def ask(self, engine: Engine, suspected: bool) -> bool:
+        self.names.append(engine.name)
+        if suspected:
+            self.suspected.append(engine.name)
+        self._changed.set()
+        return await self._answer(engine) if self._answer else True
+
+    def after_round(self, _: float) -> None:
+        self.rounds += 1
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def scraping(
+    asked: Asked, fleet: list[Engine], interval: float = 0.01
+) -> AsyncIterator[Scraper]:
+    scraper = Scraper(fleet, asked.ask, asked.after_round, interval)
+    scraper.start()
+    try:
+        yield scraper
+    finally:
+        await scraper.close()
+
+
+async def never(_: Engine) -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 0.2), (100, 0.2), (1_000, 2.0)])
+def test_the_interval_grows_with_the_fleet(count: int, seconds: float) -> None:
+    assert interval_of(count) == pytest.approx(seconds)
+
+
+def test_silent_engines_alone_cannot_fill_all_slots() -> None:
+    assert AT_ONCE / SLOW_SECONDS > 1 / SECONDS_PER_ENGINE
+
+
+async def test_every_engine_has_its_turn_in_each_round() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(3)):
+        await asked.until(lambda: len(asked.names) >= 6)
+
+    assert asked.names[:6] == ["e0", "e1", "e2"] * 2
+
+
+async def test_turns_are_spread_over_the_interval() -> None:
+    asked, loop = Asked(), asyncio.get_running_loop()
+    begun = loop.time()
+
+    async with scraping(asked, engines(4), interval=0.2):
+        await asked.until(lambda: len(asked.names) == 4)
+
+    assert loop.time() - begun >= 0.14  # three quarters of it, and a turn may be a little early
+
+
+async def test_an_engine_that_does_not_answer_delays_no_other() -> None:
+    async def answer(engine: Engine) -> bool:
+        return await never(engine) if engine.name == "e1" else True
+
+    asked = Asked(answer)
+
+    async with scraping(asked, engines(3)) as scraper:
+        await asked.until(lambda: asked.rounds >= 5)
+
+    assert asked.names.count("e1") == 1
+    assert asked.names.count("e0") >= 5
+    assert scraper.turns["e1"].passed_over >= 4
+    assert scraper.turns["e1"].answered is None
+
+
+async def test_more_silent_engines_than_slots_delay_the_others_only_once() -> None:
+    async def answer(engine: Engine) -> bool:
+        return True if engine.name == "e0" else await never(engine)
+
+    asked = Asked(answer)
+
+    async with scraping(asked, engines(AT_ONCE + 10)):
+        await asked.until(lambda: asked.names.count("e0") >= 3)
+
+    assert len(set(asked.names)) == AT_ONCE + 10
+
+
+async def test_an_engine_that_is_away_is_not_asked_each_round() -> None:
+    fleet = engines(2)
+    fleet[1].healthy = False
+    asked = Asked()
+
+    async with scraping(asked, fleet):
+        await asked.until(lambda: asked.rounds >= 5)
+
+    assert asked.names.count("e1") == 1
+
+
+async def test_an_engine_under_suspicion_is_asked_at_once() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(2), interval=60.0) as scraper:
+        await asked.until(lambda: asked.names == ["e0"])
+        scraper.suspect("e1")
+        await asked.until(lambda: asked.suspected == ["e1"])
+
+    assert asked.names == ["e0", "e1"]
+
+
+async def test_a_suspicion_during_a_question_leads_to_another_one() -> None:
+    held = asyncio.Event()
+
+    async def answer(_: Engine) -> bool:
+        await held.wait()
+        return True
+
+    asked = Asked(answer)
+
+    async with scraping(asked, engines(1), interval=60.0) as scraper:
+        await asked.until(lambda: asked.names == ["e0"])
+        scraper.suspect("e0")
+        held.set()
+        await asked.until(lambda: asked.suspected == ["e0"])
+
+    assert asked.names == ["e0", "e0"]
+
+
+async def test_a_suspicion_before_the_start_is_not_lost() -> None:
+    asked = Asked()
+    scraper = Scraper(engines(1), asked.ask, asked.after_round, 0.01)
+    scraper.suspect("e0")
+
+    scraper.start()
+    await asked.until(lambda: asked.suspected == ["e0"])
+    await scraper.close()
+
+    assert asked.names[0] == "e0"
+
+
+async def test_an_error_of_ours_is_told_and_the_engine_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(_: Engine) -> bool:
+        raise ValueError("broken")
+
+    asked = Asked(answer)
+
+    async with scraping(asked, engines(1)):
+        await asked.until(lambda: len(asked.names) >= 3)
+
+    assert "engine e0: asking it failed" in caplog.text
+
+
+async def test_answers_are_counted_and_timed() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(1)) as scraper:
+        await asked.until(lambda: asked.rounds >= 3)
+
+    turn = scraper.turns["e0"]
+    assert turn.answers >= 3
+    assert turn.answered is not None
+    assert 0 <= turn.took < 20

@@ -1,0 +1,101 @@
+"""What a served model makes of requests of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inferway.errors import PromptTooLongError, RenderError
+from inferway.model import Reason
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ConversationsRequest,
+    EmbeddingsRequest,
+    ResponsesRequest,
+)
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Iterator[ModelPrompts]:
+    renderer = Renderer(num_threads=1)
+    wanted = GetOrCreateTokenizerKeyRequest(str(prepare_smollm2()))
+    yield ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(wanted), 100)
+    renderer.close()
+
+
+class Elsewhere:
+    """Prompts that engines render."""
+
+    local = None
+
+    async def tokenize(self, body: Body) -> Any:
+        raise AssertionError(f"asked for {type(body).__name__}")
+
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
+
+
+async def ids(source: PromptSource, body: Body) -> list[int]:
+    tokenized = await ServedModel("m", source).tokenize(body)
+    return list(tokenized.token_ids[0].tolist())
+
+
+async def test_a_response_has_the_tokens_of_its_chat(prompts: ModelPrompts) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+
+    chat = await ids(prompts, ChatRequest(model="m", messages=messages))
+
+    assert await ids(prompts, ResponsesRequest(model="m", input="hi", instructions="s")) == chat
+
+
+async def test_completions_go_to_the_models_prompts(prompts: ModelPrompts) -> None:
+    assert await ids(prompts, CompletionRequest(model="m", prompt=[1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (EmbeddingsRequest(model="m", input="x"), Reason.EMBEDDINGS),
+        (ConversationsRequest(model="m", items=[{}]), Reason.CONVERSATIONS),
+        (
+            ResponsesRequest(model="m", input="x", previous_response_id="r"),
+            Reason.RESPONSE_ITEMS,
+        ),
+    ],
+)
+async def test_what_has_no_prompt_here_says_why(
+    prompts: ModelPrompts, body: Body, reason: Reason
+) -> None:
+    with pytest.raises(RenderError) as e:
+        await ids(prompts, body)
+
+    assert e.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (NoPrompts(Reason.TOKENIZER_LOADING, "it loads"), Reason.TOKENIZER_LOADING),
+        (Elsewhere(), Reason.RESPONSE_ITEMS),  # an engine would be asked for a chat
+    ],
+)
+async def test_a_response_is_not_rendered_by_others(source: PromptSource, reason: Reason) -> None:
+    with pytest.raises(RenderError) as e:
+        await ids(source, ResponsesRequest(model="m", input="x"))
+
+    assert e.value.reason == reason
+
+
+async def test_a_response_too_long_is_told_of_its_input(prompts: ModelPrompts) -> None:
+    with pytest.raises(PromptTooLongError, match=r"^input: \d+ tokens") as e:
+        await ids(prompts, ResponsesRequest(model="m", input="word " * 200))
+
+    assert e.value.param == "input"

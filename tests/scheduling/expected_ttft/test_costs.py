@@ -1,0 +1,134 @@
+"""What an engine's time costs, learned from times observed."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from inferway.model import Column
+from inferway.scheduling.expected_ttft.costs import HALF_LIFE_SECONDS, REFRESH_SECONDS, Costs
+from inferway.scheduling.expected_ttft.learning import USUAL_TTFT
+
+USUAL = np.array(USUAL_TTFT)
+# fixed, own token, waiting token, waiting request, running request
+GPU = np.array([15.0, 0.05, 0.05, 1.0, 0.3])
+CPU = np.array([50.0, 3.0, 3.0, 5.0, 20.0])
+ALL_AT_ONCE = np.array([15.0, 0.1, 0.0, 0.0, 1.0])  # what waits costs nothing
+
+
+def some_features(random: Random) -> Column:
+    waiting = random.choice([0, 0, 500, 4_000])
+    own, requests = random.choice([50, 300, 1_000, 5_000]), random.randrange(6) if waiting else 0
+    return np.array([1.0, own, waiting, requests, random.randrange(30)])
+
+
+def learned(truth: Column, samples: int, costs: Costs | None = None, place: int = 0) -> Costs:
+    """From times that scatter by 15 % about the truth."""
+    random = Random(7)
+    if costs is None:
+        costs = Costs(USUAL)
+        costs.grow(1)
+    for _ in range(samples):
+        features = some_features(random)
+        time = float(features @ truth) * random.lognormvariate(0, 0.15)
+        costs.learn(place, features, time, now=0.0)
+    return costs
+
+
+def median_error(costs: Costs, truth: Column, place: int = 0) -> float:
+    """Of expectations, as a ratio less 1."""
+    random = Random(8)
+    errors = []
+    for _ in range(200):
+        features = some_features(random)
+        errors.append(abs(np.log(costs.expected(place, features) / float(features @ truth))))
+    return float(np.expm1(np.median(errors)))
+
+
+@pytest.mark.parametrize("truth", [GPU, CPU], ids=["gpu", "cpu"])
+def test_an_engines_costs_are_known_within_a_tenth_after_100_requests(truth: Column) -> None:
+    assert median_error(learned(truth, 100), truth) < 0.1
+
+
+def test_an_engine_that_computes_all_prompts_at_once_is_learned_too() -> None:
+    assert median_error(learned(ALL_AT_ONCE, 200), ALL_AT_ONCE) < 0.15
+
+
+def test_one_request_tells_how_fast_an_engine_is() -> None:
+    assert median_error(learned(30 * USUAL, 1), 30 * USUAL) < 0.5
+
+
+def test_engines_that_differ_in_speed_are_told_apart_after_a_few_requests() -> None:
+    costs = Costs(USUAL)
+    costs.grow(2)
+    for place, truth in ((0, GPU), (1, 4 * GPU)):
+        learned(truth, 5, costs, place)
+    features = np.array([1.0, 1_000, 0, 0, 5])
+
+    assert 3 < costs.expected(1, features) / costs.expected(0, features) < 5
+
+
+def test_an_outlier_does_not_move_what_was_learned() -> None:
+    costs = learned(GPU, 100)
+    features = np.array([1.0, 300, 0, 0, 5])
+    before = costs.expected(0, features)
+
+    costs.learn(0, features, 100 * before, now=0.0)
+
+    assert costs.expected(0, features) < 1.05 * before
+
+
+def test_an_engine_that_became_slower_is_believed_within_30_requests() -> None:
+    costs = learned(GPU, 200)
+
+    learned(4 * GPU, 30, costs)
+
+    assert median_error(costs, 4 * GPU) < 0.35
+
+
+def test_a_new_engine_is_expected_to_be_as_fast_as_the_others() -> None:
+    costs = learned(30 * USUAL, 50)
+
+    costs.grow(2)
+
+    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL)
+    assert 25 < costs.speed < 35
+
+
+def test_an_engine_that_was_slow_at_first_is_given_another_chance_with_time() -> None:
+    costs = Costs(USUAL)
+    costs.grow(2)
+    learned(USUAL, 100, costs, 0)
+    features = np.array([1.0, 1_000, 0, 0, 0])
+    costs.learn(1, features, 50 * costs.expected(1, features), now=0.0)
+    slow = costs.expected(1, features) / costs.expected(0, features)
+
+    now = 0.0
+    while now < 10 * HALF_LIFE_SECONDS:
+        now += REFRESH_SECONDS / 2
+        costs.refresh(now)
+
+    assert slow > 3
+    assert costs.expected(1, features) / costs.expected(0, features) < 1.5
+
+
+def test_no_cost_is_ever_negative() -> None:
+    random = Random(3)
+    costs = Costs(USUAL)
+    costs.grow(1)
+    for _ in range(300):
+        costs.learn(0, some_features(random), random.lognormvariate(3, 2), now=0.0)
+        assert (costs.table > 0).all()
+
+
+def test_a_place_that_another_engine_takes_is_as_if_new() -> None:
+    costs = Costs(USUAL)
+    costs.grow(2)
+    learned(GPU, 50, costs, 0)
+    learned(4 * GPU, 5, costs, 1)
+
+    costs.forget(1)
+
+    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL)

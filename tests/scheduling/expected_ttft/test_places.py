@@ -1,0 +1,83 @@
+"""Endpoints and their places in what was learned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inferway.model import Endpoint
+from inferway.scheduling.expected_ttft.places import FORGET_SECONDS, MOST_TABLES, Places
+
+
+class Owner:
+    """Of the tables."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.forgotten: list[int] = []
+        self.places = Places(self.grow, self.forgotten.append)
+
+    def grow(self, size: int) -> None:
+        self.size = size
+
+
+def endpoints(*names: str, first_holder: int = 0) -> list[Endpoint]:
+    return [Endpoint(name, f"http://{name}", first_holder + n) for n, name in enumerate(names)]
+
+
+def test_places_are_in_the_order_of_the_endpoints() -> None:
+    owner = Owner()
+
+    assert owner.places.rows(endpoints("a", "b", "c"), 0.0) == slice(0, 3)
+    assert owner.size == 3
+
+
+def test_endpoints_that_do_not_stand_together_get_their_places_too() -> None:
+    owner = Owner()
+    owner.places.rows(endpoints("a", "b", "c"), 0.0)
+
+    assert np.array_equal(owner.places.rows(endpoints("c", "a"), 0.0), [2, 0])  # type: ignore[arg-type]
+
+
+def test_an_engine_that_comes_back_has_its_old_place() -> None:
+    owner = Owner()
+    owner.places.rows(endpoints("a", "b"), 0.0)
+
+    owner.places.rows(endpoints("b", first_holder=9), 1.0)
+
+    assert owner.places.place(endpoints("b", first_holder=9)[0]) == 1
+    assert owner.size == 2
+
+
+def test_the_place_of_an_engine_long_gone_is_given_to_a_new_one() -> None:
+    owner = Owner()
+    owner.places.rows(endpoints("a", "b"), 0.0)
+    stays = endpoints("a")
+    owner.places.rows(stays, FORGET_SECONDS)
+
+    owner.places.rows(endpoints("a", "new"), FORGET_SECONDS + 1)
+
+    assert owner.forgotten == [1]
+    assert owner.size == 2
+    assert owner.places.names() == {"a": 0, "new": 1}
+
+
+def test_the_place_of_one_that_is_a_candidate_all_the_time_is_kept() -> None:
+    owner = Owner()
+    old = endpoints("a")
+    owner.places.rows(old, 0.0)
+    owner.places.rows(old, FORGET_SECONDS)
+
+    owner.places.rows(endpoints("new"), FORGET_SECONDS + 1)
+
+    assert owner.forgotten == []
+    assert owner.size == 2
+
+
+def test_what_is_remembered_of_lists_is_bounded() -> None:
+    owner = Owner()
+
+    for number in range(3 * MOST_TABLES):
+        owner.places.rows(endpoints("a", "b"), float(number))
+
+    assert owner.size == 2
+    assert len(owner.places._tables) <= MOST_TABLES

@@ -1,0 +1,122 @@
+"""Scorers of other packages are held to what scorers promise."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.scheduling.tables import candidates, request
+
+from inferway.model import Candidates, Choice, Column, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.outsider import held
+from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.plugin import Admitter, Ending, Filter, Following, Producer, Scorer
+from inferway.scheduling.profile import Profile, Weighted
+from inferway.scheduling.scorers.queue import Queue
+
+
+class Theirs:
+    def __init__(self, column: object) -> None:
+        self.column = column
+
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
+        if isinstance(self.column, Exception):
+            raise self.column
+        return self.column  # type: ignore[return-value]
+
+
+def scores(column: object, weight: float = 1.0) -> list[float]:
+    profile = Profile(MaxScore(), (Weighted(held(Theirs(column), Scorer), weight),))
+    targets = profile.choose(request(), candidates(3)).targets
+    by_row = {target.endpoint.holder: target.score for target in targets}
+    return [by_row[row] for row in range(3)]
+
+
+def test_ratings_are_brought_into_their_range() -> None:
+    assert scores(np.array([-3.0, 0.5, 70.0])) == [0.0, 0.5, 1.0]
+    assert scores(np.array([np.nan, np.inf, -np.inf]), 2.0) == [0.0, 2.0, 0.0]
+    assert scores([0, 1, True]) == [0.0, 1.0, 1.0]
+
+
+def test_its_own_column_is_not_written_to() -> None:
+    own = np.array([0.1, 0.2, 0.3])
+
+    scores(own, 5.0)
+
+    assert own.tolist() == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (np.ones(2), "plugin Theirs returned shape (2,), expected (3,)"),
+        (1.0, "plugin Theirs returned shape (), expected (3,)"),
+        (KeyError("a secret prompt"), "plugin Theirs failed; it is done without\nKeyError"),
+    ],
+)
+def test_one_that_fails_rates_all_zero_and_the_log_has_it_once(
+    column: object, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = Profile(
+        MaxScore(), (Weighted(held(Theirs(column), Scorer), 1.0), Weighted(Queue(), 1.0))
+    )
+    table = candidates(waiting=[9, 0, 9])
+
+    with caplog.at_level(logging.ERROR):
+        chosen = [profile.choose(request(), table).targets[0].endpoint.engine for _ in range(3)]
+
+    assert chosen == ["e1"] * 3
+    (message,) = caplog.messages
+    assert message.startswith(says)
+    assert "secret" not in message
+
+
+def test_ours_is_called_as_it_is() -> None:
+    ours = Queue()
+
+    assert held(ours, Scorer) is ours
+
+
+class Fails:
+    """In every role."""
+
+    error = KeyError("a secret prompt")
+
+    def fail(self, *_: object) -> Any:
+        raise self.error
+
+    keep = produce = refusal = fail
+    on_attempt = on_head = on_first_chunk = on_end = fail
+
+    def follow(self, *_: object) -> Any:
+        return self
+
+
+def test_one_that_fails_never_stands_in_the_way(caplog: pytest.LogCaptureFixture) -> None:
+    plugin, table, target = Fails(), candidates(2), Target(candidates(1).endpoints[0], 1.0, 0, 0)
+
+    assert held(plugin, Filter).keep(request(), table).tolist() == [True, True]
+    held(plugin, Producer).produce(request(), table)
+    assert held(plugin, Admitter).refusal(request(), table) is None
+    follower = held(plugin, Following).follow(request(), table, Choice((target,)))
+    assert follower is not None
+    assert follower.on_attempt(target, 0.0) == follower.on_head(200) == ()
+    follower.on_first_chunk(1.0)
+    follower.on_end(Ending("ok", 2.0))
+
+    assert {message.partition(" failed")[0] for message in caplog.messages} == {"plugin Fails"}
+    assert "secret" not in caplog.text
+
+
+class DoesNotFollow(Fails):
+    def follow(self, *_: object) -> Any:
+        return None
+
+
+def test_one_that_does_not_follow_is_told_nothing() -> None:
+    following = held(DoesNotFollow(), Following)
+
+    assert following.follow(request(), candidates(1), Choice(())) is None

@@ -1,0 +1,157 @@
+"""Sessions stay where they are: the scorer, the filter and both strategies."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import pytest
+from tests.scheduling.tables import candidates, request, target, with_header
+
+from inferway.errors import ConfigError
+from inferway.model import Candidates, Choice
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.filters.session_affinity import SessionAffinityFilter
+from inferway.scheduling.scorers.session_affinity import SessionAffinity
+from inferway.scheduling.sessions import (
+    NamedSession,
+    Session,
+    SessionIdConfig,
+    SessionParameters,
+    SessionSource,
+    TokenConfig,
+    TokenSession,
+    session,
+)
+
+TABLE = candidates(3)
+
+
+def sent(
+    strategy: Session, ask: LLMRequest, table: Candidates, row: int, now: float = 0.0, **more: int
+) -> dict[bytes, bytes]:
+    """The request goes to that row, and `more` to those of other profiles; what the answer says."""
+    others = {profile: target(table, other) for profile, other in more.items()}
+    choice = Choice((target(table, row),), others=others, profile="decode")
+    follower = strategy.follow(ask, table, choice)
+    if follower is None:
+        return {}
+    follower.on_attempt(choice.targets[0], now)
+    return dict(follower.on_head(200))
+
+
+def token(name: str) -> LLMRequest:
+    return with_header("x-session-token", b64encode(name.encode()))
+
+
+def test_the_endpoint_that_the_token_names_is_preferred() -> None:
+    assert SessionAffinity(TokenSession()).score(token("e1"), TABLE).tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [b64encode(b"gone"), b"not base64!", b"/w==", b""])
+def test_a_token_that_names_nobody_prefers_nobody(value: bytes) -> None:
+    ask = with_header("x-session-token", value)
+
+    assert SessionAffinity(TokenSession()).score(ask, TABLE).tolist() == [0.0, 0.0, 0.0]
+    assert SessionAffinityFilter(TokenSession()).keep(ask, TABLE).all()
+
+
+def test_the_answer_tells_the_token_of_who_answered() -> None:
+    scorer = SessionAffinity(TokenSession())
+    choice = Choice((target(TABLE, 0), target(TABLE, 2)))
+    follower = scorer.follow(request(), TABLE, choice)
+    assert follower is not None
+
+    for each in choice.targets:  # the first was lost, the second answers
+        follower.on_attempt(each, 0.0)
+    headers = follower.on_head(200)
+
+    assert headers == ((b"x-session-token", b64encode(b"e2")),)
+    back = request(headers=headers)
+    assert scorer.score(back, TABLE).tolist() == [0.0, 0.0, 1.0]
+
+
+def test_an_engine_that_fails_keeps_nobody() -> None:
+    follower = TokenSession().follow(request(), TABLE, Choice((target(TABLE, 0),)))
+    follower.on_attempt(target(TABLE, 0), 0.0)
+
+    assert follower.on_head(503) == ()
+
+
+def test_the_filter_leaves_the_sessions_endpoint_alone() -> None:
+    assert SessionAffinityFilter(TokenSession()).keep(token("e1"), TABLE).tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_profiles_endpoint_may_be_kept() -> None:
+    prefill = TokenSession(profile="prefill")
+
+    assert sent(prefill, request(), TABLE, 0, prefill=2) == {b"x-session-token": b64encode(b"e2")}
+    assert sent(prefill, request(), TABLE, 0) == {}
+    decode = TokenSession(profile="decode")
+    assert sent(decode, request(), TABLE, 0, prefill=2) == {b"x-session-token": b64encode(b"e0")}
+
+
+SESSION = with_header("x-session-id", b"s1")
+
+
+def test_a_named_session_goes_where_it_first_went() -> None:
+    named = NamedSession()
+    assert sent(named, SESSION, TABLE, 1) == {}
+
+    assert SessionAffinity(named).score(SESSION, TABLE).tolist() == [0.0, 1.0, 0.0]
+    assert SessionAffinity(named).score(request(), TABLE).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_named_session_that_was_outvoted_stays() -> None:
+    named = NamedSession()
+    sent(named, SESSION, TABLE, 1)
+    sent(named, SESSION, TABLE, 0)
+
+    assert named.endpoint(SESSION) == "e1"
+
+
+def test_a_named_session_moves_when_its_endpoint_is_gone() -> None:
+    named = NamedSession()
+    sent(named, SESSION, TABLE, 2)
+    sent(named, SESSION, candidates(2), 0)
+
+    assert named.endpoint(SESSION) == "e0"
+
+
+def test_a_named_session_is_forgotten_when_it_is_not_used() -> None:
+    named = NamedSession(seconds=300.0)
+    other = with_header("x-session-id", b"s2")
+    sent(named, SESSION, TABLE, 1, now=0.0)
+    sent(named, other, TABLE, 2, now=200.0)
+    sent(named, SESSION, TABLE, 1, now=250.0)
+    sent(named, with_header("x-session-id", b"s3"), TABLE, 0, now=520.0)
+
+    assert [named.endpoint(ask) for ask in (SESSION, other)] == ["e1", None]
+
+
+def test_headers_are_read_in_order() -> None:
+    sources = (SessionSource(header="X-Chat"), SessionSource(header="x-user"))
+    config = SessionIdConfig(sources=sources)
+    named = session(SessionParameters(strategy="session_id", session_id_config=config))
+    both = request(headers=((b"x-user", b"u"), (b"x-chat", b"c")))
+    sent(named, both, TABLE, 1)
+
+    assert named.endpoint(with_header("x-chat", b"c")) == "e1"
+    assert named.endpoint(with_header("x-user", b"u")) is None
+
+
+def test_another_header_may_carry_the_token() -> None:
+    config = TokenConfig(header="X-Where")
+    made = session(SessionParameters(encoded_endpoint_header_config=config))
+
+    assert made.endpoint(with_header("x-where", b64encode(b"e2"))) == "e2"
+
+
+def test_what_is_not_a_header_is_refused() -> None:
+    config = SessionIdConfig(sources=(SessionSource(attribute="agent-identity"),))
+
+    with pytest.raises(ConfigError, match=r"sources\[0\]: attribute 'agent-identity'"):
+        session(SessionParameters(strategy="session_id", session_id_config=config))
