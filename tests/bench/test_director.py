@@ -25,7 +25,7 @@ from inferway.cli.bench import bench
 
 DOCS = Path(__file__).parents[2] / "docs"
 MINIATURE = Plan(
-    chats=1, longest=1_500, probes=2, probe_tokens=300, others=3, other_tokens=200, engines=3
+    chats=1, longest=1_500, probes=2, probe_tokens=300, others=20, other_tokens=200, engines=3
 )
 
 
@@ -54,10 +54,11 @@ RUN = DirectorRun(
     text="real ones",
     engines=8,
     block_size=16,
-    others=9,
+    few_others=9,
+    others=90,
     grown=GROWN,
-    alone=[point(4_000)] * 5,
-    beside=[point(4_000, times=1.05)] * 5,
+    few=[point(4_000)] * 5,
+    many=[point(4_000, times=1.05)] * 5,
 )
 
 
@@ -76,7 +77,7 @@ def test_the_same_turns_are_compared_beside_much_and_little() -> None:
 
 def test_what_is_not_as_asked_is_named() -> None:
     steep = msgspec.structs.replace(RUN, grown=[point(h, ns=26.0) for h in range(0, 9_000, 500)])
-    slow = msgspec.structs.replace(RUN, beside=[point(4_000, times=1.2)] * 5)
+    slow = msgspec.structs.replace(RUN, many=[point(4_000, times=1.2)] * 5)
 
     assert missed(RUN) == []
     assert missed(steep) == ["whole"]
@@ -115,10 +116,10 @@ def test_a_chat_grows_by_its_turns_and_every_step_takes_time(run: DirectorRun) -
 
 
 def test_the_same_probes_are_measured_twice(run: DirectorRun) -> None:
-    alone, beside = ([(p.history, p.new) for p in some] for some in (run.alone, run.beside))
+    few, many = ([(p.history, p.new) for p in some] for some in (run.few, run.many))
 
-    assert alone == beside
-    assert len(alone) == MINIATURE.probes
+    assert few == many
+    assert len(few) == MINIATURE.probes
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from inferway.bench.policies.results import (
     read_lines,
     write_lines,
 )
-from inferway.bench.policies.run import Task, perform, run_policies
+from inferway.bench.policies.run import Task, perform, run_again, run_policies
 from inferway.bench.policies.simple import ConsistentHash, RoundRobin
 from inferway.bench.policies.simulate import FleetSpec, World, simulate
 from inferway.bench.policies.traces import AGENTIC_MOST, agentic, mooncake
@@ -587,6 +587,18 @@ def test_a_run_is_drawn(tiny: PoliciesRun, tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["policies.svg", "policies.png"]
     assert b"expected-ttft" in paths[0].read_bytes()
     assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_policy_is_simulated_again_and_the_rest_is_kept(tiny: PoliciesRun) -> None:
+    again = run_again(tiny, ["oracle"], Path("no traces"), lambda _: None)
+
+    def found(run: PoliciesRun) -> list[Row]:
+        rows = [msgspec.structs.replace(row, cpu_seconds=0.0) for row in run.rows]
+        return sorted(rows, key=lambda row: (row.policy, row.load, row.seed))
+
+    assert found(again) == found(tiny)
+    assert again.names() == tiny.names()
+    assert again.kept.startswith("round-robin, llm-d-default, best-weighted, expected-ttft: ")
 
 
 def test_an_unknown_policy_is_told_with_the_known_ones() -> None:

@@ -98,9 +98,11 @@ def believed(gateway: str, items: list[dict[str, Any]]) -> dict[str, int]:
 def test_a_growing_response_hits_the_cache_of_the_engine_it_was_at(gateway: str) -> None:
     api = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     items: list[Any] = []
+    chat: list[dict[str, Any]] = []  # the same
     seen = []
     for turn in range(3):
         items.append(user(words(f"{LONG} and then? ({turn})")))
+        chat.append(user(f"{LONG} and then? ({turn})"))
         raw = api.responses.with_raw_response.create(
             model=MODEL, input=items, max_output_tokens=4, temperature=0
         )
@@ -110,14 +112,15 @@ def test_a_growing_response_hits_the_cache_of_the_engine_it_was_at(gateway: str)
         cached = answer.usage.input_tokens_details.cached_tokens // BLOCK_SIZE
         seen.append((engine, int(raw.headers["x-inferway-matched-blocks"]), cached))
         blocks = answer.usage.input_tokens // BLOCK_SIZE
-        given = list(items)
+        given = list(chat)
         wait_until(
             lambda: believed(gateway, given)[engine] >= blocks,  # noqa: B023
             f"{blocks} blocks at {engine}",
             lambda: believed(gateway, given),  # noqa: B023
             seconds=10,
         )
-        items.append({"role": "assistant", "content": answer.output_text})
+        items += [item.model_dump() for item in answer.output]  # as the engine has sent them
+        chat.append({"role": "assistant", "content": answer.output_text})
 
     assert len({engine for engine, _, _ in seen}) == 1
     assert seen[0][1:] == (0, 0)

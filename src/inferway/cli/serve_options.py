@@ -94,7 +94,8 @@ _OPTIONS = (
     click.option(
         "--scrape-seconds",
         type=float,
-        help="How often each engine's load is read.  [default: 0.002 for each engine, at least 0.2]",
+        help="How often each engine's load is read.  [default: 0.002 for each engine, at least "
+        "0.2]",
     ),
 )
 

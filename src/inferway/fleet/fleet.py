@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -90,8 +91,10 @@ class Fleet:
             self.prober.open(self._session)
             self.remote.open(self._session)
         await asyncio.gather(*(self._look(engine) for engine in self.engines))
-        if self._tasks:  # tokenizers: what comes before them would go by load only
-            await asyncio.wait(self._tasks, timeout=TOKENIZER_SECONDS)
+        with suppress(TimeoutError):  # what comes before tokenizers would go by load only
+            async with asyncio.timeout(TOKENIZER_SECONDS):
+                while self._tasks and self._served.is_loading:
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         self._spread_looks()
         self.scraper.start()
 

@@ -77,6 +77,12 @@ class ServedModels:
     def prompts(self, key: str) -> PromptSource:
         return self._prompts[key]
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a tokenizer is being loaded for the first time."""
+        reasons = [p.reason for p in self._prompts.values() if isinstance(p, NoPrompts)]
+        return Reason.TOKENIZER_LOADING in reasons
+
     def subjects(self, engine: Engine) -> dict[str, str]:
         """A key -> the name under which the engine is asked for it."""
         subjects: dict[str, str] = {}

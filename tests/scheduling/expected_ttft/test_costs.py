@@ -12,16 +12,17 @@ from inferway.scheduling.expected_ttft.costs import HALF_LIFE_SECONDS, REFRESH_S
 from inferway.scheduling.expected_ttft.learning import USUAL_TTFT
 
 USUAL = np.array(USUAL_TTFT)
-# fixed, own token, waiting token, waiting request, running request
-GPU = np.array([15.0, 0.05, 0.05, 1.0, 0.3])
-CPU = np.array([50.0, 3.0, 3.0, 5.0, 20.0])
-ALL_AT_ONCE = np.array([15.0, 0.1, 0.0, 0.0, 1.0])  # what waits costs nothing
+# fixed, own token, pair, waiting token, waiting request, running request
+GPU = np.array([15.0, 0.05, 0.05 / 32_000, 0.05, 1.0, 0.3])
+CPU = np.array([50.0, 3.0, 0.0, 3.0, 5.0, 20.0])
+ALL_AT_ONCE = np.array([15.0, 0.1, 0.0, 0.0, 0.0, 1.0])  # what waits costs nothing
 
 
 def some_features(random: Random) -> Column:
     waiting = random.choice([0, 0, 500, 4_000])
-    own, requests = random.choice([50, 300, 1_000, 5_000]), random.randrange(6) if waiting else 0
-    return np.array([1.0, own, waiting, requests, random.randrange(30)])
+    own, cached = random.choice([50, 300, 1_000, 5_000]), random.choice([0, 1_000, 30_000])
+    pairs, requests = own * (cached + own / 2), random.randrange(6) if waiting else 0
+    return np.array([1.0, own, pairs, waiting, requests, random.randrange(30)])
 
 
 def learned(truth: Column, samples: int, costs: Costs | None = None, place: int = 0) -> Costs:
@@ -56,6 +57,15 @@ def test_an_engine_that_computes_all_prompts_at_once_is_learned_too() -> None:
     assert median_error(learned(ALL_AT_ONCE, 200), ALL_AT_ONCE) < 0.15
 
 
+def test_a_token_behind_a_long_cached_prompt_is_known_to_cost_more() -> None:
+    costs = learned(GPU, 300)
+    short, long = (np.array([1.0, 1_000, 1_000 * seen, 0, 0, 5]) for seen in (500, 40_500))
+
+    assert costs.expected(0, long) / costs.expected(0, short) == pytest.approx(
+        float(long @ GPU) / float(short @ GPU), rel=0.1
+    )
+
+
 def test_one_request_tells_how_fast_an_engine_is() -> None:
     assert median_error(learned(30 * USUAL, 1), 30 * USUAL) < 0.5
 
@@ -65,14 +75,14 @@ def test_engines_that_differ_in_speed_are_told_apart_after_a_few_requests() -> N
     costs.grow(2)
     for place, truth in ((0, GPU), (1, 4 * GPU)):
         learned(truth, 5, costs, place)
-    features = np.array([1.0, 1_000, 0, 0, 5])
+    features = np.array([1.0, 1_000, 0, 0, 0, 5])
 
     assert 3 < costs.expected(1, features) / costs.expected(0, features) < 5
 
 
 def test_an_outlier_does_not_move_what_was_learned() -> None:
     costs = learned(GPU, 100)
-    features = np.array([1.0, 300, 0, 0, 5])
+    features = np.array([1.0, 300, 0, 0, 0, 5])
     before = costs.expected(0, features)
 
     costs.learn(0, features, 100 * before, now=0.0)
@@ -101,7 +111,7 @@ def test_an_engine_that_was_slow_at_first_is_given_another_chance_with_time() ->
     costs = Costs(USUAL)
     costs.grow(2)
     learned(USUAL, 100, costs, 0)
-    features = np.array([1.0, 1_000, 0, 0, 0])
+    features = np.array([1.0, 1_000, 0, 0, 0, 0])
     costs.learn(1, features, 50 * costs.expected(1, features), now=0.0)
     slow = costs.expected(1, features) / costs.expected(0, features)
 

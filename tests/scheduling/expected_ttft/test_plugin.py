@@ -219,13 +219,13 @@ def test_what_nothing_confirms_saves_half() -> None:
 
     ttft = table.get(EXPECTED_TTFT_MS)
     assert ttft is not None
-    assert ttft[1] - ttft[0] == pytest.approx(0.1 * (800 - 1))
+    assert ttft[1] - ttft[0] == pytest.approx(0.1 * (800 - 1), rel=0.03)
 
 
 def test_others_requests_count_as_ours_do() -> None:
     world = World([1.0, 1.0])
     table = world.candidates()
-    table.others[0], table.running[0], table.waiting[0] = 8.0, 6.0, 2.0
+    table.others[0], table.running[0], table.waiting[0] = 8.0, 6.0, 2.0  # for long, maybe
 
     world.plugin.produce(request(100), table)
 
@@ -305,9 +305,10 @@ def test_the_answer_says_what_was_expected_and_of_what_it_is_made() -> None:
     headers = dict(world.send(1_000).on_head(200))
 
     assert headers == {
-        b"x-inferway-expected-ttft-ms": b"120.0",
+        b"x-inferway-expected-ttft-ms": b"120.8",
         b"x-inferway-expected-ttft-parts": (
-            b"fixed=20.0, own=100.0, waiting=0.0, queue=0.0, batch=0.0, late=0.0, to-others=0.0"
+            b"fixed=20.0, own=100.0, pairs=0.8, waiting=0.0, queue=0.0, batch=0.0, late=0.0, "
+            b"to-others=0.0"
         ),
     }
 

@@ -14,8 +14,12 @@ class Plan:
     turn_chars: int = 1_500  # of a turn, at most
     probes: int = 40  # chats whose next turn is measured beside much and little that was seen
     probe_tokens: int = 4_000
-    others: int = 400  # chats that were seen before
+    others: int = 2_000  # chats that were seen before; beside it, a tenth of them
     other_tokens: int = 2_000
     engines: int = 8
     block_size: int = 16
     seed: int = 3
+
+    @property
+    def few_others(self) -> int:
+        return self.others // 10

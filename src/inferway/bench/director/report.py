@@ -22,7 +22,7 @@ from inferway.bench.spread import Interval, quartiles
 
 _BORDERS = (0, 1, 1_000, 2_000, 4_000, 8_000, 16_000, 1_000_000)
 _GROWING = ["step", "ns a token of history (95 %)", "asked", "met"]
-_SEEN = ["step", "µs, nothing seen", "µs, much seen", "times as long (95 %)", "asked", "met"]
+_SEEN = ["times as long (95 %)", "asked", "met"]
 _SEED = ["what", "ours, wall time", "seed 001"]
 _JUDGED = ("encode", "match")
 
@@ -62,8 +62,9 @@ def _tables(run: DirectorRun) -> Iterator[tuple[str, list[str], list[list[str]]]
     head = ["tokens of history", "turns", *STEPS]
     yield "CPU time of a decision, µs, median of the turns", head, list(_length_rows(run.grown))
     yield "How it grows with the chat's own history", _GROWING, _growth_rows(run.grown)
-    title = f"The same turns beside {run.others} other chats that were seen before"
-    yield title, _SEEN, _seen_rows(run)
+    title = "The same turns beside few and many other chats that were seen before"
+    head = ["step", *(f"µs, {n:,} chats" for n in (run.few_others, run.others)), *_SEEN]
+    yield title, head, _seen_rows(run)
     yield "Beside the seed", _SEED, [_seed_row(run.grown)]
 
 
@@ -95,12 +96,10 @@ def _seen_rows(run: DirectorRun) -> list[list[str]]:
     rows = []
     for step in STEPS:
         found = times_longer(run, step)
-        alone, beside = (
-            median([getattr(p, step) for p in some]) for some in (run.alone, run.beside)
-        )
+        few, many = (median([getattr(p, step) for p in some]) for some in (run.few, run.many))
         asked = f"≤ {MOST_TIMES:g}" if step in _JUDGED else ""
         met = _met(asked, found, MOST_TIMES)
-        rows.append([step, f"{alone:,.1f}", f"{beside:,.1f}", _interval(found), asked, met])
+        rows.append([step, f"{few:,.1f}", f"{many:,.1f}", _interval(found), asked, met])
     return rows
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from inferway.bench.director.world import Point
 from inferway.bench.machine import Machine
-from inferway.bench.spread import Floats, Interval, ratio_of_medians
+from inferway.bench.spread import Floats, Interval, median_interval
 
 STEPS = ("parse", "render", "encode", "match", "schedule", "rest", "whole")
 MOST_NS_A_TOKEN = 25.0  # of history, the whole
-MOST_TIMES = 1.1  # what was seen before may not make a step longer
+MOST_TIMES = 1.1  # as long, beside ten times as much that was seen before
 _DRAWS = 2000
 
 
@@ -27,10 +27,11 @@ class DirectorRun(msgspec.Struct, frozen=True):
     text: str  # where the chats are from
     engines: int
     block_size: int
+    few_others: int
     others: int
     grown: list[Point]  # chats turn by turn
-    alone: list[Point]  # one turn of each probe, nothing else seen
-    beside: list[Point]  # the same turns, `others` chats seen before
+    few: list[Point]  # one turn of each probe, `few_others` chats seen before
+    many: list[Point]  # the same turns, `others` chats seen before
 
 
 def slope(points: Sequence[Point], step: str) -> Interval:
@@ -49,9 +50,9 @@ def _fit(rows: Floats, times: Floats) -> Floats:
 
 
 def times_longer(run: DirectorRun, step: str) -> Interval:
-    """Beside much that was seen / beside nothing."""
-    return ratio_of_medians(
-        [getattr(p, step) for p in run.beside], [getattr(p, step) for p in run.alone]
+    """Beside many chats / beside a tenth: the median over the probes, each with itself."""
+    return median_interval(
+        [getattr(b, step) / getattr(a, step) for a, b in zip(run.few, run.many, strict=True)]
     )
 
 

@@ -29,10 +29,10 @@ def run_director(data: Path, plan: Plan, on_step: Callable[[str], None]) -> Dire
     grown = uvloop.run(_grown(root, plan, turns))
     probes = [_chat(turns, plan.probe_tokens, plan) for _ in range(plan.probes)]
     others = [_chat(turns, plan.other_tokens, plan) for _ in range(plan.others)]
-    on_step("beside nothing seen before")
-    alone = uvloop.run(_probed(root, plan, probes, []))
+    on_step(f"beside {plan.few_others} chats seen before")
+    few = uvloop.run(_probed(root, plan, probes, others[: plan.few_others]))
     on_step(f"beside {plan.others} chats seen before")
-    beside = uvloop.run(_probed(root, plan, probes, others))
+    many = uvloop.run(_probed(root, plan, probes, others))
     return DirectorRun(
         machine=machine,
         command=shlex.join(["inferway", *sys.argv[1:]]),
@@ -41,10 +41,11 @@ def run_director(data: Path, plan: Plan, on_step: Callable[[str], None]) -> Dire
         f"once, joined; turns of {plan.turn_chars:,} characters at most",
         engines=plan.engines,
         block_size=plan.block_size,
+        few_others=plan.few_others,
         others=plan.others,
         grown=grown,
-        alone=alone,
-        beside=beside,
+        few=few,
+        many=many,
     )
 
 

@@ -16,6 +16,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     ORACLE: {"color": "black", "linestyle": "--"},
     LLM_D: {"color": "#0077bb", "linewidth": 1.8},
 }
+_TALL = 12  # the axis, times the least; who takes longer runs off
+
 _COLOURS = (
     "#bbbbbb", "#999999", "#ddaa33", "#228833", "#66ccee", "#aa3377", "#4477aa", "#997700",
     "#44aa99", "#882255",
@@ -46,7 +48,7 @@ def draw(run: PoliciesRun, directory: Path) -> list[Path]:
     fleet = run.plan.fleet
     figure.suptitle(
         f"{fleet.num_engines} simulated engines, {fleet.num_slow} of them "
-        f"{fleet.slow_factor:g} × slower, one gateway",
+        f"{fleet.slow_factor:g} × slower, one gateway; who takes {_TALL} × the least runs off",
         fontsize=10,
     )
     paths = [directory / "policies.svg", directory / "policies.png"]
@@ -58,8 +60,15 @@ def draw(run: PoliciesRun, directory: Path) -> list[Path]:
 def _draw_ttft(axes: Any, run: PoliciesRun, workload: Loaded) -> None:
     _lines(axes, run, workload, "ttft", 1e3)
     axes.set_title(workload.name, fontsize=10)
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    shown = [row.ttft * 1e3 for row in run.rows if row.workload == workload.name]
     axes.set_yscale("log")
+    axes.set_ylim(0.8 * min(shown), _TALL * min(shown))
     axes.set_ylabel("mean time to first token, ms")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def _draw_cached(axes: Any, run: PoliciesRun, workload: Loaded) -> None:

@@ -59,6 +59,7 @@ def markdown(run: PoliciesRun) -> str:
     lines = [
         f"Simulated {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
         f"seeds 1 to {run.plan.seeds}.",
+        *([f"Kept from an earlier run: {run.kept}."] if run.kept else []),
         machine_line(run.machine),
         versions_line(run.machine),
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -76,6 +77,7 @@ class PoliciesRun(msgspec.Struct, frozen=True):
     policies: list[Described]
     workloads: list[Loaded]
     rows: list[Row]
+    kept: str = ""  # of policies that were not simulated again: when, and at which commit
 
     def select(self, workload: str, gateways: int, load: float, policy: str) -> list[Row]:
         """By seed."""
@@ -130,7 +132,7 @@ class PoliciesRun(msgspec.Struct, frozen=True):
 
 def write_lines(run: PoliciesRun) -> str:
     """JSON lines: what was run on what, then a line a simulated run."""
-    head = msgspec.to_builtins(run)
+    head: dict[str, Any] = msgspec.to_builtins(run)
     rows = head.pop("rows")
     return "".join(msgspec.json.encode(line).decode() + "\n" for line in (head, *rows))
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from math import sqrt
@@ -56,21 +56,55 @@ def run_policies(plan: Plan, traces: Path, on_step: OnStep) -> PoliciesRun:
     names = _names(plan)
     for workload in plan.workloads:
         _load(plan, traces, workload, 1)  # an error is told before processes are started
-    # Not forked: a progress display has a thread.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(plan.processes or os.cpu_count(), mp_context=context) as pool:
+    with _pool(plan) as pool:
         work = _Work(plan, traces, pool, on_step)
         loaded = work.rates()
         loaded = work.fitted(loaded) if BEST_WEIGHTED in names else loaded
         rows = work.rows(loaded, names)
     return PoliciesRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=_command(),
         plan=msgspec.structs.replace(plan, grid=()),
-        policies=[Described(e.name, e.about, e.is_model) for e in ENTRIES if e.name in names],
+        policies=_described(names),
         workloads=loaded,
         rows=rows,
     )
+
+
+def run_again(
+    before: PoliciesRun, policies: Sequence[str], traces: Path, on_step: OnStep
+) -> PoliciesRun:
+    """`before`, these policies simulated anew: a run depends on nothing but its code and seeds, so
+    what has not changed need not be. Rates and weights are those of before. Raises BenchError."""
+    machine = this_machine()
+    plan = before.plan
+    names = _names(msgspec.structs.replace(plan, policies=tuple(policies)))
+    with _pool(plan) as pool:
+        rows = _Work(plan, traces, pool, on_step).rows(before.workloads, names)
+    known = {*before.names(), *names}
+    made = f"{before.machine.date} UTC, commit {before.machine.commit}"
+    return msgspec.structs.replace(
+        before,
+        machine=machine,
+        command=_command(),
+        policies=_described(known),
+        rows=[*(row for row in before.rows if row.policy not in names), *rows],
+        kept=before.kept or f"{', '.join(n for n in before.names() if n not in names)}: {made}",
+    )
+
+
+def _pool(plan: Plan) -> ProcessPoolExecutor:
+    # Not forked: a progress display has a thread.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(plan.processes or os.cpu_count(), mp_context=context)
+
+
+def _command() -> str:
+    return shlex.join(["inferway", *sys.argv[1:]])
+
+
+def _described(names: Collection[str]) -> list[Described]:
+    return [Described(e.name, e.about, e.is_model) for e in ENTRIES if e.name in names]
 
 
 def _names(plan: Plan) -> list[str]:

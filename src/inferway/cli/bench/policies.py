@@ -13,8 +13,8 @@ from inferway.bench.document import update_document
 from inferway.bench.policies.plan import QUICK, Plan
 from inferway.bench.policies.plot import check_can_draw, draw
 from inferway.bench.policies.report import goals_table, markdown, summary, terminal_tables
-from inferway.bench.policies.results import PoliciesRun, write_lines
-from inferway.bench.policies.run import run_policies
+from inferway.bench.policies.results import PoliciesRun, load_run, write_lines
+from inferway.bench.policies.run import run_again, run_policies
 from inferway.errors import InferwayError
 
 
@@ -42,6 +42,11 @@ from inferway.errors import InferwayError
     metavar="DIR",
     help="The project's data: DIR/traces.  [default: ../shared/data]",
 )
+@click.option(
+    "--again", multiple=True, metavar="POLICY",
+    help="Simulate this policy anew and keep the rest of what --save has written before; repeat "
+    "for more.",
+)  # fmt: skip
 @click.option("--lines", is_flag=True, help="JSON lines on standard output, not tables.")
 @click.option(
     "--plot",
@@ -64,6 +69,7 @@ def policies(
     gateways: tuple[int, ...],
     attention_tokens: int | None,
     data: Path,
+    again: tuple[str, ...],
     lines: bool,
     plot: Path | None,
     save: Path | None,
@@ -86,8 +92,14 @@ def policies(
     try:
         if plot is not None or save is not None:
             check_can_draw()
+        if again and save is None:
+            raise click.UsageError("--again: what was before is where --save writes; give it, too")
         with Console(stderr=True).status("starting") as status:
-            run = run_policies(plan, data / "traces", status.update)
+            if again and save is not None:
+                before = load_run(save / "results" / "policies.json")
+                run = run_again(before, again, data / "traces", status.update)
+            else:
+                run = run_policies(plan, data / "traces", status.update)
         if plot is not None:
             draw(run, plot)
         if save is not None:

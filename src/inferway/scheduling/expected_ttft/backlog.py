@@ -26,7 +26,7 @@ class Waiting:
     """A request that has not begun to answer, as far as we know."""
 
     place: int
-    tokens: float  # of its prompt, that must be computed
+    tokens: float  # of its prompt, that must be computed; more, if each costs more
     alone_ms: float  # its time to the first token, if nothing has to be done before it
 
 

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from inferway.model import Column
 
 FADE = 0.99  # about the last hundred observations count
-HALF_LIFE_SECONDS = 120.0
+HALF_LIFE_SECONDS = 600.0
 PULL_SPEED = 0.5  # the other engines' speed counts as half an observation
-PULL_SHAPE = 2.0  # observations, divided among the features
+PULL_SHAPE = 0.5  # observations, divided among the features
 FAR = 2.5  # typical errors; what is further off is an outlier
 NEVER_FAR = log(2)  # no outlier, however small the typical error: half or twice as long
 FIRST_ERROR = 0.8  # the typical one, before it is known: 7 times as long is no outlier

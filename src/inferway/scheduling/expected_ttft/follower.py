@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 from inferway.model import Candidates, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.backlog import Waiting
-from inferway.scheduling.expected_ttft.learning import BATCH, FIXED, OWN, Learning
+from inferway.scheduling.expected_ttft.learning import BATCH, FIXED, OWN, PAIRS, Learning
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.prompt_tokens import prompt_tokens
 
 _LEAST_MS = 1e-3
-_SHORT = ("fixed", "own", "waiting", "queue", "batch")  # learning.TTFT_FEATURES, in a header
+_SHORT = (
+    "fixed",
+    "own",
+    "pairs",
+    "waiting",
+    "queue",
+    "batch",
+)  # learning.TTFT_FEATURES, in a header
 
 
 class RequestFollower(Follower):
@@ -68,10 +75,12 @@ class RequestFollower(Follower):
         learning, terms = self._learning, self._terms[row]
         place = self._places.place(target.endpoint)
         own = float(self._features[row, OWN])
-        work = float(terms[OWN])
+        work = float(terms[OWN] + terms[PAIRS])
         alone = float(terms[FIXED]) + work + float(terms[BATCH])
+        # as many as cost the same without pairs: whoever waits for them need not know more
+        tokens_ahead = own * work / float(terms[OWN])
         self._row, self._sent, self._first, self._answers = row, now, None, False
-        self._waiting = waiting = Waiting(place, own, alone)
+        self._waiting = waiting = Waiting(place, tokens_ahead, alone)
         learning.backlog.add(waiting, now)
         if not self._streams:
             learning.backlog.assume_begun_at(waiting, now + float(self._ttft[row]) / 1000)

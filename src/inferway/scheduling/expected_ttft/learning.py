@@ -15,11 +15,12 @@ from inferway.scheduling.expected_ttft.others import Others
 # The features of a time to the first token, and what they cost before anything is known, in ms:
 # about an 8B model on one GPU. Only how they stand to each other matters, and not for long.
 TTFT_FEATURES = (
-    *("ttft_fixed", "ttft_own_token", "ttft_waiting_token"),
+    *("ttft_fixed", "ttft_own_token", "ttft_token_pair", "ttft_waiting_token"),
     *("ttft_waiting_request", "ttft_running_request"),
 )
-FIXED, OWN, AHEAD, REQUESTS, BATCH = range(len(TTFT_FEATURES))
-USUAL_TTFT = (20.0, 0.1, 0.1, 5.0, 0.5)
+FIXED, OWN, PAIRS, AHEAD, REQUESTS, BATCH = range(len(TTFT_FEATURES))
+# A token that looks back at 64,000 others costs twice.
+USUAL_TTFT = (20.0, 0.1, 0.1 / 64_000, 0.1, 5.0, 0.5)
 # The same of the time from one token to the next.
 TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 USUAL_TPOT = (10.0, 0.2)

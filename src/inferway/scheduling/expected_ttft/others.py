@@ -20,20 +20,23 @@ from inferway.scheduling.expected_ttft.places import Rows
 class Others:
     """Column i is place i's."""
 
-    _seen: Column = field(default_factory=lambda: np.zeros(0))  # requests, by the last scrape
+    # Requests, by the last scrape; NaN: nothing was seen yet, so nothing is new.
+    _seen: Column = field(default_factory=lambda: np.zeros(0))
     _tokens: Column = field(default_factory=lambda: np.zeros(0))  # of begun prompts, left then
     _at: Column = field(default_factory=lambda: np.zeros(0))  # seconds: when it was
-    _none: bool = True  # nothing was seen anywhere
+    _none: bool = False  # no place has any
 
     def grow(self, places: int) -> None:
         """Room for so many."""
         missing = np.zeros(places - len(self._seen))
-        for name in ("_seen", "_tokens", "_at"):
-            setattr(self, name, np.concatenate([getattr(self, name), missing]))
+        self._seen = np.concatenate([self._seen, missing + np.nan])
+        self._tokens = np.concatenate([self._tokens, missing])
+        self._at = np.concatenate([self._at, missing])
+        self._none = self._none and not len(missing)
 
     def forget(self, place: int) -> None:
         """Another engine takes the place."""
-        self._seen[place] = self._tokens[place] = 0.0
+        self._seen[place], self._tokens[place], self._none = np.nan, 0.0, False
 
     def ahead(
         self, candidates: Candidates, rows: Rows, cost_ms: Column, mean_tokens: float
@@ -51,7 +54,7 @@ class Others:
         np.maximum(left, 0.0, out=left)
         seen = self._seen[rows]
         if (others != seen).any():  # some have been scraped
-            left += np.maximum(others - seen, 0.0) * mean_tokens
+            left += np.fmax(others - seen, 0.0) * mean_tokens
             np.minimum(left, others * mean_tokens, out=left)
             self._seen[rows], self._tokens[rows], self._at[rows] = others, left, now
         waiting = candidates.waiting

@@ -1,10 +1,12 @@
 """Expects milliseconds for each endpoint, and prefers the fewest.
 
-    TTFT   = fixed + own tokens + tokens and requests waiting ahead + running batch + being late
+    TTFT   = fixed + own tokens + token pairs + tokens and requests waiting ahead + running batch
+             + being late
     TPOT   = fixed + running batch
     choice = the least TTFT + what it costs others (`caused`)
 
-Own tokens are the prompt's that the endpoint does not hold. Every term but the last has a cost of
+Own tokens are the prompt's that the endpoint does not hold; each looks at those before it, which
+makes the pairs. Every term but the last has a cost of
 its own on each engine, which is learned (`costs`). docs/scheduling.md says why, and what of it is
 not so.
 """
@@ -25,6 +27,7 @@ from inferway.scheduling.expected_ttft.learning import (
     BATCH,
     FIXED,
     OWN,
+    PAIRS,
     REQUESTS,
     Learning,
 )
@@ -57,7 +60,9 @@ class ExpectedTtft:
         costs = learning.ttft.table[:, rows]
         features = np.empty_like(costs)
         features[FIXED] = 1.0
-        features[OWN] = _own_tokens(request, candidates)
+        prompt = prompt_tokens(request)
+        own = features[OWN] = _own_tokens(prompt, candidates)
+        features[PAIRS] = own * (prompt - 0.5 * own)
         late = self._waiting(features, costs[AHEAD], rows, candidates)
         terms = features * costs
         ttft: Column = np.add.reduce(terms)
@@ -66,7 +71,7 @@ class ExpectedTtft:
         cost = learning.caused.cost(
             rows,
             now,
-            work=terms[OWN] + costs[REQUESTS],
+            work=terms[OWN] + terms[PAIRS] + costs[REQUESTS],
             backlog=terms[AHEAD] + terms[REQUESTS],
             batch=features[BATCH],
             slower=slower,
@@ -134,13 +139,13 @@ class ExpectedTtft:
         return np.maximum(elapsed, 0.0, out=elapsed)
 
 
-def _own_tokens(request: LLMRequest, candidates: Candidates) -> Column:
-    """Of the prompt, those that must be computed. What is believed of an engine's cache counts as
-    far as the belief is to be trusted; a block in a lower tier is in part to be computed, so to
-    speak. One token always is."""
+def _own_tokens(prompt: int, candidates: Candidates) -> Column:
+    """Of the prompt's tokens, those that must be computed. What is believed of an engine's cache
+    counts as far as the belief is to be trusted; a block in a lower tier is in part to be computed,
+    so to speak. One token always is."""
     tokens = candidates.matched_value * candidates.block_sizes
     tokens *= TRUST[candidates.states]
-    np.subtract(prompt_tokens(request), tokens, out=tokens)
+    np.subtract(prompt, tokens, out=tokens)
     return np.maximum(tokens, 1.0, out=tokens)
 
 

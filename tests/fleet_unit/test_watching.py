@@ -1,0 +1,159 @@
+"""What the fleet's columns show of engines that answer, and of one that does not any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from inferway.config import EngineSettings, ProbeSettings, ServeSettings
+from inferway.fleet.discovery import EventSource
+from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.index.memory import MemoryIndex
+from inferway.model import Adapters, Candidates, Endpoint, Reason
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+
+INTERVAL = 0.02
+
+
+@dataclass
+class TellingEngine:
+    """An engine's answers to who asks how it is. `hang`: none any more."""
+
+    metrics: str = ""
+    sources: str = "{}"
+    hang: bool = False
+    url: str = ""
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.Event().wait()
+        says = {
+            "/health": "",
+            "/v1/models": '{"data": [{"id": "m"}]}',
+            "/kv_event_sources": self.sources,
+            "/metrics": self.metrics,
+        }
+        if request.path not in says:
+            raise web.HTTPNotFound
+        return web.Response(text=says[request.path])
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self.answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0]
+        self.url = f"http://{host}:{port}"
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+
+async def no_prompts(_: ModelSource) -> PromptSource:
+    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
+
+
+def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
+    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+
+
+@asynccontextmanager
+async def watched(*engines: TellingEngine, **labels: str) -> AsyncIterator[Fleet]:
+    settings = ServeSettings(
+        engines=[
+            EngineSettings(url=engine.url, name=f"e{n}", labels=labels)
+            for n, engine in enumerate(engines)
+        ],
+        probe=ProbeSettings(join=False, one_in=0),
+        scrape_seconds=INTERVAL,
+    )
+    fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events)
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def until(fleet: Fleet, condition: Callable[[Candidates], bool]) -> Candidates:
+    async with asyncio.timeout(20):
+        while not condition(candidates := fleet.candidates("m")):
+            await asyncio.sleep(INTERVAL)
+    return candidates
+
+
+def busy(running: int, waiting: int) -> str:
+    return f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
+
+
+async def test_figures_follow_what_engines_tell() -> None:
+    one = TellingEngine(busy(1, 0))
+    async with one.serving(), watched(one) as fleet:
+        before = fleet.candidates("m").running.tolist()
+        one.metrics = busy(5, 3)
+        after = await until(fleet, lambda table: table.running.tolist() == [5.0])
+
+    assert before == [1.0]
+    assert after.waiting.tolist() == [3.0]
+    assert after.others.tolist() == [8.0]
+
+
+async def test_endpoints_carry_their_engines_labels() -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one, role="decode") as fleet:
+        endpoints = fleet.candidates("m").endpoints
+
+    assert [endpoint.labels for endpoint in endpoints] == [{"role": "decode"}]
+
+
+async def test_adapters_are_shown_as_they_are_loaded() -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one) as fleet:
+        before = list(fleet.candidates("m").adapters)
+        one.metrics = (
+            'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a",'
+            'waiting_lora_adapters=""} 1.7e+09\n'
+        )
+        after = await until(fleet, lambda table: table.adapters[0].most == 2)
+
+    assert before == [Adapters()]
+    assert after.adapters == [Adapters(frozenset({"a"}), frozenset(), 2)]
+
+
+async def test_an_engine_that_falls_silent_does_not_look_idle() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(8, 4))
+    async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
+        before = fleet.candidates("m").running.tolist()
+        idle.hang = True
+        after = await until(fleet, lambda table: bool(table.running[0] > 7))
+        is_there = fleet.engines[0].healthy
+
+    assert before == [0.0, 8.0]
+    assert after.waiting[0] > 3
+    assert is_there  # silence is no absence, not so soon
+
+
+async def test_an_engine_that_answers_again_is_believed_at_once() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(8, 4))
+    async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
+        idle.hang = True
+        await until(fleet, lambda table: bool(table.running[0] > 4))
+        fleet.engines[0].looked = asyncio.get_running_loop().time()
+        turn = fleet.scraper.turns["e0"]
+        assert turn.task is not None
+        turn.task.cancel()  # as its timeout would, seconds later
+        idle.hang = False
+        after = await until(fleet, lambda table: bool(table.running[0] == 0))
+
+    assert after.running.tolist() == [0.0, 8.0]

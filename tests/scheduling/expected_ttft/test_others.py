@@ -1,0 +1,74 @@
+"""What waits of requests that did not come through us."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inferway.model import Candidates, Endpoint
+from inferway.scheduling.expected_ttft.others import Others
+from inferway.scheduling.idle import idle
+
+BOTH = slice(0, 2)
+COST_MS = np.full(2, 0.1)
+MEAN_TOKENS = 1_000.0
+ENDPOINTS = [Endpoint("a", "http://a", 0), Endpoint("b", "http://b", 1)]
+
+
+@pytest.fixture
+def others() -> Others:
+    others = Others()
+    others.grow(2)
+    return others
+
+
+def table(now: float, count: float, waiting: float = 0.0) -> Candidates:
+    """`count` requests on the first endpoint, `waiting` of them queued."""
+    made = idle(ENDPOINTS, 16)
+    made.now = now
+    made.others[0], made.waiting[0], made.running[0] = count, waiting, count - waiting
+    return made
+
+
+def ahead(others: Others, candidates: Candidates) -> tuple[list[float], list[float]]:
+    """Requests, tokens."""
+    found = others.ahead(candidates, BOTH, COST_MS, MEAN_TOKENS)
+    assert found is not None
+    return found[0].tolist(), found[1].tolist()
+
+
+def test_without_others_there_is_nothing_ahead(others: Others) -> None:
+    assert others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS) is None
+
+
+def test_those_that_wait_are_ahead(others: Others) -> None:
+    assert ahead(others, table(0.0, 4, waiting=2)) == ([2.0, 0.0], [2_000.0, 0.0])
+
+
+def test_those_that_were_there_when_we_came_may_be_anywhere_in_their_answers(
+    others: Others,
+) -> None:
+    assert ahead(others, table(0.0, 4)) == ([0.0, 0.0], [0.0, 0.0])
+
+
+def test_a_new_one_has_just_begun_its_prompt_which_is_worked_off(others: Others) -> None:
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+
+    assert ahead(others, table(1.0, 1)) == ([0.0, 0.0], [1_000.0, 0.0])
+    assert ahead(others, table(1.04, 1))[1] == pytest.approx([600.0, 0.0])
+    assert ahead(others, table(2.0, 1))[1] == [0.0, 0.0]
+
+
+def test_one_that_ends_takes_no_more_than_its_part_with_it(others: Others) -> None:
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    ahead(others, table(1.0, 3))
+
+    assert ahead(others, table(1.0, 1))[1] == [1_000.0, 0.0]
+
+
+def test_a_pause_without_others_is_not_forgotten(others: Others) -> None:
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    ahead(others, table(1.0, 1))
+    others.ahead(table(9.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+
+    assert ahead(others, table(10.0, 1))[1] == [1_000.0, 0.0]
