@@ -60,7 +60,7 @@ bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minu
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench index $(ARGS)
 
-bench-policies:  ## routing policies on a simulated fleet, in virtual time (15 minutes)
+bench-policies:  ## routing policies on a simulated fleet, in virtual time (18 minutes)
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench policies $(ARGS)
 

@@ -6,8 +6,8 @@ last time, so that a slow or dead engine delays nobody. At most AT_ONCE are aske
 not answered for SLOW_SECONDS is not counted any more. So even if all fall silent at once, turns
 come as often as they must: AT_ONCE / SLOW_SECONDS is more than 1 / SECONDS_PER_ENGINE.
 
-The interval, unless it is given: 2 ms for each engine, of which asking it takes about a tenth, and
-200 ms at least.
+The interval, unless it is given: 2 ms for each engine, of which asking it takes about an eighth,
+and 200 ms at least.
 """
 
 from __future__ import annotations

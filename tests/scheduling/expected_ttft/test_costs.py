@@ -124,6 +124,20 @@ def test_an_engine_that_was_slow_at_first_is_given_another_chance_with_time() ->
     assert costs.expected(1, features) / costs.expected(0, features) < 1.5
 
 
+def test_an_engine_that_is_known_to_be_slow_is_so_after_a_long_time_too() -> None:
+    costs = Costs(USUAL)
+    costs.grow(2)
+    learned(USUAL, 100, costs, 0)
+    learned(4 * USUAL, 100, costs, 1)
+
+    now = 0.0
+    while now < 10 * HALF_LIFE_SECONDS:
+        now += REFRESH_SECONDS / 2
+        costs.refresh(now)
+
+    assert median_error(costs, 4 * USUAL, 1) < 0.25
+
+
 def test_no_cost_is_ever_negative() -> None:
     random = Random(3)
     costs = Costs(USUAL)

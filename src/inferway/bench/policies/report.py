@@ -60,7 +60,8 @@ def markdown(run: PoliciesRun) -> str:
         f"Simulated {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
         f"seeds 1 to {run.plan.seeds}.",
         *([f"Kept from an earlier run: {run.kept}."] if run.kept else []),
-        machine_line(run.machine),
+        f"{machine_line(run.machine).partition(';')[0]}. Time is virtual: how busy the machine was "
+        "changes no figure.",
         versions_line(run.machine),
         "",
         *_fleet_lines(run),

@@ -13,8 +13,11 @@ how fast an engine is, and many of different mixtures which of its costs differ:
 
 (ridge regression towards s). Sums fade by FADE with each observation of the engine, so that what
 was true some hundred requests ago is forgotten; and by half in HALF_LIFE_SECONDS, so that an engine
-which was slow once, and is avoided since, is as good as an unknown one some time later. An
-observation further off than FAR typical errors counts as if it were that far off only (it is
+which was slow with its first requests, and is avoided since, is as good as an unknown one some time
+later. Of one that is well known the weight of KEPT observations is never lost that way: what
+nothing contradicts is true still, and the next observations count for more all the same.
+
+An observation further off than FAR typical errors counts as if it were that far off only (it is
 winsorized). Errors are ratios: twice as long as expected is as far off as half. If they are to one
 side, the engine is not as it was, and sums fade faster: by exp(-bias^2) more, so that one that is
 slower from now on is believed within some 20 requests.
@@ -32,6 +35,8 @@ from inferway.model import Column
 
 FADE = 0.99  # about the last hundred observations count
 HALF_LIFE_SECONDS = 600.0
+KNOWN_AFTER = 10  # observations; of an engine that has had so many
+KEPT = 3.0  # the weight of as many is kept, however long ago they were
 PULL_SPEED = 0.5  # the other engines' speed counts as half an observation
 PULL_SHAPE = 0.5  # observations, divided among the features
 FAR = 2.5  # typical errors; what is further off is an outlier
@@ -130,7 +135,10 @@ class Costs:
         self._next = (self._next + 1) % len(self._sums)
         sums = self._sums[self._next]
         if sums is not None:
-            _fade(sums, 0.5 ** ((now - sums.faded) / HALF_LIFE_SECONDS))
+            by = 0.5 ** ((now - sums.faded) / HALF_LIFE_SECONDS)
+            if sums.count >= KNOWN_AFTER:
+                by = max(by, min(1.0, KEPT / sums.weight))
+            _fade(sums, by)
             sums.faded = now
             self._solve(self._next, sums)
 
