@@ -35,7 +35,7 @@ from inferway.model import BlockKey, HolderId
 
 log = logging.getLogger("inferway.events")
 
-SLICE_SECONDS = 0.002  # how long the event loop is held before others get a turn
+SLICE_SECONDS = 0.001  # how long the event loop is held before others get a turn
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 _HEARTBEAT_MS = 10_000
 _UNFIT = (StreamState.BLIND, StreamState.STALE)  # others should rather read another's picture
