@@ -36,6 +36,7 @@ from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 
 BLOCK = 4
@@ -141,7 +142,10 @@ class TwoEngines:
 
 def director(fleet: TwoEngines | None = None) -> Director:
     return Director(
-        fleet or TwoEngines(), Matcher(MemoryIndex(), SpeculativeOverlay()), kv_aware(), lambda: 0.0
+        fleet or TwoEngines(),
+        Matcher(MemoryIndex(), SpeculativeOverlay()),
+        Scheduling(kv_aware()),
+        lambda: 0.0,
     )
 
 

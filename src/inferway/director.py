@@ -53,8 +53,8 @@ from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import REPORT_MODE, asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.admitters.utilization import UtilizationDetector
-from inferway.scheduling.plugin import Admitter, Chooser, Ending, Follower, Following, Producer
+from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.counts import DirectorStats
 from inferway.steps.match import Matched, MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
@@ -114,15 +114,6 @@ class Routed(msgspec.Struct, frozen=True):
     candidates: Candidates
 
 
-@dataclass(frozen=True, slots=True)
-class Plugins:
-    """Who joins the request path, beside the chooser."""
-
-    producers: Sequence[Producer] = ()
-    admitters: Sequence[Admitter] = (UtilizationDetector(),)
-    following: Sequence[Following] = ()
-
-
 @dataclass(slots=True)
 class Director:
     """Opens journeys. `clock` counts seconds. `off_loop` runs a function in a thread, for bodies
@@ -131,9 +122,8 @@ class Director:
 
     fleet: FleetView
     matcher: Matcher
-    chooser: Chooser
+    scheduling: Scheduling
     clock: Callable[[], float]
-    plugins: Plugins = Plugins()
     rewrites: Rewrites = field(default_factory=Rewrites)
     priorities: Mapping[str, int] = field(default_factory=dict)  # objective -> priority
     scoring: bool = True
@@ -157,7 +147,7 @@ class Director:
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
         """Raises SaturatedError."""
-        for admitter in self.plugins.admitters:
+        for admitter in self.scheduling.admitters:
             refusal = admitter.refusal(request, candidates)
             if refusal is not None:
                 raise SaturatedError(refusal)
@@ -221,21 +211,22 @@ class Journey:
         director = self._director
         request = self._rewritten(await self._parsed())
         model = self._model(request)
-        director.admit(request, director.fleet.candidates(model.name))
+        candidates = director.fleet.candidates(model.name)
+        director.admit(request, candidates)
         reason = Reason.LOAD_ONLY
         if director.scoring:
             reason = await self._match(model, request)
             request = _with_prompts(request, self._matched)
-        candidates = director.fleet.candidates(model.name)  # as they are by now
+            candidates = director.fleet.candidates(model.name)  # as they are by now
         candidates.now = director.clock()
         director.matcher.fill(candidates, self._matched)
-        for producer in director.plugins.producers:
+        for producer in director.scheduling.producers:
             producer.produce(request, candidates)
-        choice = director.chooser.choose(request, candidates)
+        choice = director.scheduling.chooser.choose(request, candidates)
         decision = Decision(choice.targets, reason, choice.headers)
         director.stats.decided(reason)
         self.routed = Routed(request, model, self._matched, decision, candidates)
-        for plugin in director.plugins.following:
+        for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
             if follower is not None:
                 self._followers.append(follower)

@@ -23,7 +23,7 @@ import msgspec
 import zmq.asyncio
 
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
-from inferway.director import Director, Plugins
+from inferway.director import Director
 from inferway.errors import (
     ConfigError,
     HelperError,
@@ -51,10 +51,9 @@ from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ServedModel
 from inferway.prompts.token_ids import checked_token_ids
-from inferway.scheduling.admitters.utilization import UtilizationDetector
-from inferway.scheduling.config import Scheduling
 from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.load import load_scheduling
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Lookup, Matched, Matcher
 from inferway.steps.rewrite import Rewrites
 
@@ -150,13 +149,8 @@ class Indexer:
         self.director = Director(
             self.fleet,
             Matcher(self.index, SpeculativeOverlay(), breathe=partial(asyncio.sleep, 0)),
-            scheduling.chooser,
+            scheduling,
             time.monotonic,
-            Plugins(
-                scheduling.producers,
-                scheduling.admitters or (UtilizationDetector(),),
-                scheduling.following,
-            ),
             rewrites=Rewrites(self.settings.model_rewrites),
             priorities=self.settings.objectives,
             scoring=self.settings.scoring,

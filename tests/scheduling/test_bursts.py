@@ -12,9 +12,9 @@ from tests.scheduling.tables import candidates, chat
 
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.config import Scheduling
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.scheduling import Scheduling
 
 # What llm-d does when nothing is configured (field notes 3.3).
 LLM_D_DEFAULT: dict[str, list[Any]] = {

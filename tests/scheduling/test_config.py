@@ -15,11 +15,12 @@ from tests.scheduling.test_profile import REQUEST, table
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.config import Scheduling, build, parse_config
+from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.plugin import Chooser, Follower
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
+from inferway.scheduling.scheduling import Scheduling
 
 
 class Times(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):

@@ -12,8 +12,9 @@ from inferway.cli.effective import effective
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
-from inferway.scheduling.config import KIND, Scheduling
+from inferway.scheduling.config import KIND
 from inferway.scheduling.load import load_scheduling
+from inferway.scheduling.scheduling import Scheduling
 
 
 @click.group()

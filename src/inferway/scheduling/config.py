@@ -34,6 +34,7 @@ from inferway.scheduling.plugin import (
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.provided import GATES, GATES_ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import Building, PluginType
+from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
 
 KIND = "EndpointPickerConfig"
 API_VERSIONS = ("inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1")
@@ -92,17 +93,6 @@ class SchedulingConfig(_Strict, frozen=True):
     parser: PluginRef | None = None
     request_handler: RequestHandlerSpec | None = None
     flow_control: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """What a configuration comes to."""
-
-    chooser: Chooser
-    producers: Sequence[Producer] = ()
-    admitters: Sequence[Admitter] = ()
-    following: Sequence[Following] = ()
-    notes: Sequence[str] = ()  # what of it is not in force, and why
 
 
 def parse_config(fields: object, place: str) -> SchedulingConfig:
@@ -171,10 +161,11 @@ class _Build:
                 self.plugins[asked.name] = self._built(asked, {})
         chooser = self._chooser(self._profiles())
         everything = [*(self.plugins[name] for name in self._in_order()), chooser]
+        admitters = [held(item, Admitter) for item in everything if isinstance(item, Admitter)]
         return Scheduling(
             chooser,
             [held(plugin, Producer) for plugin in everything if isinstance(plugin, Producer)],
-            [held(plugin, Admitter) for plugin in everything if isinstance(plugin, Admitter)],
+            admitters or DEFAULT_ADMITTERS,
             [held(plugin, Following) for plugin in everything if isinstance(plugin, Following)],
             self.notes,
         )

@@ -10,9 +10,10 @@ from typing import Any
 from inferway.config import read_yaml
 from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
-from inferway.scheduling.config import Scheduling, build, parse_config
+from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.registry import PluginType
+from inferway.scheduling.scheduling import Scheduling
 
 ENTRY_POINTS = "inferway.plugins"
 

@@ -36,6 +36,7 @@ from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Chooser
 from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 
 MODEL = "smollm2"
@@ -157,7 +158,7 @@ class World:
         self._director = Director(
             _Engines(model, plan),
             Matcher(self._index, SpeculativeOverlay()),
-            self._chooser,
+            Scheduling(self._chooser),
             time.monotonic,
         )
 

@@ -31,6 +31,7 @@ from inferway.index.protocol import Index, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, RequestHead, TokenIds
 from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 
 BLOCKS = 512
@@ -110,7 +111,7 @@ class _Side:
         self._given = GivenTokens(tokens[0])
         fleet = EightEngines(plan.block_size, self._given)
         self._director = Director(
-            fleet, Matcher(index, SpeculativeOverlay()), kv_aware(), time.monotonic
+            fleet, Matcher(index, SpeculativeOverlay()), Scheduling(kv_aware()), time.monotonic
         )
         self._server = server
         self._matches: list[float] = []

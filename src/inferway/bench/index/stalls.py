@@ -30,6 +30,7 @@ from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead, TokenIds
 from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 
 BLOCKS = 16  # per event
@@ -85,7 +86,10 @@ class _Growing:
         self._prompts = GivenTokens(self._tokens[0])
         fleet = EightEngines(plan.block_size, self._prompts)
         self._director = Director(
-            fleet, Matcher(self._index, SpeculativeOverlay()), kv_aware(), time.monotonic
+            fleet,
+            Matcher(self._index, SpeculativeOverlay()),
+            Scheduling(kv_aware()),
+            time.monotonic,
         )
         self._late: list[float] = []
         self._decisions: list[float] = []

@@ -72,7 +72,7 @@ class MetricsPage(Collector):
         yield from self._requests()
         yield from self._engines()
         yield from scrape_families(self._fleet.scraper)
-        yield from expectation_families(self._director.plugins.producers)
+        yield from expectation_families(self._director.scheduling.producers)
         yield from index_families(self._director.matcher.index, self._fleet.engines)
         yield from stream_families(self._fleet)
         yield from journal_families(self._fleet)

@@ -1,0 +1,23 @@
+"""How a request's endpoints are chosen, whole: what a configuration comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inferway.scheduling.admitters.utilization import UtilizationDetector
+from inferway.scheduling.plugin import Admitter, Chooser, Following, Producer
+
+# Who looks after full engines where no other is asked for.
+DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The chooser, and who joins the request path beside it."""
+
+    chooser: Chooser
+    producers: Sequence[Producer] = ()
+    admitters: Sequence[Admitter] = DEFAULT_ADMITTERS
+    following: Sequence[Following] = ()
+    notes: Sequence[str] = ()  # what of the configuration is not in force, and why
