@@ -14,7 +14,7 @@ from inferway.bench.chat_overhead.report import markdown, summary, terminal_tabl
 from inferway.bench.chat_overhead.results import ChatOverheadRun, write_run
 from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
 from inferway.bench.chats import default_data_dir
-from inferway.bench.document import update_document
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 _FULL = Plan()
@@ -122,7 +122,7 @@ def chat_overhead(
     if as_json:
         click.echo(write_run(run), nl=False)
     else:
-        _show(run, Console())
+        ending.show([terminal_table(run)], summary(run), run.machine)
 
 
 def _save(run: ChatOverheadRun, docs: Path) -> None:
@@ -130,14 +130,5 @@ def _save(run: ChatOverheadRun, docs: Path) -> None:
     file, marks = "chat_overhead", "chat-overhead"
     if run.fit is None:
         file, marks = "chat_overhead_engine", "chat-overhead --engine"
-    (docs / "results").mkdir(exist_ok=True)
-    (docs / "results" / f"{file}.json").write_bytes(write_run(run))
-    draw(run, docs / "results" / f"{file}.png")
-    update_document(docs / "performance.md", marks, markdown(run))
-
-
-def _show(run: ChatOverheadRun, console: Console) -> None:
-    console.print(terminal_table(run))
-    for line in summary(run):
-        console.print(f"  {line}", highlight=False)
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
+    results = ending.save(docs, file, write_run(run), marks, markdown(run))
+    draw(run, results / f"{file}.png")

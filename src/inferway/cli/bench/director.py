@@ -10,9 +10,9 @@ from rich.console import Console
 from inferway.bench.chats import default_data_dir
 from inferway.bench.director.plan import Plan
 from inferway.bench.director.report import markdown, missed, terminal_tables
-from inferway.bench.director.results import DirectorRun, write_run
+from inferway.bench.director.results import write_run
 from inferway.bench.director.run import run_director
-from inferway.bench.document import update_document
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 _FULL = Plan()
@@ -41,24 +41,11 @@ def director(quick: bool, data: Path, as_json: bool, save: Path | None) -> None:
         with Console(stderr=True).status("starting") as status:
             run = run_director(data, _QUICK if quick else _FULL, status.update)
         if save is not None:
-            _save(run, save)
+            ending.save(save, "director", write_run(run), "director", markdown(run))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e
     if as_json:
         click.echo(write_run(run), nl=False)
     else:
-        _show(run, Console())
-
-
-def _save(run: DirectorRun, docs: Path) -> None:
-    (docs / "results").mkdir(exist_ok=True)
-    (docs / "results" / "director.json").write_bytes(write_run(run))
-    update_document(docs / "performance.md", "director", markdown(run))
-
-
-def _show(run: DirectorRun, console: Console) -> None:
-    for table in terminal_tables(run):
-        console.print(table)
-    for name in missed(run):
-        console.print(f"  not as asked: {name}", highlight=False)
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
+        lines = [f"not as asked: {name}" for name in missed(run)]
+        ending.show(terminal_tables(run), lines, run.machine)

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from inferway.bench.document import update_document
 from inferway.bench.index.plan import QUICK, Plan
 from inferway.bench.index.report import markdown, terminal_tables
-from inferway.bench.index.results import IndexRun, write_run
+from inferway.bench.index.results import write_run
 from inferway.bench.index.run import run_index
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 
@@ -31,22 +31,10 @@ def index(quick: bool, no_peer: bool, as_json: bool, save: Path | None) -> None:
         with Console(stderr=True).status("starting") as status:
             run = run_index(QUICK if quick else Plan(), status.update, beside_peer=not no_peer)
         if save is not None:
-            _save(run, save)
+            ending.save(save, "index", write_run(run), "index", markdown(run))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e
     if as_json:
         click.echo(write_run(run), nl=False)
     else:
-        _show(run, Console())
-
-
-def _save(run: IndexRun, docs: Path) -> None:
-    (docs / "results").mkdir(exist_ok=True)
-    (docs / "results" / "index.json").write_bytes(write_run(run))
-    update_document(docs / "performance.md", "index", markdown(run))
-
-
-def _show(run: IndexRun, console: Console) -> None:
-    for table in terminal_tables(run):
-        console.print(table)
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
+        ending.show(terminal_tables(run), (), run.machine)

@@ -9,12 +9,12 @@ import msgspec
 from rich.console import Console
 
 from inferway.bench.chats import default_data_dir
-from inferway.bench.document import update_document
 from inferway.bench.policies.plan import QUICK, Plan
 from inferway.bench.policies.plot import check_can_draw, draw
 from inferway.bench.policies.report import goals_table, markdown, summary, terminal_tables
-from inferway.bench.policies.results import PoliciesRun, load_run, write_lines
+from inferway.bench.policies.results import load_run, write_lines
 from inferway.bench.policies.run import run_again, run_policies
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 
@@ -103,29 +103,13 @@ def policies(
         if plot is not None:
             draw(run, plot)
         if save is not None:
-            _save(run, save)
+            text = write_lines(run).encode()
+            draw(run, ending.save(save, "policies", text, "policies", markdown(run)))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e
     if lines:
         click.echo(write_lines(run), nl=False)
     else:
-        _show(run, Console())
-
-
-def _save(run: PoliciesRun, docs: Path) -> None:
-    results = docs / "results"
-    results.mkdir(exist_ok=True)
-    (results / "policies.json").write_text(write_lines(run))
-    draw(run, results)
-    update_document(docs / "performance.md", "policies", markdown(run))
-
-
-def _show(run: PoliciesRun, console: Console) -> None:
-    for table in terminal_tables(run):
-        console.print(table)
-    goals = goals_table(run)
-    if goals is not None:
-        console.print(goals)
-    for line in summary(run):
-        console.print(f"  {line}", highlight=False)
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
+        goals = goals_table(run)
+        tables = [*terminal_tables(run), *([goals] if goals is not None else [])]
+        ending.show(tables, summary(run), run.machine)

@@ -9,11 +9,11 @@ import click
 from rich.console import Console
 
 from inferway.bench.chats import default_data_dir
-from inferway.bench.document import update_document
 from inferway.bench.prompts.plan import Plan
 from inferway.bench.prompts.report import markdown, missed, terminal_tables
-from inferway.bench.prompts.results import PromptsRun, write_run
+from inferway.bench.prompts.results import write_run
 from inferway.bench.prompts.run import run_prompts
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 _FULL = Plan()
@@ -61,24 +61,11 @@ def prompts(
         with Console(stderr=True).status("starting") as status:
             run = run_prompts(data, plan, status.update)
         if save is not None:
-            _save(run, save)
+            ending.save(save, "prompts", write_run(run), "prompts", markdown(run))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e
     if as_json:
         click.echo(write_run(run), nl=False)
     else:
-        _show(run, Console())
-
-
-def _save(run: PromptsRun, docs: Path) -> None:
-    (docs / "results").mkdir(exist_ok=True)
-    (docs / "results" / "prompts.json").write_bytes(write_run(run))
-    update_document(docs / "performance.md", "prompts", markdown(run))
-
-
-def _show(run: PromptsRun, console: Console) -> None:
-    for table in terminal_tables(run):
-        console.print(table)
-    for name in missed(run):
-        console.print(f"  not as asked: {name}", highlight=False)
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")
+        lines = [f"not as asked: {name}" for name in missed(run)]
+        ending.show(terminal_tables(run), lines, run.machine)

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from inferway.bench.document import update_document
 from inferway.bench.peers import install_peers
 from inferway.bench.report import cpu_table, markdown, notes, parts_table
 from inferway.bench.results import RouteRun, write_lines
 from inferway.bench.route import Plan, run_route
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
+from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 from inferway.prompts.prepare import prepare_smollm2
 
@@ -61,7 +61,7 @@ def route(
                 raise click.UsageError(f"--only {' '.join(only)}: no such router")
             run = run_route(chosen, prepare_smollm2(), plan, status.update)
         if save is not None:
-            _save(run, save)
+            ending.save(save, "route", write_lines(run).encode(), "route", markdown(run))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e
     if lines:
@@ -86,12 +86,6 @@ def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
 
 def _wanted(router: Router, only: tuple[str, ...]) -> bool:
     return not only or any(text in router.label for text in only)
-
-
-def _save(run: RouteRun, docs: Path) -> None:
-    (docs / "results").mkdir(exist_ok=True)
-    (docs / "results" / "route.json").write_text(write_lines(run))
-    update_document(docs / "performance.md", "route", markdown(run))
 
 
 def _show(run: RouteRun, console: Console) -> None:
