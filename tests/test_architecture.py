@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": _LEAVES,
     "blocks": {*_PURE_BASE, "config"},
     "helper": _LEAVES,
+    "structured": {"helper", *_LEAVES},  # engines import it, too
     "openai_api": {"blocks", *_PURE_BASE, "config"},
     "prompts": {"openai_api", "helper", "blocks", *_PURE_BASE, "config"},
     "index": {"blocks", *_PURE_BASE, "config"},

@@ -3,6 +3,7 @@
 * InferwayError
   x RequestError            the client's fault; `status` is 4xx, nothing was forwarded
     - InvalidRequestError     400  a field is missing, has the wrong type or cannot hold
+    - SpecError               400  the shape asked of the answer is invalid or cannot be kept
     - PromptTooLongError      400  the prompt does not fit the model's context
     - TemplateError           400  the model's chat template refuses this conversation
     - UnauthorizedError       401  the path wants the admin key, and the request has not got it
@@ -56,6 +57,25 @@ class RequestError(InferwayError):
 
 class InvalidRequestError(RequestError):
     """A field is missing, has the wrong type, or cannot hold."""
+
+
+class SpecError(RequestError):
+    """The shape asked of the answer is invalid, over a limit, or cannot be kept. `place` is a JSON
+    pointer into it, `keyword` what stands there; `param` is that place in the whole request."""
+
+    code = "invalid_structure"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: str = "",
+        keyword: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.place = place
+        self.keyword = keyword
 
 
 class PromptTooLongError(RequestError):
