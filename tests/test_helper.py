@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +355,58 @@ def test_a_process_that_does_not_start_says_why() -> None:
             helper.call("no_such_module:f", b"")
     finally:
         helper.close()
+
+
+def test_each_process_is_prepared_once_with_what_jobs_need(make_helper: MakeHelper) -> None:
+    told = bytes(range(256)) * 2000
+    helper = make_helper(prepare=(f"{JOBS}:prepare", told), keep_spare=True)
+
+    first, again = do(helper, "prepared"), do(helper, "prepared")
+    with pytest.raises(JobKilledError):
+        do(helper, "crash")
+    after = do(helper, "prepared")
+
+    assert first == again == after == told + b" python"
+
+
+def test_preparing_leaves_nothing_open(make_helper: MakeHelper) -> None:
+    before = fds()
+    plain, helper = make_helper(), make_helper(prepare=(f"{JOBS}:prepare", b"x"))
+
+    open_in = [len(json.loads(do(each, "open_fds"))) for each in (plain, helper)]
+    assert open_in[0] == open_in[1]
+    plain.close()
+    helper.close()
+    assert fds() == before
+
+
+def test_nothing_to_be_prepared_with_is_something_too(make_helper: MakeHelper) -> None:
+    helper = make_helper(prepare=(f"{JOBS}:prepare", b""))
+
+    assert do(helper, "prepared") == b" python"
+
+
+def test_a_process_that_cannot_be_prepared_does_not_start(make_helper: MakeHelper) -> None:
+    helper = make_helper(prepare=(f"{JOBS}:prepare_badly", b"no such vocabulary"))
+
+    with pytest.raises(HelperError, match="does not start: ValueError: no such vocabulary"):
+        do(helper, "echo")
+
+
+@pytest.mark.parametrize("niceness", [10, 19])
+def test_the_child_is_as_nice_as_it_is_told(make_helper: MakeHelper, niceness: int) -> None:
+    helper = make_helper(limits=replace(SMALL, niceness=niceness))
+
+    assert int(do(helper, "niceness")) == min(19, os.nice(0) + niceness)
+
+
+def test_who_waits_in_his_own_way_gets_a_future(make_helper: MakeHelper) -> None:
+    helper = make_helper()
+
+    slow = helper.submit(f"{JOBS}:sleep", b"")
+    waiting = helper.submit(f"{JOBS}:echo", b"a")
+
+    assert waiting.cancel()
+    assert not slow.done()
+    helper.close()
+    assert isinstance(slow.exception(30), HelperError)

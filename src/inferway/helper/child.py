@@ -15,7 +15,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from inferway.helper.wire import ANSWER, JOB, Outcome
 
@@ -26,22 +27,22 @@ _PR_SET_NO_NEW_PRIVS = 38
 # Given back when memory has run out, so that this can be said.
 _RESERVE_BYTES = 1 << 20
 
-# Whoever sends such work waits a little longer before others do.
-_NICENESS = 10
-
 
 def main(
     fd: int,
     parent: int,
     modules: Sequence[str],
     *,
+    prepare: tuple[str, int] | None,
     memory_bytes: int,
     cpu_seconds: int,
     result_bytes: int,
+    niceness: int,
 ) -> None:
-    """Serves jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes."""
+    """Serves jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes.
+    `prepare`: a function, called once with what is in the file of that number."""
     _end_with(parent)
-    os.nice(_NICENESS)
+    os.nice(niceness)
     # Ctrl-C is for the parent, which closes the socket when it has answered its clients.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -50,6 +51,9 @@ def main(
         try:
             for module in modules:
                 importlib.import_module(module)
+            if prepare is not None:
+                name, file = prepare
+                _function(name)(_whole(file))
         except BaseException as e:
             child.answer(Outcome.NOT_READY, f"{type(e).__name__}: {e}".encode())
             return
@@ -65,6 +69,23 @@ def _end_with(parent: int) -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.getppid() != parent:  # it has died before we asked
         os._exit(1)
+
+
+def _function(name: str) -> Callable[[bytes | bytearray], Any]:
+    module, _, function = name.partition(":")
+    made: Callable[[bytes | bytearray], Any] = getattr(sys.modules[module], function)
+    return made
+
+
+def _whole(fd: int) -> bytes:
+    """Other children read the same open file: its position is not ours to move."""
+    parts: list[bytes] = []
+    done = 0
+    while part := os.pread(fd, 1 << 20, done):
+        parts.append(part)
+        done += len(part)
+    os.close(fd)
+    return b"".join(parts)
 
 
 class _Child:
@@ -113,8 +134,7 @@ class _Child:
         return True
 
     def _do(self, name: str, argument: bytearray) -> None:
-        module, _, function = name.partition(":")
-        job = getattr(sys.modules[module], function)
+        job = _function(name)
         self._limit_cpu()
         result: bytes = job(argument)
         if len(result) > self._result_bytes:

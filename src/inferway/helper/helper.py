@@ -11,12 +11,13 @@ the processes and does the jobs in turn; it waits without the GIL.
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
 from inferway.errors import HelperBusyError, HelperError, JobKilledError
-from inferway.helper.process import HelperProcess, Limits
+from inferway.helper.process import HelperProcess, Limits, Preparation
 
 
 @dataclass(slots=True)
@@ -39,13 +40,17 @@ class Helper:
         max_waiting: int = 8,
         patience_seconds: float = 1.0,
         keep_spare: bool = True,
+        prepare: tuple[str, bytes] | None = None,
     ) -> None:
+        """`prepare`: a function of the modules and what it is called with, once in each process,
+        before the limits hold: what all jobs need, and a job cannot read."""
         self.limits = limits
         self.stats = HelperStats()
         self._modules = modules
         self._max_waiting = max_waiting
         self._patience_seconds = patience_seconds
         self._keep_spare = keep_spare
+        self._preparation = None if prepare is None else _in_memory(*prepare)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="helper")
         self._lock = Lock()
         self.num_open = 0  # jobs that wait or run; read by anyone
@@ -60,7 +65,7 @@ class Helper:
     def call(self, function: str, argument: bytes) -> bytes:
         """Raises HelperBusyError if too many wait or this job waited for too long, JobKilledError
         if it passed a limit, JobFailedError if it raised."""
-        job = self._submit(function, argument)
+        job = self.submit(function, argument)
         try:
             return job.result(self._patience_seconds)
         except TimeoutError:
@@ -70,7 +75,7 @@ class Helper:
 
     async def call_async(self, function: str, argument: bytes) -> bytes:
         """As `call`. A caller who is cancelled loses the answer and nobody else's."""
-        job = self._submit(function, argument)
+        job = self.submit(function, argument)
         answer = asyncio.wrap_future(job)
         try:
             await asyncio.wait([answer], timeout=self._patience_seconds)
@@ -91,8 +96,13 @@ class Helper:
         for process in self._processes:
             process.close()
         self._processes.clear()
+        if self._preparation is not None:
+            os.close(self._preparation.fd)
+            self._preparation = None
 
-    def _submit(self, function: str, argument: bytes) -> Future[bytes]:
+    def submit(self, function: str, argument: bytes) -> Future[bytes]:
+        """As `call`, for who waits in his own way, and as long as he likes: cancel it then. What
+        is called when it is done runs in the helper's thread."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -131,7 +141,7 @@ class Helper:
         while len(self._processes) < (2 if self._keep_spare else 1):
             if self._closed:
                 raise _closed()
-            process = HelperProcess(self._modules, self.limits)
+            process = HelperProcess(self._modules, self.limits, self._preparation)
             self.stats.started += 1
             with self._lock:
                 self._processes.append(process)
@@ -145,6 +155,14 @@ class Helper:
             if not self._closed:
                 self._thread.submit(self._started)
         process.close()
+
+
+def _in_memory(function: str, argument: bytes) -> Preparation:
+    """The argument in a file that is nowhere on disk: each child reads it when it has time."""
+    fd = os.memfd_create("prepare")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(argument)
+    return Preparation(function, fd)
 
 
 def _closed() -> HelperError:

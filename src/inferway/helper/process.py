@@ -33,17 +33,28 @@ class Limits:
     cpu_seconds: int = 2  # the kernel counts whole seconds: up to one more
     wall_seconds: float = 5.0
     result_bytes: int = 32 << 20
+    niceness: int = 10  # whoever sends such work waits a little longer before others do
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a child does once, after its imports and before its limits hold."""
+
+    function: str  # "package.module:name", bytes -> anything
+    fd: int  # a file whose whole content is the argument; stays ours
 
 
 class HelperProcess:
     """One child and the socket to it. One thread uses it; any thread may `kill` it."""
 
-    def __init__(self, modules: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self, modules: Sequence[str], limits: Limits, preparation: Preparation | None = None
+    ) -> None:
         self._limits = limits
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._child = _start(theirs.fileno(), modules, limits)
+                self._child = _start(theirs.fileno(), modules, limits, preparation)
             except OSError as e:
                 self._socket.close()
                 raise HelperError(f"the helper process does not start: {e.strerror}") from e
@@ -138,10 +149,12 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _start(fd: int, modules: Sequence[str], limits: Limits) -> subprocess.Popen[bytes]:
+def _start(
+    fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        _command(fd, modules, limits),
-        pass_fds=[fd],
+        _command(fd, modules, limits, preparation),
+        pass_fds=[fd] if preparation is None else [fd, preparation.fd],
         env=_environment(),
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -151,14 +164,18 @@ def _start(fd: int, modules: Sequence[str], limits: Limits) -> subprocess.Popen[
     )
 
 
-def _command(fd: int, modules: Sequence[str], limits: Limits) -> list[str]:
+def _command(
+    fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None
+) -> list[str]:
     """Neither the environment, nor the user's site, nor the working directory decides what the
     child imports: it gets our own path."""
     path = [str(_SOURCES), *(entry for entry in sys.path if os.path.isabs(entry))]
+    prepare = None if preparation is None else (preparation.function, preparation.fd)
     code = (
         f"import sys; sys.path[:] = {path!r}; from inferway.helper.child import main;"
-        f" main({fd}, {os.getpid()}, {list(modules)!r}, memory_bytes={limits.memory_bytes},"
-        f" cpu_seconds={limits.cpu_seconds}, result_bytes={limits.result_bytes})"
+        f" main({fd}, {os.getpid()}, {list(modules)!r}, prepare={prepare!r},"
+        f" memory_bytes={limits.memory_bytes}, cpu_seconds={limits.cpu_seconds},"
+        f" result_bytes={limits.result_bytes}, niceness={limits.niceness})"
     )
     return [sys.executable, "-I", "-S", "-c", code]
 

@@ -28,16 +28,21 @@ class Grammar(Protocol):
     """The state of one answer. One thread at a time. No method raises: a grammar that has failed
     says so in `failure`, accepts nothing more and lets only the end of the answer through."""
 
-    failure: str | None
+    @property
+    def failure(self) -> str | None:
+        """Why it has failed: a limit of the library, or a token that may not come. Never text of
+        the answer."""
 
     def accept(self, tokens: Sequence[int]) -> bool:
-        """Moves on by all of `tokens`, or, False, fails."""
+        """Moves on by all of `tokens`, or, False, fails. What comes after the end of the answer
+        is counted and let through: no more is asked of it."""
 
     def validate(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` could come now, in order. Does not move on."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Takes back the last `num_tokens`, the end of the answer among them."""
+        """Takes back the last `num_tokens` that were accepted, the end of the answer among
+        them. What has failed stays so."""
 
     def fill(self, row: MaskRow) -> None:
         """Writes which tokens may come next over all of `row`."""
@@ -53,9 +58,15 @@ class Grammar(Protocol):
 class Compiled(Protocol):
     """Shared by all requests with this spec, from any thread."""
 
-    backend: str
-    num_bytes: int  # held in memory, estimated
-    unenforced: Sequence[Unenforced]
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Held in memory, estimated."""
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> Grammar:
         """For one answer. `stop_token_ids` end it as the model's own end token does."""
@@ -64,7 +75,9 @@ class Compiled(Protocol):
 class Backend(Protocol):
     """One library, for one tokenizer."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
-    def compile(self, spec: Spec) -> Compiled:
-        """Raises SpecError where the library refuses it, with the place where that is known."""
+    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> Compiled:
+        """Of a spec from which `unenforced` was left out. Raises SpecError where the library
+        refuses it, with the place where that is known."""

@@ -1,11 +1,26 @@
-"""What shape an answer must have: one value, whichever way it was asked for."""
+"""What shape an answer must have: one value, whichever way it was asked for.
+
+`requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
+the same spec, so that what a gateway has seen is found again in an engine.
+
+Text is canonical: JSON without blanks, in the order given, a name that comes twice once (the last
+value counts, as in vLLM and every library here). Whoever checks, compiles or validates reads this
+text, never the client's, so that all of them read the same.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any, NoReturn
+
+from inferway.errors import SpecError
+
+MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB
 
 
 class Kind(StrEnum):
@@ -51,3 +66,276 @@ class Asked:
     spec: Spec
     place: str  # where in the body, for error.param: "response_format/json_schema/schema"
     strict: bool = False  # OpenAI's word: every keyword enforced, or refused
+    tool: str | None = None  # the arguments of calls to this tool, not the answer's text
+
+
+def from_vllm(params: object) -> Spec:
+    """What vLLM's StructuredOutputsParams (GuidedDecodingParams up to 0.11) ask for. Raises
+    SpecError; `param` begins with "structured_outputs"."""
+    fields = {name: getattr(params, name, None) for name in (*MAKERS, *OPTION_NAMES)}
+    return from_fields(fields, "structured_outputs")[0]
+
+
+def from_fields(fields: Mapping[str, object], place: str) -> tuple[Spec, str]:
+    """The one spec that `structured_outputs` asks for, and its place. Raises SpecError if it asks
+    for none or for several, as vLLM does."""
+    given = [name for name in MAKERS if fields.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise SpecError(f"{place}: one of {', '.join(MAKERS)}, got {found}", param=place)
+    name = given[0]
+    where = f"{place}/{name}"
+    return MAKERS[name](fields[name], where, options_of(fields, place)), where
+
+
+OPTION_NAMES = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+def options_of(fields: Mapping[str, object], place: str) -> Options:
+    """Of `structured_outputs`; named as vLLM does. Raises SpecError."""
+    return Options(
+        any_whitespace=not flag(fields, "disable_any_whitespace", place),
+        additional_properties=not flag(fields, "disable_additional_properties", place),
+        whitespace_pattern=whitespace_of(fields, "whitespace_pattern", place),
+    )
+
+
+def whitespace_of(fields: Mapping[str, object], name: str, place: str) -> str | None:
+    """Raises SpecError."""
+    pattern = fields.get(name)
+    return None if pattern is None else text_of(pattern, f"{place}/{name}".lstrip("/"))
+
+
+def flag(fields: Mapping[str, object], name: str, place: str) -> bool:
+    """Absent or null is False. Raises SpecError."""
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    where = f"{place}/{name}".lstrip("/")
+    raise SpecError(f"{where}: expected true or false, got {json_type(value)}", param=where)
+
+
+def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:
+    """A schema, or its text. Raises SpecError."""
+    if isinstance(schema, str):
+        schema = parsed(schema, place)
+        if not isinstance(schema, dict | bool):
+            raise unexpected("a JSON Schema", schema, place)
+    elif not isinstance(schema, dict):
+        raise unexpected("a JSON Schema (an object)", schema, place)
+    return Spec(Kind.JSON, canonical(schema, place), options)
+
+
+def json_object_spec(value: object, place: str, options: Options = Options()) -> Spec:
+    """Raises SpecError unless `value` is true."""
+    if value is not True:
+        raise SpecError(f"{place}: true or absent, got {json_type(value)}", param=place)
+    return Spec(Kind.JSON_OBJECT, "", options)
+
+
+def regex_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """Raises SpecError."""
+    return Spec(Kind.REGEX, text_of(value, place))
+
+
+def choice_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """A choice that is given twice is one choice. Raises SpecError."""
+    if isinstance(value, str):  # vLLM takes the array's text, too
+        value = parsed(value, place)
+    if not isinstance(value, list | tuple):
+        raise unexpected("an array of strings", value, place)
+    if not value:
+        raise SpecError(f"{place}: an empty array, one choice at least is needed", param=place)
+    for i, choice in enumerate(value):
+        if not isinstance(choice, str):
+            raise unexpected("a string", choice, f"{place}/{i}")
+    return Spec(Kind.CHOICE, canonical(list(dict.fromkeys(value)), place))
+
+
+def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """Raises SpecError."""
+    text = text_of(value, place)
+    if not text.strip():
+        raise SpecError(f"{place}: the grammar is empty", param=place)
+    return Spec(Kind.GRAMMAR, text)
+
+
+def structural_tag_spec(value: object, place: str, options: Options = Options()) -> Spec:
+    """Either form of vLLM's, or its text: `structures` with `triggers`, or a `format` of
+    xgrammar's. Raises SpecError."""
+    if isinstance(value, str):
+        value = parsed(value, place)
+    if not isinstance(value, dict):
+        raise unexpected("an object", value, place)
+    if "structures" in value:
+        tag = {"type": "structural_tag", **_structures(value, place)}
+    elif isinstance(value.get("format"), dict):
+        tag = {"type": "structural_tag", "format": value["format"]}
+    else:
+        raise SpecError(
+            f"{place}: `structures` with `triggers`, or a `format`, is needed", param=place
+        )
+    return Spec(Kind.STRUCTURAL_TAG, canonical(tag, place), options)
+
+
+def _structures(tag: Mapping[str, object], place: str) -> dict[str, object]:
+    structures, triggers = tag["structures"], tag.get("triggers")
+    if not isinstance(structures, list) or not structures:
+        raise unexpected("a non-empty array", structures, f"{place}/structures")
+    if not isinstance(triggers, list) or not triggers:
+        raise unexpected("a non-empty array of strings", triggers, f"{place}/triggers")
+    for i, trigger in enumerate(triggers):
+        if not isinstance(trigger, str) or not trigger:
+            raise unexpected("a non-empty string", trigger, f"{place}/triggers/{i}")
+    return {
+        "structures": [
+            _structure(structure, triggers, f"{place}/structures/{i}")
+            for i, structure in enumerate(structures)
+        ],
+        "triggers": triggers,
+    }
+
+
+def _structure(structure: object, triggers: list[str], place: str) -> dict[str, object]:
+    if not isinstance(structure, dict):
+        raise unexpected("an object", structure, place)
+    begin, end, schema = (structure.get(name) for name in ("begin", "end", "schema"))
+    for name, text in (("begin", begin), ("end", end)):
+        if not isinstance(text, str):
+            raise unexpected("a string", text, f"{place}/{name}")
+    assert isinstance(begin, str)
+    if not any(begin.startswith(trigger) for trigger in triggers):
+        raise SpecError(f"{place}/begin: does not begin with a trigger", param=f"{place}/begin")
+    if schema is not None and not isinstance(schema, dict | bool):
+        raise unexpected("a JSON Schema (an object)", schema, f"{place}/schema")
+    return {"begin": begin, "schema": {} if schema is None else schema, "end": end}
+
+
+Maker = Callable[[object, str, Options], Spec]
+
+# By the names that `structured_outputs` has for them.
+MAKERS: Mapping[str, Maker] = {
+    "json": json_spec,
+    "regex": regex_spec,
+    "choice": choice_spec,
+    "grammar": grammar_spec,
+    "json_object": json_object_spec,
+    "structural_tag": structural_tag_spec,
+}
+
+
+def text_of(value: object, place: str) -> str:
+    """Raises SpecError unless it is a string that can be written as UTF-8 and is not too long."""
+    if not isinstance(value, str):
+        raise unexpected("a string", value, place)
+    _check_size(len(value), place)
+    if not value.isascii():
+        _check_size(len(_encoded(value, place)), place)
+    return value
+
+
+def parsed(text: str, place: str) -> object:
+    """JSON. Raises SpecError where it is none; NaN and Infinity are none."""
+    _check_size(len(text), place)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        at = f"line {e.lineno} column {e.colno}"
+        raise SpecError(f"{place}: not valid JSON at {at}: {e.msg.lower()}", param=place) from None
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError as e:  # a number of more digits than Python reads, or no number
+        raise SpecError(f"{place}: not valid JSON: {_number_words(e)}", param=place) from None
+
+
+def canonical(value: object, place: str) -> str:
+    """JSON text. Raises SpecError where JSON has no words for it: a number too large, half of a
+    surrogate pair."""
+    _check_size(size_at_least(value, MAX_TEXT_BYTES), place)
+    try:
+        text = _ENCODER.encode(value)
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError:
+        raise SpecError(f"{place}: holds a number out of range", param=place) from None
+    except TypeError as e:
+        raise SpecError(f"{place}: not JSON: {e}", param=place) from None
+    _check_size(len(text if text.isascii() else _encoded(text, place)), place)
+    return text
+
+
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False
+)
+
+
+def size_at_least(value: object, enough: int) -> int:
+    """Not more than the bytes of its JSON; counting ends soon after `enough`. So a large body
+    costs its time in steps that let other threads in, and a value too large is never written."""
+    size = -2  # the brackets around `value` are ours
+    waiting: list[Any] = [[value]]
+    while waiting and size <= enough:
+        inside = waiting.pop()
+        items = inside
+        if type(inside) is dict:
+            size += sum(map(len, inside)) + 3 * len(inside)  # quotes and a colon
+            items = inside.values()
+        size += 2 + max(len(inside) - 1, 0)
+        if size + len(inside) > enough:
+            return size + len(inside)  # an item has one byte at least
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                size += len(item) + 2
+            elif kind is dict or kind is list:
+                waiting.append(item)
+            else:
+                size += 1
+    return size
+
+
+def json_type(value: object) -> str:
+    """What JSON calls it, for messages: the value itself may be anything, of any size."""
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a string"}
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list | tuple) else names.get(type(value), "neither")
+
+
+def unexpected(wanted: str, value: object, place: str) -> SpecError:
+    """`place`: in the request."""
+    return SpecError(f"{place}: expected {wanted}, got {json_type(value)}", param=place)
+
+
+def _encoded(text: str, place: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        code = f"\\u{ord(text[e.start]):04x}"
+        raise SpecError(
+            f"{place}: holds {code}, half of a surrogate pair, which is no character", param=place
+        ) from None
+
+
+def _check_size(size: int, place: str) -> None:
+    if size > MAX_TEXT_BYTES:
+        raise SpecError(
+            f"{place}: longer than {MAX_TEXT_BYTES} bytes; move what is not needed to shape the"
+            " answer elsewhere",
+            param=place,
+        )
+
+
+def _too_deep(place: str) -> SpecError:
+    return SpecError(f"{place}: nested too deeply", param=place)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _number_words(error: ValueError) -> str:
+    text = str(error)
+    return f"{text} is no number in JSON" if len(text) < 10 else "a number has too many digits"

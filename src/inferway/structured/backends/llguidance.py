@@ -1,0 +1,324 @@
+"""JSON, grammars, choices and regexes on llguidance: derivatives of regexes under an Earley parser.
+
+Its matchers never raise. What one spends on a mask is bounded by fuel, the same on every machine: a
+grammar that has spent it fails with that reason, and its mask lets only the end of the answer
+through.
+
+Copies of a matcher share its lexer, and one that has spent its fuel spoils the lexer for all of
+them, for good (llguidance 1.7.6; a refused token looks the same then as one the grammar forbids).
+So a grammar whose matcher fails takes a matcher of its own, with a new lexer, and goes through its
+tokens again: it fails only if it fails there, too. The next answer begins from a new prototype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from inferway.errors import SpecError
+from inferway.structured.ascii_classes import ascii_classes
+from inferway.structured.backends.bits import allow, allow_only, allowed
+from inferway.structured.backends.tags import tag_grammar
+from inferway.structured.spec import Kind, Options, Spec
+
+if TYPE_CHECKING:
+    import llguidance
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from inferway.structured.backends.vocabulary import Vocabulary
+    from inferway.structured.grammar import MaskRow, Unenforced
+
+# The library's own defaults, and its speeds (llguidance/_lib.pyi), say what a unit takes: 14,000
+# of lexer fuel and 20,000 items a millisecond. No step is to take 20 ms on a busy machine.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,  # once, in the compile
+    "step_lexer_fuel": 150_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,  # of all answers to a spec together; 1 to 2 kB each
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,  # they would quote the answer
+}
+_TOKENS_PER_FUEL = 8
+_FAILURES = (
+    ("lexer error", "the regexes of the grammar take too long from here"),
+    ("parser error", "the grammar has too many ways on from here"),
+    ("NoExtension", "no token can come next"),
+)
+_REFUSED = "a token came that the grammar does not allow"
+
+
+class LLGuidance:
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> LLGuidanceCompiled:
+        import llguidance
+        import numpy as np
+
+        source = written(spec, self._vocabulary.special_tokens)
+        tokenizer, limits = self._vocabulary.ll_tokenizer, _limits()
+
+        def make() -> llguidance.LLMatcher:
+            return llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+
+        prototype = make()
+        if prototype.is_error():
+            raise SpecError(refusal(prototype.get_error()))
+        first = np.empty(self._vocabulary.num_words, np.int32)
+        prototype.deep_copy().unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+        return LLGuidanceCompiled(
+            make, prototype, first, self._vocabulary.eos_token_ids, len(source), tuple(unenforced)
+        )
+
+
+def check(spec: Spec) -> None:
+    """Whether the library takes it, without any tokenizer. Raises SpecError."""
+    import llguidance
+
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+        written(spec), limits=_limits()
+    )
+    if failed:
+        raise SpecError(refusal(messages[0]))
+
+
+def takes_string(schema: Mapping[str, Any]) -> bool:
+    """Whether the library takes a schema of a string, with its pattern, format and lengths. One
+    that nothing matches it takes."""
+    return _takes(json.dumps({"type": "string", **schema}))
+
+
+def patterns_disjoint(patterns: Sequence[str]) -> bool:
+    """Whether no name matches two of them; False where it does not find out."""
+    return _takes(
+        json.dumps({"type": "object", "patternProperties": dict.fromkeys(patterns, True)})
+    )
+
+
+@lru_cache(maxsize=4096)
+def _takes(schema: str) -> bool:
+    import llguidance
+
+    source = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source, limits=_limits())
+    return not failed or "Unsatisfiable" in messages[0]
+
+
+def _limits() -> Any:
+    import llguidance
+
+    return llguidance.LLParserLimits(**_LIMITS)
+
+
+def refusal(message: str) -> str:
+    """The library's message without its context."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    first = next((line for line in lines if not line.startswith("while processing")), "refused")
+    return first[:300].removesuffix(".")
+
+
+def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
+    """The spec in the library's own language. Raises SpecError where it has no words for it."""
+    import llguidance
+
+    match spec.kind:
+        case Kind.JSON:
+            return _json(spec.text, spec.options)
+        case Kind.JSON_OBJECT:
+            return _json('{"type":"object"}', spec.options)
+        case Kind.REGEX:
+            return llguidance.LLMatcher.grammar_from_regex(ascii_classes(spec.text))
+        case Kind.CHOICE:
+            return llguidance.grammar_from("choice", spec.text)
+        case Kind.GRAMMAR:
+            try:
+                return llguidance.grammar_from("grammar", spec.text)
+            except ValueError as error:
+                raise SpecError(refusal(str(error))) from None
+        case Kind.STRUCTURAL_TAG:
+            return tag_grammar(spec.text, _ways(spec.options), special_tokens or {})
+
+
+def _json(schema: str, options: Options) -> str:
+    import llguidance
+
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_ways(options))
+    except ValueError as error:
+        raise SpecError(refusal(str(error))) from None
+
+
+def _ways(options: Options) -> Any:
+    ways: dict[str, object] = {"whitespace_flexible": options.any_whitespace}
+    if options.whitespace_pattern is not None:
+        ways["whitespace_pattern"] = options.whitespace_pattern
+    return ways
+
+
+class LLGuidanceCompiled:
+    backend = LLGuidance.name
+
+    def __init__(
+        self,
+        make: Callable[[], llguidance.LLMatcher],
+        prototype: llguidance.LLMatcher,
+        first: NDArray[np.int32],
+        eos_token_ids: tuple[int, ...],
+        num_source_bytes: int,
+        unenforced: tuple[Unenforced, ...] = (),
+    ) -> None:
+        """`first`: the mask of an answer's first token."""
+        self.make = make
+        self.first = first
+        self.eos_token_ids = eos_token_ids
+        self.unenforced = unenforced
+        self.num_bytes = first.nbytes + 50_000 + 40 * num_source_bytes
+        self._prototype = prototype
+        self._spoiled = False
+        self._renewing = Lock()
+
+    def start(self, stop_token_ids: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
+        return LLGuidanceGrammar(self, stop_token_ids)
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """For one answer, which shares its lexer with others."""
+        with self._renewing:
+            if self._spoiled:
+                self._prototype = self.make()
+                self._spoiled = False
+            return self._prototype.deep_copy()
+
+    def spoil(self) -> None:
+        """A matcher has failed, and perhaps all others with its lexer."""
+        self._spoiled = True
+
+
+class LLGuidanceGrammar:
+    """The library never sees the end of the answer: whether it may come is asked, that it came is
+    counted here. So an end can be taken back, and none is given to a parser that has stopped."""
+
+    __slots__ = (
+        *("matcher", "_compiled", "_first", "_tokens", "_num_past_end", "_failure", "_is_alone"),
+        *("_eos", "_stops", "_ends"),
+    )
+
+    def __init__(self, compiled: LLGuidanceCompiled, stop_token_ids: frozenset[int]) -> None:
+        self.matcher = compiled.matcher()
+        self._compiled = compiled
+        self._first = compiled.first
+        self._eos = compiled.eos_token_ids
+        self._stops = stop_token_ids.difference(self._eos)
+        self._ends = stop_token_ids.union(self._eos)
+        self._tokens: list[int] = []  # accepted before the end
+        self._num_past_end = 0  # accepted at the end and after it
+        self._failure: str | None = None
+        self._is_alone = False  # its lexer is nobody else's
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def terminated(self) -> bool:
+        return self._num_past_end > 0
+
+    @property
+    def waits_for_library(self) -> bool:
+        """Whether only the library can tell the next mask."""
+        return bool(self._tokens) and not self._num_past_end and self._failure is None
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        return self._failure is None and all(map(self._accept_one, tokens))
+
+    def _accept_one(self, token: int) -> bool:
+        if self._num_past_end or (token in self._ends and self.matcher.is_accepting()):
+            self._num_past_end += 1
+            return True
+        if self.matcher.consume_token(token):
+            self._tokens.append(token)
+            return True
+        if self._start_over():
+            return self._accept_one(token)
+        self._failure = _REFUSED
+        return False
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        if self._num_past_end or self._failure is not None:
+            return 0
+        end = next((at for at, token in enumerate(tokens) if token in self._ends), len(tokens))
+        before = list(tokens[:end])
+        num_valid = self.matcher.validate_tokens(before) if before else 0
+        if num_valid < end or end == len(tokens):
+            return num_valid
+        return num_valid + self._may_end_after(before)
+
+    def _may_end_after(self, tokens: list[int]) -> bool:
+        if not tokens:
+            return self.matcher.is_accepting()
+        may = self.matcher.consume_tokens(tokens) and self.matcher.is_accepting()
+        self.matcher.rollback(len(tokens))
+        return may
+
+    def rollback(self, num_tokens: int) -> None:
+        past_end = min(num_tokens, self._num_past_end)
+        self._num_past_end -= past_end
+        left = min(num_tokens - past_end, len(self._tokens))
+        if left and self._failure is None:
+            del self._tokens[-left:]
+            if not self.matcher.rollback(left) and not self._start_over():
+                self._fail()
+
+    def fill(self, row: MaskRow) -> None:
+        if self._num_past_end or self._failure is not None:
+            return allow_only(row, self._ends)
+        if self._tokens:
+            self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return self.filled(row)
+        row[:] = self._first
+        return self._let_stop(row)
+
+    def filled(self, row: MaskRow) -> None:
+        """After the library has written `row`: sees to its failures."""
+        if self.matcher.is_error():
+            if self._start_over():
+                return self.fill(row)
+            self._fail()
+            return allow_only(row, self._ends)
+        return self._let_stop(row)
+
+    def _let_stop(self, row: MaskRow) -> None:
+        """Lets the request's own stop tokens come where the model's own may."""
+        if self._stops and any(allowed(row, token) for token in self._eos):
+            for token in self._stops:
+                allow(row, token)
+
+    def forced(self) -> Sequence[int]:
+        if self._num_past_end or self._failure is not None or self.matcher.is_stopped():
+            return ()
+        return self.matcher.compute_ff_tokens()
+
+    def _start_over(self) -> bool:
+        """Whether a matcher of its own takes the same tokens. Fails but once."""
+        self._compiled.spoil()
+        if self._is_alone:
+            return False
+        self._is_alone = True
+        self.matcher = self._compiled.make()
+        for at in range(0, len(self._tokens), _TOKENS_PER_FUEL):
+            if at:
+                self.matcher.compute_bitmask()  # fills up the fuel
+            if not self.matcher.consume_tokens(self._tokens[at : at + _TOKENS_PER_FUEL]):
+                self._fail()
+                return False
+        return True
+
+    def _fail(self) -> None:
+        error = self.matcher.get_error()
+        self._failure = next((why for sign, why in _FAILURES if sign in error), "it has failed")

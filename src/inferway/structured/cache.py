@@ -1,0 +1,85 @@
+"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time.
+
+Neither locks: the owner does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class MemoryCache(Generic[K, V]):
+    """What was used longest ago goes first. What alone is over the limit is not kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: K) -> V | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def last_used(self) -> Iterator[tuple[K, V]]:
+        """What was used last comes first."""
+        return ((key, value) for key, (value, _) in reversed(self._kept.items()))
+
+    def put(self, key: K, value: V, num_bytes: int) -> None:
+        """In place of what was there."""
+        self.drop(key)
+        if num_bytes > self._max_bytes:
+            return
+        self._kept[key] = (value, num_bytes)
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, key: K) -> None:
+        dropped = self._kept.pop(key, None)
+        if dropped is not None:
+            self.num_bytes -= dropped[1]
+
+
+class Remembered(Generic[K, V]):
+    """Each for `seconds`, and no more than `max_kept`: then the oldest goes."""
+
+    def __init__(self, seconds: float, max_kept: int, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._max_kept = max_kept
+        self._clock = clock
+        self._kept: OrderedDict[K, tuple[V, float]] = OrderedDict()  # in the order they end
+
+    def __len__(self) -> int:
+        self._forget()
+        return len(self._kept)
+
+    def get(self, key: K) -> V | None:
+        if not self._kept:
+            return None
+        self._forget()
+        found = self._kept.get(key)
+        return None if found is None else found[0]
+
+    def put(self, key: K, value: V) -> None:
+        self._kept.pop(key, None)
+        self._kept[key] = (value, self._clock() + self._seconds)
+        self._forget()
+
+    def _forget(self) -> None:
+        now = self._clock()
+        while self._kept:
+            key, (_, until) = next(iter(self._kept.items()))
+            if until > now and len(self._kept) <= self._max_kept:
+                return
+            del self._kept[key]

@@ -1,0 +1,235 @@
+"""Checks off the event loop: once per spec, bounded in number, time and memory.
+
+A verdict that is known is given at once. Else a thread checks what is small and plain; what is
+large, or is a grammar, or spells out many repeats goes to a helper process, which ends with the
+job that passes its limits: that spec is refused then, and known as refused.
+
+When too many wait, a request gets a 503: none passes unchecked, and none waits without bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import NamedTuple
+
+from inferway.errors import (
+    ChecksBusyError,
+    HelperBusyError,
+    HelperError,
+    JobFailedError,
+    JobKilledError,
+    SpecError,
+)
+from inferway.helper.helper import Helper
+from inferway.helper.process import Limits as HelperLimits
+from inferway.structured import check_jobs
+from inferway.structured.check import DEFAULT, check
+from inferway.structured.drafts import is_panic
+from inferway.structured.limits import Limits
+from inferway.structured.report import in_request
+from inferway.structured.spec import Asked, Kind, Spec
+
+HELPER_LIMITS = HelperLimits(memory_bytes=512 << 20, cpu_seconds=1, wall_seconds=1.9, niceness=19)
+# Characters, with patterns and without: what jsonschema_rs makes of them holds the GIL for 8 ms at
+# most. 300 schemas of JSONSchemaBench take 0.3 ms in the middle; 73 are above.
+SMALL = 4 * 1024
+PLAIN = 32 * 1024
+_HAS_PATTERNS = re.compile('"pattern|"regex"')
+_MANY_REPEATS = re.compile(r"\)\{|\{\d*,?\d{3}")
+_REPEAT = re.compile(r"\{\d")
+_SHORTHAND = re.compile(r"\\[wWdDsSc]")
+_PROPERTY = re.compile(r"\\[pP]")
+
+
+_KILLED = {
+    "cpu": "takes more processor time than a check may use",
+    "wall": "takes longer than a check may",
+    "memory": "takes more memory than a check may use",
+}
+_CRASHED = "brings down the library that reads it"
+
+
+class Fault(NamedTuple):
+    """A SpecError, to be raised again."""
+
+    words: str
+    place: str
+    keyword: str | None
+
+
+@dataclass(slots=True)
+class CheckerStats:
+    """Written under the checker's lock; read when metrics are scraped."""
+
+    known: int = 0  # verdicts given at once
+    checked: int = 0
+    refused: int = 0  # of these
+    joined: int = 0  # waited for another request's check of the same spec
+    busy: int = 0  # not checked: 503 for those who asked
+    killed: int = 0  # checks that passed the helper's limits
+    entries: int = 0
+
+
+def new_helper(limits: HelperLimits = HELPER_LIMITS, max_waiting: int = 64) -> Helper:
+    """Starts with its first job. Answers (valid.py) and checks had better have one each: what takes
+    long for one kind does not hold up the other."""
+    return Helper(
+        *check_jobs.MODULES,
+        limits=limits,
+        max_waiting=max_waiting,
+        patience_seconds=5.0,
+        keep_spare=False,
+    )
+
+
+class Checker:
+    """Any thread and any event loop may use it. Close it: no process outlives it."""
+
+    def __init__(
+        self,
+        limits: Limits = DEFAULT,
+        *,
+        max_waiting: int = 64,
+        max_entries: int = 16_384,
+        helper_limits: HelperLimits = HELPER_LIMITS,
+    ) -> None:
+        """Loads the libraries now, for tens of milliseconds: later, the event loop would wait."""
+        import jsonschema_rs  # noqa: F401
+        import llguidance  # noqa: F401
+
+        self.limits = limits
+        self.stats = CheckerStats()
+        self._max_waiting = max_waiting
+        self._max_entries = max_entries  # of at most ~1 kB each: words are cut, specs not kept
+        self._lock = Lock()
+        self._open: dict[tuple[str, bool], Future[Fault | None]] = {}
+        self._known: OrderedDict[tuple[str, bool], Fault | None] = OrderedDict()
+        self._once_too_long: OrderedDict[str, None] = OrderedDict()  # keys of specs
+        # One that checks: of two, one would go on where the event loop waits for its turn.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="check")
+        # These only wait for the helper: each for its own patience, not for one before it.
+        self._waiting = ThreadPoolExecutor(max_waiting, thread_name_prefix="check-wait")
+        self.helper = new_helper(helper_limits, max_waiting)
+
+    async def check(self, asked: Asked) -> None:
+        """Raises SpecError with `param`, its place in the request, or ChecksBusyError. Who is
+        cancelled leaves the check to whoever else waits for it."""
+        found = self._look(asked)
+        if isinstance(found, Future):
+            found = await asyncio.shield(asyncio.wrap_future(found))
+        _raise(found, asked)
+
+    def check_now(self, asked: Asked) -> None:
+        """As `check`, for who may block."""
+        found = self._look(asked)
+        _raise(found.result() if isinstance(found, Future) else found, asked)
+
+    def close(self) -> None:
+        """Ends what runs; what waits is answered with ChecksBusyError."""
+        self.helper.close()
+        for threads in (self._thread, self._waiting):
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _look(self, asked: Asked) -> Fault | Future[Fault | None] | None:
+        key = (asked.spec.key, asked.strict)
+        with self._lock:
+            if key in self._known:
+                self.stats.known += 1
+                self._known.move_to_end(key)
+                return self._known[key]
+            if key in self._open:
+                self.stats.joined += 1
+                return self._open[key]
+            if len(self._open) >= self._max_waiting:
+                self.stats.busy += 1
+                raise ChecksBusyError(
+                    f"{len(self._open)} shapes wait to be checked; try again in a moment"
+                )
+            costly = is_costly(asked.spec)
+            judge, threads = (
+                (self._judged_apart, self._waiting) if costly else (self._judged, self._thread)
+            )
+            future = self._open[key] = threads.submit(judge, asked.spec, asked.strict)
+        future.add_done_callback(lambda done: self._done(key, done))
+        return future
+
+    def _done(self, key: tuple[str, bool], done: Future[Fault | None]) -> None:
+        with self._lock:
+            self._open.pop(key, None)
+            if done.cancelled() or done.exception() is not None:
+                self.stats.busy += 1
+                return
+            fault = done.result()
+            self.stats.checked += 1
+            self.stats.refused += fault is not None
+            self._known[key] = fault
+            if len(self._known) > self._max_entries:
+                self._known.popitem(last=False)
+            self.stats.entries = len(self._known)
+
+    def _judged(self, spec: Spec, strict: bool) -> Fault | None:
+        try:
+            check(spec, self.limits, strict=strict)
+        except SpecError as e:
+            return _fault(str(e), e.place, e.keyword)
+        except BaseException as e:
+            if not is_panic(e):
+                raise
+            return _fault(_CRASHED, "", None)
+        return None
+
+    def _judged_apart(self, spec: Spec, strict: bool) -> Fault | None:
+        argument = check_jobs.argument(spec, limits=asdict(self.limits), strict=strict)
+        try:
+            said = self.helper.call(check_jobs.CHECK, argument)
+        except JobKilledError as e:
+            with self._lock:
+                self.stats.killed += 1
+                is_first = spec.key not in self._once_too_long
+                self._once_too_long[spec.key] = None
+                if len(self._once_too_long) > self._max_entries:
+                    self._once_too_long.popitem(last=False)
+            if e.limit == "wall" and is_first:  # it says as much of the machine as of the spec
+                raise ChecksBusyError("the check took too long now; try again") from None
+            return _fault(f"{_KILLED.get(e.limit, _CRASHED)}; simplify it", "", None)
+        except HelperBusyError as e:
+            raise ChecksBusyError(str(e)) from None
+        except HelperError as e:
+            if isinstance(e, JobFailedError) and "PanicException" in str(e):
+                return _fault(_CRASHED, "", None)
+            raise ChecksBusyError(f"shapes cannot be checked now: {e}") from None
+        return _fault(*json.loads(said)) if said else None
+
+
+def is_costly(spec: Spec) -> bool:
+    """Whether its check may take more than a few milliseconds of the GIL, or memory: large ones,
+    grammars, and patterns that jsonschema_rs spells out."""
+    text = spec.text
+    if spec.kind is Kind.GRAMMAR or len(text) > PLAIN:
+        return True
+    if spec.kind is Kind.STRUCTURAL_TAG and '"grammar"' in text:
+        return True
+    if '"unevaluated' in text:  # held against every way through the references
+        return True
+    if spec.kind is not Kind.REGEX and not _HAS_PATTERNS.search(text):
+        return False
+    if len(text) > SMALL or _MANY_REPEATS.search(text) or len(_REPEAT.findall(text)) > 20:
+        return True
+    return len(_SHORTHAND.findall(text)) > 60 or len(_PROPERTY.findall(text)) > 10
+
+
+def _fault(words: str, place: str, keyword: str | None) -> Fault:
+    """Cut where names are so long that many faults would fill the memory."""
+    return Fault(words[:600], place[:600], keyword and keyword[:200])
+
+
+def _raise(fault: Fault | None, asked: Asked) -> None:
+    if fault is not None:
+        error = SpecError(fault.words, place=fault.place, keyword=fault.keyword)
+        raise in_request(asked, error)

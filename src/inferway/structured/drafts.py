@@ -1,0 +1,128 @@
+"""A JSON Schema -> what holds values against it, by the draft it is written in; or what that draft
+forbids. By jsonschema_rs, which fetches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inferway.errors import SpecError
+from inferway.structured.schema_walk import SchemaObject, pointer
+
+
+def validator_of(schema: SchemaObject | bool) -> Any:
+    """jsonschema_rs's for it, a class per draft; None if a pattern is too large for it. Raises
+    SpecError with the place of what the schema's own rules forbid.
+
+    A schema that does not name its draft, or names one that nobody knows, is read by the newest
+    that allows it: many are written by the rules of draft 4 or 7 and do not say so."""
+    if isinstance(schema, bool):
+        return _class("2020-12")(schema)
+    named = schema.get("$schema")
+    known = isinstance(named, str) and named.rstrip("#") in _DRAFTS
+    if not known and "$schema" in schema and isinstance(named, str):
+        schema = {name: value for name, value in schema.items() if name != "$schema"}
+    drafts = [_DRAFTS[str(named).rstrip("#")]] if known else ["2020-12", "7", "4"]
+    first: SpecError | None = None
+    for draft in drafts:
+        try:
+            return _built(schema, draft)
+        except SpecError as e:
+            first = first or e
+            if first.keyword not in _CHANGED:
+                break
+    assert first is not None
+    raise first
+
+
+def _built(schema: SchemaObject, draft: str) -> Any:
+    import jsonschema_rs as library
+
+    for regexes in (
+        library.RegexOptions(size_limit=_REGEX_BYTES),
+        library.FancyRegexOptions(backtrack_limit=_BACKTRACKS, size_limit=_REGEX_BYTES),
+    ):
+        try:
+            return _class(draft)(
+                schema, validate_formats=True, offline=True, pattern_options=regexes
+            )
+        except library.ValidationError as e:
+            fault = e
+            if not _is_pattern(e):
+                raise _invalid(e) from None
+        except (ValueError, library.ReferencingError) as e:
+            raise SpecError(f"not a JSON Schema: {_short(str(e))}") from None
+    if _is_too_large(str(fault.instance)):
+        return None
+    raise _invalid(fault)
+
+
+_CHANGED = ("items", "exclusiveMaximum", "exclusiveMinimum")  # what a newer draft forbids
+_REGEX_BYTES = 1024 * 1024
+_BACKTRACKS = 10_000  # of a pattern with look-around, on one string
+
+_DRAFTS = {
+    "http://json-schema.org/draft-04/schema": "4",
+    "http://json-schema.org/draft-06/schema": "6",
+    "http://json-schema.org/draft-07/schema": "7",
+    "https://json-schema.org/draft/2019-09/schema": "2019-09",
+    "https://json-schema.org/draft/2020-12/schema": "2020-12",
+}
+
+
+def _class(draft: str) -> Callable[..., Any]:
+    import jsonschema_rs as library
+
+    return {
+        "4": library.Draft4Validator,
+        "6": library.Draft6Validator,
+        "7": library.Draft7Validator,
+        "2019-09": library.Draft201909Validator,
+        "2020-12": library.Draft202012Validator,
+    }[draft]
+
+
+def _is_pattern(error: Any) -> bool:
+    return type(error.kind).__name__ == "Format" and getattr(error.kind, "format", "") == "regex"
+
+
+def _is_too_large(pattern: str) -> bool:
+    """For jsonschema_rs, whose automata are built at once; else it is no regular expression."""
+    return regex_fault(pattern) is None
+
+
+def regex_fault(pattern: str) -> str | None:
+    """What the engine's regex library has against it, in its words."""
+    import llguidance
+
+    grammar = llguidance.grammar_from("regex", pattern)
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    if not is_error:
+        return None
+    return _short(" ".join(str(messages[0]).split()).rpartition("error: ")[2])
+
+
+def _invalid(error: Any) -> SpecError:
+    steps = list(error.instance_path)
+    place = pointer(steps)
+    keyword = next((step for step in reversed(steps) if isinstance(step, str)), None)
+    if _is_pattern(error):
+        fault = regex_fault(str(error.instance))
+        words = f"not a regular expression that can be followed: {fault}"
+        if len(steps) > 1 and steps[-2] == "patternProperties":
+            keyword = "patternProperties"
+    else:
+        words = _short(str(error).split("\n", 1)[0])
+    message = f"{place}: {words}" if place else words
+    return SpecError(message, place=place, keyword=keyword)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has given up: pyo3's error for that is no Exception, and has no
+    name that could be imported."""
+    return type(error).__name__ == "PanicException"

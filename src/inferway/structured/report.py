@@ -1,0 +1,81 @@
+"""What is told about an answer's shape: in an error, in a header, at the end of a stream. The
+gateway and the engine say it in the same words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from inferway.errors import SpecError
+
+if TYPE_CHECKING:
+    from inferway.structured.grammar import Unenforced
+    from inferway.structured.spec import Asked, Spec
+    from inferway.structured.texts import Said
+
+UNENFORCED_HEADER = b"x-inferway-unenforced"
+VALID_HEADER = b"x-inferway-valid"
+MAX_NAMED = 32  # places in the header; "..." stands for the rest
+MAX_HEADER_BYTES = 4096  # of it: names may be as long as a schema
+
+
+def named(unenforced: Sequence[Unenforced]) -> bytes:
+    """As the header has it: `/properties/tags uniqueItems, ...`; places as in a URI (RFC 6901,
+    section 6), because they hold the client's own names. The spec itself has no place."""
+    words: list[str] = []
+    size = 0
+    for each in unenforced:
+        word = f"{quote(each.place, safe='/~')} {quote(each.keyword)}".lstrip()
+        size += len(word) + 2
+        if len(words) == MAX_NAMED or size > MAX_HEADER_BYTES:
+            words.append("...")
+            break
+        words.append(word)
+    return ", ".join(words).encode()
+
+
+def in_request(asked: Asked, refused: SpecError) -> SpecError:
+    """About a spec, told with its place in the request."""
+    if not asked.place or (refused.param or "").startswith(asked.place):
+        return refused
+    param = asked.place + refused.place
+    words = str(refused)
+    if refused.place:
+        words = words.removeprefix(f"{refused.place}: ")
+    return SpecError(f"{param}: {words}", place=refused.place, keyword=refused.keyword, param=param)
+
+
+def not_strict(asked: Asked, unenforced: Sequence[Unenforced]) -> SpecError:
+    """`strict` was asked, and these keywords are kept by no backend."""
+    first = unenforced[0]
+    param = asked.place + first.place
+    return SpecError(
+        f"{param}: {first.keyword!r} cannot be enforced, and `strict` was asked for; leave the"
+        " keyword out, or `strict`",
+        place=first.place,
+        keyword=first.keyword,
+        param=param,
+    )
+
+
+def keeps_all(
+    asked: Sequence[Asked],
+    said: Sequence[Said] | None,
+    keeps: Callable[[Spec, str], bool | None],
+) -> bool | None:
+    """Every text and every call of every choice. None where it cannot be told, or where nothing
+    was said that a shape is asked of."""
+    if said is None:
+        return None
+    by_tool = {each.tool: each.spec for each in asked}
+    specs = [(by_tool.get(each.function), each.text) for each in said]
+    verdicts = [keeps(spec, text) for spec, text in specs if spec is not None]
+    if False in verdicts:
+        return False
+    return None if not verdicts or None in verdicts else True
+
+
+def validity(valid: bool | None) -> bytes:
+    """As the header and the comment have it."""
+    return b"unknown" if valid is None else b"true" if valid else b"false"

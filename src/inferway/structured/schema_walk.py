@@ -1,0 +1,274 @@
+"""A JSON Schema as a graph: its sub-schemas, where they stand, and where references lead.
+
+Words of all drafts are known at once: reading one too many never makes a bound too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+Json = Any  # as json.loads gives it
+SchemaObject = dict[str, Any]
+
+# What a keyword holds, and whether it is about the same value as the schema it stands in.
+HERE_ONE = ("not", "if", "then", "else")
+HERE_MANY = ("allOf", "anyOf", "oneOf")
+HERE_NAMED = ("dependentSchemas", "dependencies")
+BELOW_ONE = (
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "items"),
+    *("additionalItems", "unevaluatedItems", "contentSchema"),
+)
+BELOW_MANY = ("prefixItems", "items")
+BELOW_NAMED = ("properties", "patternProperties")
+ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+# All words of JSON Schema, drafts 4 to 2020-12, and what OpenAPI writes beside them for readers.
+KEYWORDS = frozenset(
+    {
+        *HERE_ONE,
+        *HERE_MANY,
+        *HERE_NAMED,
+        *BELOW_ONE,
+        *BELOW_MANY,
+        *BELOW_NAMED,
+        *ELSEWHERE,
+        *REFERENCES,
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$comment"),
+        *("$vocabulary", "title", "description", "default", "examples", "example", "deprecated"),
+        *("readOnly", "writeOnly", "type", "enum", "const", "multipleOf", "maximum", "minimum"),
+        *("exclusiveMaximum", "exclusiveMinimum", "maxLength", "minLength", "pattern", "format"),
+        *("maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties"),
+        *("minProperties", "required", "dependentRequired", "contentEncoding"),
+        *("contentMediaType", "externalDocs", "xml"),
+    }
+)
+
+
+@dataclass(slots=True)
+class Node:
+    """A sub-schema that is an object. `place`: its JSON pointer."""
+
+    schema: SchemaObject
+    parent: Node | None
+    step: tuple[str, ...]  # from the parent
+    here: list[tuple[str, Node]] = field(default_factory=list)  # about the same value
+    below: list[tuple[str, Node]] = field(default_factory=list)  # about values inside it
+
+    @property
+    def place(self) -> str:
+        steps: list[str] = []
+        node: Node | None = self
+        while node is not None:
+            steps[:0] = node.step
+            node = node.parent
+        return "".join(f"/{escaped(step)}" for step in steps)
+
+
+@dataclass(slots=True)
+class Graph:
+    """`nodes`: each sub-schema once, the root first. `dangling`: references that lead nowhere in
+    this document, with their words."""
+
+    nodes: list[Node]
+    dangling: list[tuple[Node, str, str]]  # who, which keyword, what it says
+
+
+def escaped(step: str) -> str:
+    """As a token of a JSON pointer."""
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+def pointer(steps: list[str | int]) -> str:
+    """A JSON pointer."""
+    return "".join(f"/{escaped(str(step))}" for step in steps)
+
+
+def graph(root: SchemaObject) -> Graph:
+    """In time linear in the document: each object becomes a node at most once, wherever
+    references lead, also to places that no keyword makes a schema."""
+    nodes: dict[int, Node] = {}
+    top = Node(root, None, ())
+    waiting = _grow(top, nodes)
+    names = _names(waiting)
+    dangling: list[tuple[Node, str, str]] = []
+    while waiting:
+        node = waiting.pop()
+        for keyword in REFERENCES:
+            said = node.schema.get(keyword)
+            if not isinstance(said, str):
+                continue
+            target = _target(said, node, top, names)
+            if target is None:
+                dangling.append((node, keyword, said))
+            elif isinstance(target, dict):
+                known = nodes.get(id(target))
+                if known is None:
+                    known = Node(target, top, _steps(said))
+                    waiting.extend(_grow(known, nodes))
+                node.here.append((keyword, known))
+    return Graph(list(nodes.values()), dangling)
+
+
+def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
+    """All new ones that keywords make a schema, from `start` on."""
+    nodes[id(start.schema)] = start
+    grown = [start]
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        for keyword, step, child, is_here in _children(node.schema):
+            known = nodes.get(id(child))
+            if known is None:
+                known = nodes[id(child)] = Node(child, node, step)
+                waiting.append(known)
+                grown.append(known)
+            if is_here is not None:
+                (node.here if is_here else node.below).append((keyword, known))
+    return grown
+
+
+def _children(
+    schema: SchemaObject,
+) -> Iterator[tuple[str, tuple[str, ...], SchemaObject, bool | None]]:
+    """The keyword, the steps, the sub-schema, and whether it is about the same value (None: about
+    none yet)."""
+    for keyword, value in schema.items():
+        if isinstance(value, dict):
+            if keyword in HERE_ONE or keyword in BELOW_ONE:
+                yield keyword, (keyword,), value, keyword in HERE_ONE
+            elif keyword in HERE_NAMED or keyword in BELOW_NAMED or keyword in ELSEWHERE:
+                is_here = None if keyword in ELSEWHERE else keyword in HERE_NAMED
+                for name, child in value.items():
+                    if isinstance(child, dict):
+                        yield keyword, (keyword, name), child, is_here
+        elif isinstance(value, list) and (keyword in HERE_MANY or keyword in BELOW_MANY):
+            for i, child in enumerate(value):
+                if isinstance(child, dict):
+                    yield keyword, (keyword, str(i)), child, keyword in HERE_MANY
+
+
+def _names(nodes: list[Node]) -> dict[str, Node]:
+    """By `$id`, `id` and `$anchor`."""
+    named: dict[str, Node] = {}
+    for node in nodes:
+        for keyword in ("$id", "id"):
+            name = node.schema.get(keyword)
+            if isinstance(name, str):
+                named.setdefault(name.rstrip("#"), node)
+                named.setdefault(name.rstrip("#").rpartition("/")[2], node)  # said relatively
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            name = node.schema.get(keyword)
+            if isinstance(name, str):
+                named.setdefault(f"#{name}", node)
+    return named
+
+
+def _target(said: str, node: Node, top: Node, names: dict[str, Node]) -> Json:
+    """Where a reference leads; None: nowhere in this document."""
+    document, _, fragment = said.partition("#")
+    roots: list[Node] = []
+    if document:
+        named = names.get(document) or names.get(document.rpartition("/")[2])
+        if named is None:
+            return None
+        roots = [named]
+    else:
+        roots = [top, *_embedding(node)]
+    if fragment and not fragment.startswith("/"):
+        named = names.get(f"#{fragment}")
+        return None if named is None else named.schema
+    for root in roots:
+        found = _followed(root.schema, fragment)
+        if found is not None:
+            return found
+    return None
+
+
+def _embedding(node: Node) -> Iterator[Node]:
+    """The documents inside the document that `node` stands in."""
+    up: Node | None = node
+    while up is not None:
+        if isinstance(up.schema.get("$id", up.schema.get("id")), str):
+            yield up
+        up = up.parent
+
+
+def _steps(said: str) -> tuple[str, ...]:
+    fragment = unquote(said.partition("#")[2])
+    return tuple(s.replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:])
+
+
+def _followed(root: SchemaObject, fragment: str) -> Json:
+    at: Json = root
+    for step in _steps(f"#{fragment}"):
+        if isinstance(at, dict) and step in at:
+            at = at[step]
+        elif isinstance(at, list) and step.isdecimal() and int(step[:9]) < len(at):
+            at = at[int(step[:9])]
+        else:
+            return None
+    return at if isinstance(at, dict | bool) else None
+
+
+def longest_path(found: Graph) -> int:
+    """No way through the graph that sees no node twice is longer: how deep whoever follows
+    references by recursion may get. Exact without circles; a circle counts with all its nodes,
+    and with those of its parts that no keyword leads to."""
+    lengths: dict[int, int] = {}
+    for circle in circles(found.nodes):
+        inside = {id(node) for node in circle}
+        onward = (
+            lengths[id(child)]
+            for node in circle
+            for _, child in (*node.here, *node.below)
+            if id(child) not in inside
+        )
+        length = len(circle) + max(onward, default=0)
+        for node in circle:
+            lengths[id(node)] = length
+    return lengths[id(found.nodes[0])] if found.nodes else 0
+
+
+def circles(nodes: list[Node]) -> Iterator[list[Node]]:
+    """Strongly connected parts, those that others lead to first (Tarjan's, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_: dict[int, Node] = {}
+    for start in nodes:
+        if id(start) in index:
+            continue
+        work = [(start, iter((*start.here, *start.below)))]
+        index[id(start)] = low[id(start)] = len(index)
+        open_[id(start)] = start
+        while work:
+            node, rest = work[-1]
+            me = id(node)
+            for _, child in rest:
+                other = id(child)
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    open_[other] = child
+                    work.append((child, iter((*child.here, *child.below))))
+                    break
+                if other in open_:
+                    low[me] = min(low[me], index[other])
+            else:
+                work.pop()
+                if work:
+                    parent = id(work[-1][0])
+                    low[parent] = min(low[parent], low[me])
+                if low[me] == index[me]:
+                    yield _taken(open_, me)
+
+
+def _taken(open_: dict[int, Node], until: int) -> list[Node]:
+    part = []
+    while True:
+        key, node = open_.popitem()
+        part.append(node)
+        if key == until:
+            return part

@@ -1,0 +1,315 @@
+"""A JSON Schema -> within the limits, and a schema at all; or where not.
+
+First what is quick to count, so that nothing hostile reaches a library; then the references; then
+the schema's own rules (its meta-schema) and its patterns, by jsonschema_rs, which fetches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from inferway.errors import SpecError
+from inferway.structured.drafts import validator_of
+from inferway.structured.limits import Limits
+from inferway.structured.regexes import Regex, measured
+from inferway.structured.schema_walk import (
+    KEYWORDS,
+    REFERENCES,
+    Graph,
+    Node,
+    SchemaObject,
+    circles,
+    graph,
+    longest_path,
+    pointer,
+)
+
+
+def check_schema(schema: Any, limits: Limits, *, strict: bool = False) -> None:
+    """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `strict`:
+    see `check.check`."""
+    check_nesting(schema, limits)
+    if not isinstance(schema, dict):
+        return
+    found = graph(schema)
+    for node in found.nodes:
+        _check_counts(node, limits)
+        if strict:
+            _check_known(node)
+    _check_totals(found, limits)
+    _check_patterns(found, limits, strict)
+    _check_references(found)
+    if longest_path(found) > limits.max_path:
+        words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
+        raise SpecError(f"{words}; write fewer definitions, or inside each other")
+    order = _leaves_first(found)
+    _check_expansion(order, limits)
+    _check_conjoined(order, limits)
+    validator_of(schema)
+
+
+def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
+    """Objects and arrays inside each other, whether they are schemas or not. Raises SpecError."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > limits.max_nesting + more:
+            raise SpecError(f"nested deeper than {limits.max_nesting + more} objects and arrays")
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+
+
+def _check_counts(node: Node, limits: Limits) -> None:
+    schema = node.schema
+    counts: dict[tuple[str, ...], int] = {
+        _ITEM_COUNTS: limits.max_items,
+        ("minLength", "maxLength"): limits.max_length,
+    }
+    for keywords, most in counts.items():
+        for keyword in keywords:
+            if _number(schema.get(keyword)) > most:
+                raise _over(node, keyword, _short(schema[keyword]), most)
+    entries: dict[tuple[str, ...], int] = {
+        ("enum",): limits.max_enum,
+        ("properties", "patternProperties", "required"): limits.max_object_properties,
+        ("anyOf", "oneOf", "allOf", "prefixItems", "items"): limits.max_branches,
+    }
+    for keywords, most in entries.items():
+        for keyword in keywords:
+            many = schema.get(keyword)
+            is_schema = keyword == "items" and isinstance(many, dict)
+            if isinstance(many, dict | list) and not is_schema and len(many) > most:
+                raise _over(node, keyword, f"{len(many)} entries", most)
+
+
+_ITEM_COUNTS = (
+    *("minItems", "maxItems", "minContains", "maxContains"),
+    *("minProperties", "maxProperties"),
+)
+
+
+def _check_totals(found: Graph, limits: Limits) -> None:
+    items = properties = 0
+    for node in found.nodes:
+        schema = node.schema
+        items += int(max(_number(schema.get(word)) for word in _ITEM_COUNTS))
+        if items > limits.max_items_total:
+            words = "the counts of items and properties in this schema together"
+            raise _over_all(node, words, limits.max_items_total)
+        own = schema.get("properties")
+        properties += len(own) if isinstance(own, dict) else 0
+        if properties > limits.max_properties:
+            raise _over_all(node, "the properties of all objects", limits.max_properties)
+
+
+def patterns(found: Graph) -> Iterator[tuple[Node, str, str]]:
+    """Each regular expression in a schema, with the steps to it: `pattern`, or a name in
+    `patternProperties`."""
+    for node in found.nodes:
+        pattern = node.schema.get("pattern")
+        if isinstance(pattern, str):
+            yield node, "pattern", pattern
+        named = node.schema.get("patternProperties")
+        if isinstance(named, dict):
+            for name in named:
+                yield node, "patternProperties", name
+
+
+def _check_patterns(found: Graph, limits: Limits, strict: bool) -> None:
+    rounds = steps = shorthands = 0
+    for count, (node, keyword, text) in enumerate(patterns(found), 1):
+        if count > limits.max_patterns:
+            raise _over_all(node, "the patterns in this schema", limits.max_patterns)
+        place = node.place + pointer([keyword, text] if keyword != "pattern" else [keyword])
+        regex = check_pattern(text, limits, place, keyword, strict=strict)
+        rounds += regex.repeats if regex.repeats > 1 else 0
+        steps += regex.steps
+        shorthands += regex.shorthands**2
+        if shorthands > limits.max_shorthands**2:
+            words = r"\w, \d, \s in these patterns: too many, write `[0-9]` and such"
+            raise SpecError(_at(place, words), place=place, keyword=keyword)
+        if rounds > limits.max_repeats:
+            raise _over_all(node, "the counted repeats of all patterns", limits.max_repeats)
+        if steps > limits.max_pattern_steps:
+            words = "the steps of following all patterns, where they may be read in many ways,"
+            raise _over_all(node, words, limits.max_pattern_steps)
+
+
+def check_pattern(text: str, limits: Limits, place: str, keyword: str, *, strict: bool) -> Regex:
+    """Raises SpecError. Unless `strict`, what no engine can follow passes: whoever compiles leaves
+    it out and says so."""
+    regex = measured(text)
+    words = None
+    if regex.unsupported is not None and strict:
+        words = f"{regex.unsupported}: no engine can follow it while it writes; rewrite it without"
+    elif regex.repeats > limits.max_repeats:
+        words = f"its counted repeats spell out more than {limits.max_repeats} rounds"
+    elif regex.explodes:
+        words = (
+            "a counted repeat may begin at any character that a loop before it takes: following it"
+            " takes states without bound; anchor it, or tell the two apart by their characters"
+        )
+    if words is not None:
+        raise SpecError(_at(place, words), place=place, keyword=keyword)
+    return regex
+
+
+def _check_known(node: Node) -> None:
+    for keyword in node.schema:
+        if keyword not in KEYWORDS and not keyword.startswith("x-"):
+            place = node.place + pointer([keyword])
+            words = (
+                "not a keyword of JSON Schema, so it cannot be enforced; leave it out, or `strict`"
+            )
+            raise SpecError(_at(place, words), place=place, keyword=keyword)
+
+
+def _check_references(found: Graph) -> None:
+    if not found.dangling:
+        return
+    node, keyword, said = found.dangling[0]
+    place = f"{node.place}/{keyword}"
+    if said.partition("#")[0]:
+        words = (
+            f"refers to another document ({_short(said)}); only this one is read, nothing is"
+            " fetched: put what it refers to under $defs"
+        )
+    else:
+        words = f"leads nowhere: there is no {_short(said)} in this schema"
+    raise SpecError(_at(place, words), place=place, keyword=keyword)
+
+
+def _leaves_first(found: Graph) -> list[Node]:
+    """Each node after those about the same value that it leads to. Raises SpecError for a circle
+    of these, which says nothing about any value and never ends."""
+    done: set[int] = set()
+    order: list[Node] = []
+    for start in found.nodes:
+        if id(start) in done:
+            continue
+        path: dict[int, None] = {id(start): None}
+        stack = [(start, iter(start.here))]
+        while stack:
+            node, rest = stack[-1]
+            step = next(((word, child) for word, child in rest if id(child) not in done), None)
+            if step is None:
+                stack.pop()
+                path.pop(id(node), None)
+                done.add(id(node))
+                order.append(node)
+                continue
+            keyword, child = step
+            if id(child) in path:
+                raise _circle(node, keyword)
+            path[id(child)] = None
+            stack.append((child, iter(child.here)))
+    return order
+
+
+def _circle(node: Node, keyword: str) -> SpecError:
+    place = f"{node.place}/{keyword}" if keyword in REFERENCES else node.place
+    words = "leads back to itself without going into a value: no answer can be held against it"
+    return SpecError(_at(place, words), place=place, keyword=keyword)
+
+
+def _check_expansion(order: list[Node], limits: Limits) -> None:
+    for node, size in zip(order, _sizes(order), strict=True):
+        if size > limits.max_expansion:
+            words = "the schemas that one value is held against, references spelled out,"
+            raise _over_all(node, words, limits.max_expansion)
+
+
+def _sizes(order: list[Node]) -> Iterator[int]:
+    """How many schemas one value is held against at each node, references spelled out."""
+    sizes: dict[int, int] = {}
+    for node in order:
+        sizes[id(node)] = 1 + sum(sizes[id(child)] for _, child in node.here)
+        yield sizes[id(node)]
+
+
+def expansion(schema: SchemaObject) -> int:
+    """The most schemas that one value is held against. Raises SpecError for a circle."""
+    return max(_sizes(_leaves_first(graph(schema))))
+
+
+def _check_conjoined(order: list[Node], limits: Limits) -> None:
+    """How many patterns one string must match all at once, at this value or at one inside it."""
+    here: dict[int, int] = {}
+    for node in order:
+        own = sum(isinstance(node.schema.get(word), str) for word in ("pattern", "format"))
+        all_of = sum(here[id(child)] for word, child in node.here if word not in _EITHER)
+        either = max((here[id(c)] for word, c in node.here if word in _EITHER), default=0)
+        here[id(node)] = own + all_of + either
+        if here[id(node)] > limits.max_conjoined:
+            raise _over_all(node, "the patterns that one string must match", limits.max_conjoined)
+    inside: dict[int, Counter[str]] = {}
+    for circle in circles(order):
+        for node in circle:
+            found = inside[id(node)] = _inside(node, here, inside)
+            if found and _most(found) > limits.max_conjoined:
+                words = "the patterns that one string inside it must match"
+                raise _over_all(node, words, limits.max_conjoined)
+
+
+_EITHER = ("anyOf", "oneOf")
+_ANY_NAME = ""  # of items, and of properties whose schema does not depend on their name alone
+
+
+def _inside(node: Node, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
+    """By the name of the property. Of a circle, what is known so far: once around."""
+    found: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for keyword, child in node.below:
+        deep = max(here[id(child)], _most(inside.get(id(child))))
+        if not deep:
+            continue
+        if keyword == "properties" and len(child.step) == 2:
+            found[child.step[1]] = max(found[child.step[1]], deep)
+        else:
+            others[keyword] = max(others[keyword], deep)
+    found[_ANY_NAME] = others.total()
+    either: Counter[str] = Counter()
+    for word, child in node.here:
+        if word in _EITHER:
+            either |= inside.get(id(child), either)
+        elif id(child) in inside:
+            found += inside[id(child)]
+    return +(found + either)
+
+
+def _most(counts: Counter[str] | None) -> int:
+    """At one name; what holds for any comes to it."""
+    if not counts:
+        return 0
+    named = max((n for name, n in counts.items() if name != _ANY_NAME), default=0)
+    return named + counts[_ANY_NAME]
+
+
+def _number(value: object) -> int | float:
+    """0 for what is none: the schema's own rules say that."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _over(node: Node, keyword: str, found: str, most: int) -> SpecError:
+    place = f"{node.place}/{keyword}"
+    return SpecError(_at(place, f"{found}, at most {most}"), place=place, keyword=keyword)
+
+
+def _over_all(node: Node, words: str, most: int) -> SpecError:
+    return SpecError(_at(node.place, f"{words} pass {most}"), place=node.place)
+
+
+def _at(place: str, words: str) -> str:
+    return f"{place}: {words}" if place else words
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, str) else f"{value!r}"[:100]
+    return text if len(text) <= 200 else f"{text[:200]}..."

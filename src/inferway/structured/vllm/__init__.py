@@ -1,0 +1,31 @@
+"""Structured output inside vLLM: a plugin of one entry point (group `vllm.general_plugins`).
+
+switch     is it on
+settings   `inferway` in --additional-config
+fit        does this vLLM have the functions we patch, as we know them
+install    the patches, and what happens where one does not fit
+core       in the engine core: a spec -> a grammar for each request
+adapter    our grammars as vLLM calls them
+front      in the API server: check what is asked, off the event loop
+http       the request's body before vLLM sees it, its answer before the client does
+endpoints  /v1/structured/{warm,stats,explain}
+overlap    prefill while the grammar compiles
+masks      all rows of a step in one call
+drafts     tokens that must come are drafts
+
+All of vLLM's processes import this module, on or off: nothing is imported at its top.
+"""
+
+
+def register() -> None:
+    """vLLM calls it in every process. Whatever goes wrong in here, vLLM stays as it is."""
+    try:
+        from inferway.structured.vllm import switch
+
+        switch.register()
+    except Exception:
+        import logging
+
+        logging.getLogger("vllm.inferway").exception(
+            "structured output stays vLLM's own: the plugin could not be set up"
+        )

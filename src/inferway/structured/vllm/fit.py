@@ -1,0 +1,77 @@
+"""Patches, and whether they fit: a function of vLLM's is replaced only while its parameters are
+those that we know."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`wrap(original)` takes the place of `owner`'s `name`. `parameters` are those that the
+    original begins with; None: any will do."""
+
+    module: str  # "vllm.v1.structured_output"
+    path: str  # "StructuredOutputManager.grammar_init"
+    parameters: Sequence[str] | None
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None  # None: only looked at
+
+    def misfit(self) -> str | None:
+        """Why this vLLM is not the one the patch was made for; None: it is."""
+        try:
+            original = getattr(*self._owner_and_name())
+        except (ImportError, AttributeError) as e:
+            return f"{self.module}: {e}"
+        if self.parameters is None:
+            return None
+        found = list(inspect.signature(_unwrapped(original)).parameters)
+        if found[: len(self.parameters)] == list(self.parameters):
+            return None
+        return f"{self.path}({', '.join(found)}) should begin with ({', '.join(self.parameters)})"
+
+    def apply(self) -> None:
+        """Once: a second time it changes nothing."""
+        if self.wrap is None:
+            return
+        owner, name = self._owner_and_name()
+        original = getattr(owner, name)
+        if hasattr(original, "inferway_original"):
+            return
+        patched = functools.wraps(original)(self.wrap(original))
+        patched.inferway_original = original  # type: ignore[attr-defined]
+        setattr(owner, name, patched)
+
+    def _owner_and_name(self) -> tuple[Any, str]:
+        owner: Any = importlib.import_module(self.module)
+        *outer, name = self.path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        return owner, name
+
+
+def vllm_version() -> tuple[int, int]:
+    """Of a build without a release's number: as if it were the newest."""
+    import vllm
+
+    words = vllm.__version__.split(".")
+    try:
+        version = (int(words[0]), int(words[1]))
+    except (IndexError, ValueError):
+        return _NEWEST
+    return version if version >= (0, 2) else _NEWEST  # "0.1.dev…"
+
+
+_NEWEST = (1_000_000, 0)
+
+
+def misfits(patches: Sequence[Patch]) -> list[str]:
+    return [why for patch in patches if (why := patch.misfit()) is not None]
+
+
+def _unwrapped(function: Any) -> Any:
+    return getattr(function, "inferway_original", function)

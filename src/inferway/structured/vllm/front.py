@@ -1,0 +1,251 @@
+"""The API server's side: whether what is asked can be kept, before the engine core hears of it.
+
+vLLM checks a request on the server's event loop. Here each spec is judged once, in a thread, and
+the verdict is kept: the middleware asks with the request's own places (`examine`), the hook before
+the engine client with what vLLM made of the request (`examine_params`), and vLLM's own check finds
+the verdict there (`require`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from inferway.errors import SaturatedError, SpecError
+from inferway.structured.checker import Checker, is_costly
+from inferway.structured.counts import Counts
+from inferway.structured.explain import explain
+from inferway.structured.grammar import Unenforced
+from inferway.structured.keywords import label
+from inferway.structured.report import in_request, keeps_all
+from inferway.structured.spec import Asked, Kind, Spec, from_vllm
+from inferway.structured.trial import Judged, Trial
+from inferway.structured.valid import Validator
+from inferway.structured.vllm.core import LENIENT, STRICT, with_flags
+
+if TYPE_CHECKING:
+    from inferway.structured.backends.cascade import Verdict
+    from inferway.structured.texts import Said
+
+log = logging.getLogger("vllm.inferway")
+
+MAX_VERDICTS = 4096
+MAX_WAITING = 64  # specs being judged, and answers
+JUDGE_SECONDS = 2.0
+_NUM_THREADS = 2
+
+_ANY_JSON = '"json_schema":true'  # as vLLM writes arguments of any shape in a structural tag
+
+_Key = tuple[str, bool]  # of a spec, and whether it is strict
+
+
+@dataclass(slots=True)
+class OnItsWay:
+    """A request, as the middleware has read it."""
+
+    asked: Sequence[Asked]
+    ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
+    free_arguments: bool = False  # vLLM asks the engine for any, of tools that are not strict
+
+    @property
+    def left_free(self) -> Sequence[Unenforced]:
+        """What of the tools vLLM has not asked the engine for."""
+        tools = [each for each in self.asked if each.tool is not None and not each.strict]
+        return [Unenforced("", "parameters")] if tools and self.free_arguments else []
+
+
+ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
+# What `examine_params` has found in which params, so that it is not written again.
+_EXAMINED: ContextVar[tuple[object, Asked] | None] = ContextVar("inferway_params", default=None)
+
+
+class Front:
+    """One in each API server process."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._checker = Checker()
+        self._validator = Validator(self._checker.helper)
+        self._trial = Trial()
+        self._verdicts: OrderedDict[_Key, Verdict | Judged | SpecError] = OrderedDict()
+        self._lock = Lock()
+        self._coming: dict[_Key, asyncio.Future[Verdict | Judged]] = {}
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="structured")
+        self._num_judging = 0
+
+    # ------------------------------------------------------------------ before the engine sees it
+
+    async def examine(self, asked: Sequence[Asked]) -> list[Unenforced]:
+        """What the answer may break. Raises SpecError with the place in the request, and
+        ChecksBusyError or SaturatedError when too many wait."""
+        unenforced: list[Unenforced] = []
+        for each in asked:
+            unenforced += (await self.verdict(each)).unenforced
+        return unenforced
+
+    async def verdict(self, asked: Asked) -> Verdict | Judged:
+        """Raises as `examine`."""
+        await self._checker.check(asked)
+        try:
+            return await self._verdict((asked.spec.key, asked.strict), asked.spec)
+        except SpecError as e:
+            raise in_request(asked, e) from None
+
+    async def explain(self, spec: Spec, strict: bool) -> dict[str, Any]:
+        """As structured/explain.py says it. Raises ChecksBusyError."""
+        told: dict[str, Any] = await self.in_thread(partial(self._explained, spec, strict))
+        return told
+
+    def _explained(self, spec: Spec, strict: bool) -> dict[str, Any]:
+        return explain(
+            spec,
+            strict,
+            check=lambda each: self._checker.check_now(Asked(each, "", strict)),
+            verdict=lambda each: self._judged((each.key, False), each),
+            limits=self._checker.limits,
+        )
+
+    async def examine_params(self, request_id: str, params: Any, config: Any) -> None:
+        """`params`: vLLM's StructuredOutputsParams; `config`: the engine's
+        StructuredOutputsConfig. Raises as `examine`."""
+        request = ON_ITS_WAY.get()
+        if request is not None:
+            request.ids.append(request_id)
+        spec = await self.in_thread(partial(_spec, params, config))
+        asked = _as_asked(spec)
+        await self.verdict(asked)
+        _EXAMINED.set((params, asked))
+        if request is not None and spec.kind is Kind.STRUCTURAL_TAG:
+            request.free_arguments = _ANY_JSON in spec.text
+
+    def require(self, params: Any, config: Any) -> None:
+        """In vLLM's own check: at once where `examine_params` was here before. Marks `params` for
+        the engine core. Raises as `examine`."""
+        examined = _EXAMINED.get()
+        if examined is not None and examined[0] is params:
+            asked = examined[1]
+        else:
+            asked = _as_asked(_spec(params, config))
+        self._checker.check_now(asked)
+        try:
+            self._judged((asked.spec.key, asked.strict), asked.spec)
+        except SpecError as e:
+            raise in_request(asked, e) from None
+        params._backend = STRICT if asked.strict else LENIENT
+
+    async def _verdict(self, key: _Key, spec: Spec) -> Verdict | Judged:
+        known = self._known(key)
+        if known is not None:
+            return _given(known)
+        coming = self._coming.get(key)
+        if coming is None:
+            if len(self._coming) >= MAX_WAITING:
+                raise SaturatedError("too many shapes are being checked; try again")
+            coming = self._coming[key] = self.in_thread(partial(self._judged, key, spec))
+            coming.add_done_callback(lambda done: self._came(key, done))
+        return await asyncio.shield(coming)
+
+    def _came(self, key: _Key, done: asyncio.Future[Verdict | Judged]) -> None:
+        self._coming.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # looked at, so that nobody complains if all who waited have left
+
+    def _judged(self, key: _Key, spec: Spec) -> Verdict | Judged:
+        """Of a spec that was checked. Any thread. Raises SpecError."""
+        known = self._known(key)
+        if known is not None:
+            return _given(known)
+        from inferway.structured.backends.cascade import verdict
+
+        found: Verdict | Judged | SpecError
+        try:
+            if is_costly(spec) and spec.kind is not Kind.STRUCTURAL_TAG:
+                found = self._trial.verdict(spec, key[1])
+            else:
+                found = verdict(spec, key[1])
+        except SpecError as e:
+            found = e
+        with self._lock:
+            self._verdicts[key] = found
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        if isinstance(found, SpecError):
+            self.counts.refusals.add(label(found.keyword))
+        return _given(found)
+
+    def _known(self, key: _Key) -> Verdict | Judged | SpecError | None:
+        with self._lock:
+            found = self._verdicts.get(key)
+            if found is not None:
+                self._verdicts.move_to_end(key)
+            return found
+
+    # -------------------------------------------------------------------------- when it is answered
+
+    async def keeps(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
+        """Whether the answer has its shape; None if that cannot be told. Counts it."""
+        valid = await self._keeps(asked, said)
+        self.counts.answers.add("unknown" if valid is None else "true" if valid else "false")
+        return valid
+
+    async def _keeps(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
+        if said is None or self._num_judging >= MAX_WAITING:
+            return None
+        work = self.in_thread(partial(keeps_all, asked, said, self._holds))
+        self._num_judging += 1
+        work.add_done_callback(self._judged_one)
+        done, _ = await asyncio.wait([work], timeout=JUDGE_SECONDS)
+        return work.result() if done and work.exception() is None else None
+
+    def _judged_one(self, done: asyncio.Future[bool | None]) -> None:
+        self._num_judging -= 1
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("structured output: an answer could not be judged", exc_info=error)
+
+    def _holds(self, spec: Spec, text: str) -> bool | None:
+        return self._validator.verdict(spec, text).valid
+
+    @property
+    def num_verdicts(self) -> int:
+        """Specs that were judged, and are remembered."""
+        return len(self._verdicts)
+
+    def close(self) -> None:
+        """No process of ours outlives it."""
+        self._checker.close()
+        self._trial.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def in_thread(self, work: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _given(found: Verdict | Judged | SpecError) -> Verdict | Judged:
+    if isinstance(found, SpecError):  # a new one: what is raised grows by where it was raised
+        raise SpecError(str(found), place=found.place, keyword=found.keyword)
+    return found
+
+
+def _spec(params: Any, config: Any) -> Spec:
+    return with_flags(from_vllm(params), config)
+
+
+def _as_asked(spec: Spec) -> Asked:
+    """With its place in the request. What vLLM puts together out of several tools stands nowhere in
+    it, and is strict if one of them is."""
+    request = ON_ITS_WAY.get()
+    asked = request.asked if request is not None else ()
+    for each in asked:
+        if each.spec.key == spec.key:
+            return each
+    if asked and asked[0].tool is not None:
+        return Asked(spec, "tools", any(each.strict for each in asked))
+    return Asked(spec, f"structured_outputs/{spec.kind}", any(each.strict for each in asked))

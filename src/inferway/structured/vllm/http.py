@@ -1,0 +1,300 @@
+"""Around vLLM's own routes, inside its key check: what is asked is examined before vLLM reads the
+request, and what was answered is told beside the answer.
+
+asked                                      then
+cannot be read, kept, or not as strictly   400 with the place in the request, in vLLM's own form
+keywords that nobody enforces              `x-inferway-unenforced` names them
+an answer in one piece                     `x-inferway-valid`
+a stream, and reports are on               a comment before [DONE], or at the end
+
+ASGI, with nothing but dicts: no framework's classes, which change with vLLM's version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inferway.errors import (
+    CompileError,
+    InferwayError,
+    RequestError,
+    SaturatedError,
+    SpecError,
+)
+from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
+from inferway.structured.requests import FIELDS, asked
+from inferway.structured.spec import Asked
+from inferway.structured.texts import StreamTexts, said_in
+from inferway.structured.vllm.core import with_flags
+from inferway.structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
+from inferway.structured.vllm.front import ON_ITS_WAY, Front, OnItsWay
+from inferway.structured.vllm.metrics import PATH as METRICS
+from inferway.structured.vllm.metrics import Collector
+from inferway.structured.vllm.settings import settings_of
+
+if TYPE_CHECKING:
+    from inferway.structured.grammar import Unenforced
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Why = Callable[[], Awaitable[InferwayError | None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_ON_LOOP_BYTES = 16 * 1024  # of a body that is read on the event loop, in a millisecond
+WHY_SECONDS = 1.0
+MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
+_WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
+
+
+class Middleware:
+    def __init__(self, app: App, front: Front, collector: Collector) -> None:
+        self.app = app
+        self.front = front
+        self.endpoints = Endpoints(front)
+        self.collector = collector
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path.startswith(PREFIX):
+            return await self.endpoints(path, scope, receive, send)
+        if path == METRICS:
+            await self.collector.refresh(scope["app"].state.engine_client)
+        if scope["method"] != "POST" or not _may_ask(path):
+            return await self.app(scope, receive, send)
+        return await self._examined(path, scope, receive, send)
+
+    async def _examined(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        if body is None:
+            return None
+        vllm_config = scope["app"].state.vllm_config
+        try:
+            asked = await self._asked(path, body, vllm_config.structured_outputs_config)
+            unenforced = await self.front.examine(asked)
+        except InferwayError as e:
+            return await answer_error(send, e)
+        again = replayed(body, receive)
+        if not asked:
+            return await self.app(scope, again, send)
+        request = OnItsWay(asked)
+        token = ON_ITS_WAY.set(request)
+        reports = settings_of(vllm_config).report_validity
+        client = scope["app"].state.engine_client
+
+        async def why() -> InferwayError | None:
+            return await why_ended(client, request.ids, asked)
+
+        answer = Answer(self.front, request, unenforced, reports, why, send)
+        try:
+            await self.app(scope, again, answer.send)
+        finally:
+            ON_ITS_WAY.reset(token)
+
+    async def _asked(self, path: str, body: bytes, config: Any) -> list[Asked]:
+        """Raises SpecError. What vLLM cannot read either is left to its own error."""
+        if not may_hold_spec(body):
+            return []
+        if len(body) <= MAX_ON_LOOP_BYTES:
+            return _read(path, body, config)
+        found: list[Asked] = await self.front.in_thread(partial(_read, path, body, config))
+        return found
+
+
+def _may_ask(path: str) -> bool:
+    return path.endswith(("/completions", "/responses", "/messages", "/generate", "/batch"))
+
+
+def may_hold_spec(body: bytes) -> bool:
+    """False only if no name that asks for a shape is in it; one may be written with escapes."""
+    return any(word in body for word in _WORDS) or b"\\u" in body
+
+
+def _read(path: str, body: bytes, config: Any) -> list[Asked]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(fields, dict):
+        return []
+    return [_flagged(each, config) for each in asked(path, fields)]
+
+
+def _flagged(each: Asked, config: Any) -> Asked:
+    return Asked(with_flags(each.spec, config), each.place, each.strict, each.tool)
+
+
+class Answer:
+    """One answer on its way out."""
+
+    def __init__(
+        self,
+        front: Front,
+        request: OnItsWay,
+        unenforced: Sequence[Unenforced],
+        reports: bool,
+        why: Why,
+        send: Send,
+    ) -> None:
+        """`why` says what vLLM's 500 was about, if it was about the shape."""
+        self._front = front
+        self._request = request
+        self._unenforced = unenforced
+        self._reports = reports
+        self._why = why
+        self._send = send
+        self._start: Message | None = None  # held back until the body is whole
+        self._body = bytearray()
+        self._texts: StreamTexts | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._begin(message)
+        elif message["type"] != "http.response.body":
+            await self._send(message)
+        elif self._start is not None:
+            await self._collect(message)
+        elif self._texts is not None:
+            await self._pass(message, self._texts)
+        else:
+            await self._send(message)
+
+    async def _begin(self, start: Message) -> None:
+        if start["status"] == 500:
+            self._start = start
+            return None
+        if start["status"] != 200:
+            return await self._send(start)
+        headers = start["headers"] = list(start.get("headers", ()))
+        unenforced = [*self._unenforced, *self._request.left_free]
+        if unenforced:
+            headers.append((UNENFORCED_HEADER, named(unenforced)))
+        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+        if kind.startswith(b"application/json"):
+            self._start = start
+            return None
+        if kind.startswith(b"text/event-stream"):
+            self._texts = StreamTexts()
+        return await self._send(start)
+
+    async def _collect(self, message: Message) -> None:
+        self._body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if more and len(self._body) <= MAX_ANSWER_BYTES:
+            return
+        start, self._start = self._start, None
+        assert start is not None
+        whole = {**message, "body": bytes(self._body)}
+        if start["status"] == 500:
+            await self._explain(start, whole)
+        else:
+            said = said_in(whole["body"]) if not more else None
+            await self._judge(start, whole, await self._front.keeps(self._request.asked, said))
+
+    async def _explain(self, start: Message, body: Message) -> None:
+        if (error := await self._why()) is not None:
+            return await answer_error(self._send, error)
+        await self._send(start)
+        return await self._send(body)
+
+    async def _judge(self, start: Message, body: Message, valid: bool | None) -> None:
+        if valid is not None:
+            start["headers"].append((VALID_HEADER, validity(valid)))
+        await self._send(start)
+        await self._send(body)
+
+    async def _pass(self, message: Message, texts: StreamTexts) -> None:
+        body = message.get("body", b"")
+        texts.feed(body)
+        done = body.find(b"data: [DONE]")
+        if done < 0 and message.get("more_body", False):
+            return await self._send(message)
+        self._texts = None
+        valid = await self._front.keeps(self._request.asked, texts.said())
+        if self._reports:
+            at = done if done >= 0 else len(body)
+            comment = b": " + VALID_HEADER + b" " + validity(valid) + b"\n\n"
+            message = {**message, "body": body[:at] + comment + body[at:]}
+        return await self._send(message)
+
+
+async def why_ended(
+    engine_client: Any, ids: Sequence[str], asked: Sequence[Asked]
+) -> InferwayError | None:
+    """The engine core's reason for the end of one of these requests; None if it has none."""
+    try:
+        asking = ask_cores(engine_client, "why", {"requests": ids})
+        told = next((each for each in await asyncio.wait_for(asking, WHY_SECONDS) if each), None)
+    except Exception:  # vLLM's own error stays
+        return None
+    if told is None:
+        return None
+    if told["status"] == 400:
+        refused = SpecError(told["message"], place=told["place"] or "", keyword=told["keyword"])
+        return in_request(asked[0], refused) if len(asked) == 1 else refused
+    if told["status"] == 429:
+        return SaturatedError(told["message"])
+    return CompileError(told["message"])
+
+
+async def read_body(receive: Receive, most: int | None = None) -> bytes | None:
+    """None if the client has gone. Raises ValueError over `most` bytes."""
+    pieces = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if most is not None and size > most:
+            raise ValueError(size)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, then what really comes: that the client leaves."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def answer_error(send: Send, error: InferwayError) -> None:
+    """In the form of vLLM's own errors."""
+    status = getattr(error, "status", 500)
+    kinds = {400: "BadRequestError", 429: "TooManyRequestsError", 503: "ServiceUnavailableError"}
+    param = error.param if isinstance(error, RequestError) else None
+    told = {
+        "message": str(error),
+        "type": kinds.get(status, "InternalServerError"),
+        "param": param,
+        "code": status,
+    }
+    if isinstance(error, SpecError) and error.keyword is not None:
+        told["keyword"] = error.keyword
+    await answer_json(send, status, {"error": told})
+
+
+async def answer_json(send: Send, status: int, value: object) -> None:
+    body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,241 @@
+"""The patches. Those that structured output cannot do without are applied all or none; each of the
+others by itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from inferway.errors import InferwayError, RequestError
+from inferway.structured.vllm.fit import Patch, misfits, vllm_version
+
+if TYPE_CHECKING:
+    from inferway.structured.vllm.front import Front
+
+log = logging.getLogger("vllm.inferway")
+
+Function = Callable[..., Any]
+
+_MANAGER = "vllm.v1.structured_output"
+
+_OLDEST = (0, 28)
+SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
+
+# Where an API server gets its app from, newest vLLM first.
+_BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
+
+
+def install() -> bool:
+    """In a process that serves, and all else if the engine core runs in it. Idempotent. False: this
+    vLLM differs, and nothing was done. Never raises."""
+    try:
+        from inferway.structured.vllm.front import Front
+
+        front = Front()
+        if not _apply_all([*_core(), *_front(front)]):
+            return False
+        _apply_optional()
+        _serve(front)
+        # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    except Exception:
+        log.exception("structured output stays vLLM's own")
+        return False
+    return True
+
+
+def install_core() -> None:
+    """In the engine core. Idempotent."""
+    from inferway.structured.vllm import core
+
+    if _apply_all(_core()):
+        engine_core = sys.modules["vllm.v1.engine.core"]
+        setattr(engine_core.EngineCore, core.UTILITY, core.utility)
+        _apply_optional()
+
+
+def _apply_optional() -> None:
+    """Each by itself: without it, structured output works as it is, and slower."""
+    from inferway.structured.vllm import drafts, masks, overlap
+
+    for name, patches, known in (
+        ("compiles dropped with their clients", [_abort()], True),
+        ("overlap with the prefill", overlap.patches(), True),
+        ("masks in one call", masks.patches(), masks.layout_is_known()),
+        ("forced tokens as drafts", drafts.patches(), True),
+    ):
+        why = misfits(patches) if known else ["its version is not known to fit"]
+        if why:
+            log.info("structured output: no %s: this vLLM differs: %s", name, "; ".join(why))
+            continue
+        for patch in patches:
+            patch.apply()
+
+
+def _apply_all(patches: Sequence[Patch]) -> bool:
+    why = misfits(patches)
+    if vllm_version() < _OLDEST:
+        why.append("an error of a grammar would end its engine core")
+    if why:
+        log.warning("structured output stays vLLM's own: this vLLM differs: %s", "; ".join(why))
+        return False
+    for patch in patches:
+        patch.apply()
+    return True
+
+
+def _core() -> list[Patch]:
+    manager = "StructuredOutputManager"
+    return [
+        Patch(_MANAGER, f"{manager}.__init__", ("self", "vllm_config"), _manager_init),
+        Patch(_MANAGER, f"{manager}.grammar_init", ("self", "request"), _grammar_init),
+    ]
+
+
+def _manager_init(original: Function) -> Function:
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, vllm_config, *args, **kwargs)
+        try:
+            _be_vllms_own()
+        except Exception:
+            log.exception("structured output stays vLLM's own")
+            return
+        from inferway.structured.vllm import core
+
+        core.take_over(self, vllm_config)
+
+    return __init__
+
+
+def _be_vllms_own() -> None:
+    """For vLLM's assertions of what a grammar and a backend are: its classes are ABCs."""
+    from vllm.v1.structured_output import backend_types
+
+    from inferway.structured.vllm.adapter import RequestGrammar
+    from inferway.structured.vllm.core import Core
+
+    backend_types.StructuredOutputGrammar.register(RequestGrammar)
+    backend_types.StructuredOutputBackend.register(Core)
+
+
+def _grammar_init(original: Function) -> Function:
+    def grammar_init(self: Any, request: Any) -> None:
+        from inferway.structured.vllm import core
+
+        if not core.begin(self, request):
+            original(self, request)
+
+    return grammar_init
+
+
+def _abort() -> Patch:
+    def abort_requests(original: Function) -> Function:
+        def abort_requests(self: Any, request_ids: Sequence[str]) -> Any:
+            from inferway.structured.vllm.core import core_of
+
+            core = core_of(self.structured_output_manager)
+            if core is not None:
+                core.cancel(request_ids)
+            return original(self, request_ids)
+
+        return abort_requests
+
+    parameters = ("self", "request_ids")
+    return Patch("vllm.v1.engine.core", "EngineCore.abort_requests", parameters, abort_requests)
+
+
+def _front(front: Front) -> list[Patch]:
+    def validate(original: Function) -> Function:
+        def _validate_structured_outputs(
+            self: Any, model_config: Any, structured_outputs_config: Any, tokenizer: Any
+        ) -> None:
+            asked = self.structured_outputs
+            if structured_outputs_config is None or asked is None:
+                return
+            if getattr(model_config, "is_diffusion", False) or tokenizer is None:
+                original(self, model_config, structured_outputs_config, tokenizer)  # refuses it
+            try:
+                front.require(asked, structured_outputs_config)
+            except InferwayError as e:
+                raise _as_vllm(e) from None
+
+        return _validate_structured_outputs
+
+    def add_request(original: Function) -> Function:
+        async def add_request(
+            self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            asked = getattr(params, "structured_outputs", None)
+            if asked is not None:
+                try:
+                    config = self.vllm_config.structured_outputs_config
+                    await front.examine_params(request_id, asked, config)
+                except InferwayError as e:
+                    raise _as_vllm(e) from None
+            return await original(self, request_id, prompt, params, *args, **kwargs)
+
+        return add_request
+
+    return [
+        Patch(
+            "vllm.sampling_params",
+            "SamplingParams._validate_structured_outputs",
+            ("self", "model_config", "structured_outputs_config", "tokenizer"),
+            validate,
+        ),
+        Patch(
+            "vllm.v1.engine.async_llm",
+            "AsyncLLM.add_request",
+            ("self", "request_id", "prompt", "params"),
+            add_request,
+        ),
+    ]
+
+
+def _as_vllm(error: InferwayError) -> Exception:
+    from vllm import exceptions
+
+    if isinstance(error, RequestError) and error.status == 400:
+        invalid: Exception = exceptions.VLLMValidationError(str(error), parameter=error.param)
+        return invalid
+    retry = getattr(exceptions, "RetryableRequestError", exceptions.VLLMValidationError)
+    busy: Exception = retry(str(error))
+    return busy
+
+
+def _serve(front: Front) -> None:
+    """The middleware and the endpoints, where this process is an API server."""
+    module = next((name for name in _BUILD_APP if name in sys.modules), None)
+    if module is None:
+        return
+    patch = Patch(module, "build_app", ("args",), lambda original: _build_app(original, front))
+    if why := patch.misfit():
+        log.warning("structured output: no headers and endpoints: this vLLM differs: %s", why)
+    else:
+        patch.apply()
+
+
+def _build_app(original: Function, front: Front) -> Function:
+    def build_app(*args: Any, **kwargs: Any) -> Any:
+        app = original(*args, **kwargs)
+        try:
+            _add_middleware(app, front)
+        except Exception:
+            log.exception("structured output: no headers and endpoints")
+        return app
+
+    return build_app
+
+
+def _add_middleware(app: Any, front: Front) -> None:
+    from starlette.middleware import Middleware as Entry
+
+    from inferway.structured.vllm.http import Middleware
+    from inferway.structured.vllm.metrics import registered
+
+    # The last is the innermost: behind vLLM's key check.
+    app.user_middleware.append(Entry(Middleware, front=front, collector=registered(front)))
+    if app.middleware_stack is not None:  # built already: hosting standards do so
+        app.middleware_stack = app.build_middleware_stack()

@@ -1,0 +1,179 @@
+"""A request's prompt is computed while its grammar compiles.
+
+vLLM lets a request wait outside the batch until its grammar is ready. Here it goes in at once and
+is given its prompt but for the last token, so that it is a prefill that has not ended: nothing is
+sampled, no mask is needed. When the grammar is ready, the last token follows.
+
+What is held so is bounded (`overlap_held` requests, and never with a full cache), because blocks of
+a request that cannot go on are missing elsewhere. A request whose prompt is cached waits as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from inferway.structured.vllm.core import Core, core_of
+from inferway.structured.vllm.fit import Patch
+
+log = logging.getLogger("vllm.inferway")
+
+MAX_CACHE_USAGE = 0.8  # of the engine's blocks; above it requests wait outside
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+
+Function = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that went in before its grammar."""
+
+    since: float
+    prefilled: float | None = None  # when all but the last token was computed
+
+
+class Overlap:
+    """Of one engine core; its thread alone uses it."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._held: dict[str, Held] = {}
+
+    def lets_in(self, scheduler: Any, request: Any) -> bool:
+        """Whether `request`, which waits for its grammar, begins with its prompt."""
+        if not self._core.settings.overlap or not _fits(scheduler):
+            return False
+        if not _pending(request):
+            return False
+        for gone in [each for each in self._held if each not in scheduler.requests]:
+            del self._held[gone]
+        if len(self._held) >= self._core.settings.overlap_held:
+            return False
+        if scheduler.kv_cache_manager.usage > MAX_CACHE_USAGE:
+            return False
+        # With nothing to compute but the last token, it would hold up all who wait behind it.
+        cached = scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+        if request.num_tokens - cached <= scheduler.block_size:
+            return False
+        self._held[request.request_id] = Held(monotonic())
+        return True
+
+    def give_up(self) -> None:
+        """Lets nothing in any more; who is in goes on."""
+        self._core.settings = replace(self._core.settings, overlap=False)
+
+    def holds_back(self, request: Any) -> bool:
+        """Whether it was sent back to the queue, and its grammar is still to come."""
+        return request.request_id in self._held and _pending(request)
+
+    def most(self, scheduler: Any, request: Any, num_computed: int, num_new: int) -> int:
+        """Of `num_new` tokens, how many may be computed now."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return num_new
+        grammar = request.structured_output_request.grammar
+        if isinstance(grammar, Exception):
+            scheduler.grammar_compile_error_reqs.add(request.request_id)
+            del self._held[request.request_id]
+            return 0
+        if grammar is not None:
+            self._release(request.request_id, held)
+            return num_new
+        left: int = request.num_tokens - 1 - num_computed
+        if left <= 0 and held.prefilled is None:
+            held.prefilled = monotonic()
+        return max(0, min(num_new, left))
+
+    def _release(self, request_id: str, held: Held) -> None:
+        del self._held[request_id]
+        until = monotonic() if held.prefilled is None else held.prefilled
+        self._core.counts.compile_hidden_seconds.observe(until - held.since)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+
+def _pending(request: Any) -> bool:
+    asked = request.structured_output_request
+    return asked is not None and asked.grammar is None
+
+
+def _fits(scheduler: Any) -> bool:
+    """Where a prompt may come in parts, and no other part of vLLM has a say in them."""
+    return (
+        scheduler.connector is None
+        and scheduler.scheduler_config.enable_chunked_prefill
+        and not getattr(scheduler, "need_mamba_block_aligned_split", False)
+        and isinstance(scheduler.grammar_compile_error_reqs, set)
+        and scheduler.structured_output_manager._use_async_grammar_compilation
+    )
+
+
+def patches() -> list[Patch]:
+    return [
+        Patch(
+            _SCHEDULER,
+            "Scheduler._handle_blocked_waiting_request",
+            ("self", "request"),
+            _handle_blocked,
+        ),
+        Patch(
+            _SCHEDULER,
+            "Scheduler._reserve_prefill_lookahead",
+            ("self", "request", "num_computed_tokens", "num_new_tokens"),
+            _reserve,
+        ),
+    ]
+
+
+def _overlap_of(scheduler: Any) -> Overlap | None:
+    core = core_of(scheduler.structured_output_manager)
+    if core is None:
+        return None
+    if core.overlap is None:
+        core.overlap = Overlap(core)
+    overlap: Overlap = core.overlap
+    return overlap
+
+
+def _handle_blocked(original: Function) -> Function:
+    from vllm.v1.request import RequestStatus
+
+    def _handle_blocked_waiting_request(self: Any, request: Any) -> Any:
+        if request.structured_output_request is None or (overlap := _overlap_of(self)) is None:
+            return original(self, request)
+        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            if _lets_in(overlap, self, request):
+                request.status = RequestStatus.WAITING
+                return True
+        elif overlap.holds_back(request):
+            return False
+        return original(self, request)
+
+    return _handle_blocked_waiting_request
+
+
+def _lets_in(overlap: Overlap, scheduler: Any, request: Any) -> bool:
+    try:
+        return overlap.lets_in(scheduler, request)
+    except Exception:  # here it would end the engine
+        overlap.give_up()
+        log.exception("structured output: no overlap with the prefill from now on")
+        return False
+
+
+def _reserve(original: Function) -> Function:
+    def _reserve_prefill_lookahead(
+        self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        num_new: int = original(self, request, num_computed_tokens, num_new_tokens)
+        if request.structured_output_request is None or (overlap := _overlap_of(self)) is None:
+            return num_new
+        return overlap.most(self, request, num_computed_tokens, num_new)
+
+    return _reserve_prefill_lookahead

@@ -1,0 +1,187 @@
+"""The table of docs/structured.md: what the backends make of each keyword, asked of them.
+
+python -m tests.structured.enforced        writes it into the document
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inferway.errors import SpecError
+from inferway.structured.backends.cascade import verdict
+from inferway.structured.check import check
+from inferway.structured.keywords import ASSERTIONS
+from inferway.structured.spec import Kind, Spec, json_spec
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "structured.md"
+BEGIN, END = "<!-- keywords -->\n", "<!-- end of keywords -->\n"
+
+_A: Mapping[str, Any] = {"a": {"type": "integer"}}
+
+# keyword -> its cases: what is special about each, and a schema.
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "type": {"": {"type": ["integer", "null"]}},
+    "enum": {"": {"enum": [1, "a"]}},
+    "const": {"": {"const": {"a": 1}}},
+    "properties": {"": {"type": "object", "properties": _A}},
+    "required": {
+        "": {"type": "object", "properties": _A, "required": ["a"]},
+        "names that are no properties": {"type": "object", "required": ["z"]},
+    },
+    "additionalProperties": {
+        "": {"type": "object", "properties": _A, "additionalProperties": {"type": "string"}}
+    },
+    "patternProperties": {"": {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}},
+    "propertyNames": {"": {"type": "object", "propertyNames": {"pattern": "^x"}}},
+    "minProperties": {"": {"type": "object", "minProperties": 2}},
+    "maxProperties": {"": {"type": "object", "maxProperties": 2}},
+    "dependentRequired": {
+        "": {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}
+    },
+    "dependentSchemas": {
+        "": {
+            "type": "object",
+            "properties": {"a": {}},
+            "dependentSchemas": {"a": {"required": ["b"]}},
+        }
+    },
+    "dependencies": {
+        "": {"type": "object", "properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}}
+    },
+    "unevaluatedProperties": {
+        "": {"type": "object", "properties": _A, "unevaluatedProperties": False}
+    },
+    "items": {"": {"type": "array", "items": {"type": "integer"}}},
+    "prefixItems": {"": {"type": "array", "prefixItems": [{"type": "integer"}]}},
+    "additionalItems": {
+        "": {"type": "array", "items": [{"type": "integer"}], "additionalItems": False}
+    },
+    "minItems": {"": {"type": "array", "minItems": 2}},
+    "maxItems": {"": {"type": "array", "maxItems": 2}},
+    "uniqueItems": {
+        "of a few values": {
+            "type": "array",
+            "items": {"enum": [1, 2]},
+            "uniqueItems": True,
+            "maxItems": 3,
+        },
+        "of any": {"type": "array", "uniqueItems": True},
+    },
+    "contains": {"": {"type": "array", "contains": {"type": "integer"}}},
+    "minContains": {"": {"type": "array", "contains": {"type": "integer"}, "minContains": 2}},
+    "maxContains": {"": {"type": "array", "contains": {"type": "integer"}, "maxContains": 2}},
+    "unevaluatedItems": {"": {"type": "array", "prefixItems": [{}], "unevaluatedItems": False}},
+    "minLength": {"": {"type": "string", "minLength": 2}},
+    "maxLength": {"": {"type": "string", "maxLength": 2}},
+    "pattern": {
+        "": {"type": "string", "pattern": "^a+$"},
+        "with `maxLength`": {"type": "string", "pattern": "^a+$", "maxLength": 3},
+        "that looks around": {"type": "string", "pattern": "(?=a)"},
+    },
+    "format": {
+        "`date`": {"type": "string", "format": "date"},
+        "`email`": {"type": "string", "format": "email"},
+        "one that is not known": {"type": "string", "format": "iban"},
+    },
+    "minimum": {"": {"type": "integer", "minimum": 2}},
+    "maximum": {"": {"type": "integer", "maximum": 2}},
+    "exclusiveMinimum": {"": {"type": "number", "exclusiveMinimum": 2}},
+    "exclusiveMaximum": {"": {"type": "number", "exclusiveMaximum": 2}},
+    "multipleOf": {"": {"type": "number", "multipleOf": 0.01}},
+    "allOf": {
+        "": {
+            "allOf": [
+                {"type": "object", "properties": _A},
+                {"properties": {"b": {"type": "integer"}}},
+            ]
+        }
+    },
+    "anyOf": {"": {"anyOf": [{"type": "integer"}, {"type": "string"}]}},
+    "oneOf": {
+        "of which one can hold": {"oneOf": [{"type": "integer"}, {"type": "string"}]},
+        "of which several can": {
+            "oneOf": [{"type": "integer", "multipleOf": 3}, {"type": "integer", "multipleOf": 5}]
+        },
+    },
+    "not": {
+        "": {"not": {"type": "integer"}},
+        "of an object's inside": {"not": {"properties": _A, "required": ["a"]}},
+    },
+    "if": {
+        "": {
+            "type": "object",
+            "properties": _A,
+            "if": {"properties": {"a": {"const": 1}}},
+            "then": {"required": ["b"]},
+            "else": {"required": ["c"]},
+        }
+    },
+    "$ref": {
+        "": {"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a"},
+        "to itself": {
+            "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
+            "$ref": "#/$defs/a",
+        },
+    },
+    "$dynamicRef": {"": {"$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n"}}},
+}
+# As another keyword, or with it.
+ELSEWHERE = {"then": "if", "else": "if", "$recursiveRef": "$dynamicRef"}
+
+KINDS: Mapping[str, Spec] = {
+    "`json_object`": Spec(Kind.JSON_OBJECT, ""),
+    "`regex`": Spec(Kind.REGEX, "[a-z]+"),
+    "`choice`": Spec(Kind.CHOICE, '["yes","no"]'),
+    "`grammar`, Lark": Spec(Kind.GRAMMAR, 'start: "a"+'),
+    "`grammar`, EBNF": Spec(Kind.GRAMMAR, 'root ::= "a"'),
+    "`structural_tag`": Spec(
+        Kind.STRUCTURAL_TAG,
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+                "triggers": ["<a>"],
+            }
+        ),
+    ),
+}
+
+
+def table() -> str:
+    """As the document has it."""
+    rows = [
+        f"| `{keyword}`{', ' if words else ''}{words} | {told(json_spec(schema, ''))} |"
+        for keyword, cases in CASES.items()
+        for words, schema in cases.items()
+    ]
+    rows += [f"| {words} | {told(spec)} |" for words, spec in KINDS.items()]
+    return "\n".join(["| asked | then |", "|---|---|", *rows, ""])
+
+
+def told(spec: Spec) -> str:
+    try:
+        check(spec)
+        found = verdict(spec)
+    except SpecError:
+        return "400"
+    if not found.unenforced:
+        return f"enforced by {found.backend}"
+    names = ", ".join(sorted({each.keyword for each in found.unenforced}))
+    return f"not enforced: `{names}` is named"
+
+
+def missing() -> set[str]:
+    """Keywords without a case."""
+    return set(ASSERTIONS) - set(CASES) - set(ELSEWHERE)
+
+
+def in_document() -> str:
+    return DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+if __name__ == "__main__":
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    DOCUMENT.write_text(before + BEGIN + table() + END + rest.partition(END)[2])

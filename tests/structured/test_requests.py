@@ -1,0 +1,483 @@
+"""Every way to ask, as vLLM 0.32 takes it, and what it comes to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferway.errors import SpecError
+from inferway.structured.requests import FIELDS, OPTIONAL_FIELDS, asked
+from inferway.structured.spec import Asked, Kind, Options, Spec
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"minimum": 1}}}
+TEXT = '{"type":"object","properties":{"b":{"type":"string"},"a":{"minimum":1}}}'
+TAG = {
+    "structures": [{"begin": "<f=x>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+TAG_TEXT = (
+    '{"type":"structural_tag","structures":[{"begin":"<f=x>","schema":'
+    + TEXT
+    + ',"end":"</f>"}],"triggers":["<f="]}'
+)
+
+
+def tool(name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **more}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def format_of(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+JSON_SPEC = Spec(Kind.JSON, TEXT)
+IN_FORMAT = "response_format/json_schema/schema"
+IN_TOOL = "tools/0/function/parameters"
+
+FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
+    (
+        "response_format json_schema",
+        CHAT,
+        {"response_format": format_of(SCHEMA)},
+        [Asked(JSON_SPEC, IN_FORMAT)],
+    ),
+    (
+        "response_format json_schema, strict",
+        CHAT,
+        {"response_format": format_of(SCHEMA, strict=True)},
+        [Asked(JSON_SPEC, IN_FORMAT, strict=True)],
+    ),
+    (
+        "response_format json_object",
+        COMPLETIONS,
+        {"response_format": {"type": "json_object"}},
+        [Asked(Spec(Kind.JSON_OBJECT, ""), "response_format")],
+    ),
+    ("response_format text", CHAT, {"response_format": {"type": "text"}}, []),
+    (
+        "response_format structural_tag, old form",
+        CHAT,
+        {"response_format": {**TAG, "type": "structural_tag"}},
+        [Asked(Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "response_format")],
+    ),
+    (
+        "response_format structural_tag, new form",
+        CHAT,
+        {"response_format": {"format": {"type": "any_text"}, "type": "structural_tag"}},
+        [
+            Asked(
+                Spec(
+                    Kind.STRUCTURAL_TAG,
+                    '{"type":"structural_tag","format":{"type":"any_text"}}',
+                ),
+                "response_format",
+            )
+        ],
+    ),
+    (
+        "structured_outputs json",
+        COMPLETIONS,
+        {"structured_outputs": {"json": SCHEMA, "regex": None}},
+        [Asked(JSON_SPEC, "structured_outputs/json")],
+    ),
+    (
+        "structured_outputs json as text, with blanks",
+        CHAT,
+        {"structured_outputs": {"json": json.dumps(SCHEMA, indent=2)}},
+        [Asked(JSON_SPEC, "structured_outputs/json")],
+    ),
+    (
+        "structured_outputs json with its options",
+        CHAT,
+        {
+            "structured_outputs": {
+                "json": SCHEMA,
+                "disable_any_whitespace": True,
+                "disable_additional_properties": True,
+                "whitespace_pattern": " ?",
+            }
+        },
+        [
+            Asked(
+                Spec(Kind.JSON, TEXT, Options(False, False, " ?")),
+                "structured_outputs/json",
+            )
+        ],
+    ),
+    (
+        "structured_outputs regex; options say nothing about it",
+        CHAT,
+        {"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}},
+        [Asked(Spec(Kind.REGEX, "a+"), "structured_outputs/regex")],
+    ),
+    (
+        "structured_outputs choice; twice is once",
+        CHAT,
+        {"structured_outputs": {"choice": ["ja", "nein", "ja"]}},
+        [Asked(Spec(Kind.CHOICE, '["ja","nein"]'), "structured_outputs/choice")],
+    ),
+    (
+        "structured_outputs grammar",
+        CHAT,
+        {"structured_outputs": {"grammar": 'root ::= "a"'}},
+        [Asked(Spec(Kind.GRAMMAR, 'root ::= "a"'), "structured_outputs/grammar")],
+    ),
+    (
+        "structured_outputs json_object",
+        CHAT,
+        {"structured_outputs": {"json_object": True}},
+        [Asked(Spec(Kind.JSON_OBJECT, ""), "structured_outputs/json_object")],
+    ),
+    (
+        "structured_outputs structural_tag, text",
+        CHAT,
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+        [Asked(Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "structured_outputs/structural_tag")],
+    ),
+    (
+        "response_format before structured_outputs of its kind, whose options stay",
+        CHAT,
+        {
+            "response_format": format_of(SCHEMA),
+            "structured_outputs": {"json": {}, "disable_any_whitespace": True},
+        },
+        [Asked(Spec(Kind.JSON, TEXT, Options(any_whitespace=False)), IN_FORMAT)],
+    ),
+    ("guided_json", CHAT, {"guided_json": SCHEMA}, [Asked(JSON_SPEC, "guided_json")]),
+    (
+        "guided_json as text, with whitespace",
+        COMPLETIONS,
+        {"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": "[ ]?"},
+        [Asked(Spec(Kind.JSON, TEXT, Options(whitespace_pattern="[ ]?")), "guided_json")],
+    ),
+    (
+        "guided_regex",
+        CHAT,
+        {"guided_regex": "a"},
+        [Asked(Spec(Kind.REGEX, "a"), "guided_regex")],
+    ),
+    (
+        "guided_choice",
+        CHAT,
+        {"guided_choice": ["a"]},
+        [Asked(Spec(Kind.CHOICE, '["a"]'), "guided_choice")],
+    ),
+    (
+        "guided_grammar",
+        CHAT,
+        {"guided_grammar": "start: A"},
+        [Asked(Spec(Kind.GRAMMAR, "start: A"), "guided_grammar")],
+    ),
+    (
+        "guided_json_object",
+        CHAT,
+        {"guided_json_object": True, "guided_json": None},
+        [Asked(Spec(Kind.JSON_OBJECT, ""), "guided_json_object")],
+    ),
+    (
+        "tool_choice required",
+        CHAT,
+        {"tools": [tool(), tool("g", strict=True)], "tool_choice": "required"},
+        [
+            Asked(JSON_SPEC, IN_TOOL, False, "f"),
+            Asked(JSON_SPEC, "tools/1/function/parameters", True, "g"),
+        ],
+    ),
+    (
+        "tool_choice named; the answer's own shape does not count then",
+        CHAT,
+        {
+            "tools": [tool("other"), tool()],
+            "tool_choice": named("f"),
+            "response_format": {"type": "json_object"},
+        },
+        [Asked(JSON_SPEC, "tools/1/function/parameters", False, "f")],
+    ),
+    ("tools that may be called, not strict", CHAT, {"tools": [tool()]}, []),
+    (
+        "tools that may be called, one of them strict",
+        CHAT,
+        {"tools": [tool("g"), tool(strict=True)], "tool_choice": "auto"},
+        [Asked(JSON_SPEC, "tools/1/function/parameters", True, "f")],
+    ),
+    (
+        "tools that may be called beside a shape for the text",
+        CHAT,
+        {"tools": [tool(strict=True)], "response_format": {"type": "json_object"}},
+        [
+            Asked(Spec(Kind.JSON_OBJECT, ""), "response_format"),
+            Asked(JSON_SPEC, IN_TOOL, True, "f"),
+        ],
+    ),
+    (
+        "tools that may not be called",
+        CHAT,
+        {"tools": [tool(strict=True)], "tool_choice": "none"},
+        [],
+    ),
+    (
+        "a tool without parameters takes any object",
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        [Asked(Spec(Kind.JSON, '{"type":"object","properties":{}}'), IN_TOOL, False, "f")],
+    ),
+    (
+        "responses text.format",
+        RESPONSES,
+        {
+            "text": {
+                "format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
+            }
+        },
+        [Asked(JSON_SPEC, "text/format/schema", True)],
+    ),
+    (
+        "responses text.format json_object",
+        RESPONSES,
+        {"text": {"format": {"type": "json_object"}}},
+        [Asked(Spec(Kind.JSON_OBJECT, ""), "text/format")],
+    ),
+    (
+        "responses structured_outputs",
+        RESPONSES,
+        {"structured_outputs": {"regex": "a"}, "text": {"verbosity": "low"}},
+        [Asked(Spec(Kind.REGEX, "a"), "structured_outputs/regex")],
+    ),
+    (
+        "responses tools, required",
+        RESPONSES,
+        {
+            "tools": [
+                {"type": "function", "name": "f", "parameters": SCHEMA},
+                {"type": "web_search"},
+            ],
+            "tool_choice": "required",
+        },
+        [Asked(JSON_SPEC, "tools/0/parameters", False, "f")],
+    ),
+    (
+        "responses tools, named by its short name in a namespace",
+        RESPONSES,
+        {
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "n",
+                    "description": "several",
+                    "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+                }
+            ],
+            "tool_choice": {"type": "function", "name": "f"},
+        },
+        [Asked(JSON_SPEC, "tools/0/tools/0/parameters", False, "n__f")],
+    ),
+    (
+        "responses tools, allowed and strict",
+        RESPONSES,
+        {
+            "tools": [
+                {"type": "function", "name": n, "parameters": SCHEMA, "strict": True} for n in "fg"
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "g"}],
+            },
+        },
+        [Asked(JSON_SPEC, "tools/1/parameters", True, "g")],
+    ),
+    (
+        "messages, any tool",
+        MESSAGES,
+        {"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
+        [Asked(JSON_SPEC, "tools/0/input_schema", False, "f")],
+    ),
+    (
+        "messages, a tool; a schema without a type is an object's",
+        MESSAGES,
+        {
+            "tools": [{"name": "f", "input_schema": {"required": ["a"]}}],
+            "tool_choice": {"type": "tool", "name": "f"},
+        },
+        [
+            Asked(
+                Spec(Kind.JSON, '{"required":["a"],"type":"object"}'),
+                "tools/0/input_schema",
+                False,
+                "f",
+            )
+        ],
+    ),
+    (
+        "messages, strict tool",
+        MESSAGES,
+        {"tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}]},
+        [Asked(JSON_SPEC, "tools/0/input_schema", True, "f")],
+    ),
+    (
+        "messages, output format",
+        MESSAGES,
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        [Asked(JSON_SPEC, "output_config/format/schema")],
+    ),
+    (
+        "generate",
+        GENERATE,
+        {"sampling_params": {"structured_outputs": {"json": SCHEMA}}},
+        [Asked(JSON_SPEC, "sampling_params/structured_outputs/json")],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS]
+)
+def test_what_a_request_asks_for(path: str, fields: dict[str, Any], expected: list[Asked]) -> None:
+    assert asked(path, {"model": "m", "messages": [], **fields}) == expected
+
+
+def test_nothing_else_in_a_body_asks_for_a_shape() -> None:
+    read = {name for form in FORMS for name in form[2]}
+
+    assert read <= FIELDS | OPTIONAL_FIELDS
+    assert asked(CHAT, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}) == []
+
+
+@pytest.mark.parametrize("path", [f"/team-a{CHAT}", f"{CHAT}/", f"{CHAT}?beta=true"])
+def test_a_path_may_have_a_prefix_a_slash_or_a_query(path: str) -> None:
+    assert asked(path, {"response_format": {"type": "json_object"}})
+
+
+def test_other_paths_ask_for_nothing() -> None:
+    assert asked("/v1/embeddings", {"response_format": {"type": "json_object"}}) == []
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"response_format": "json"}, "response_format"),
+    (CHAT, {"response_format": {"type": "yaml"}}, "response_format/type"),
+    (CHAT, {"response_format": {}}, "response_format/type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format/json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, IN_FORMAT),
+    (CHAT, {"response_format": format_of([])}, IN_FORMAT),
+    (
+        CHAT,
+        {"response_format": format_of({}, strict="yes")},
+        "response_format/json_schema/strict",
+    ),
+    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format"),
+    (
+        CHAT,
+        {"response_format": {"type": "structural_tag", **TAG, "triggers": ["<g"]}},
+        "response_format/structures/0/begin",
+    ),
+    (CHAT, {"structured_outputs": {}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"json": 1}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": "{"}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": "3"}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": '{"a":NaN}'}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": '{"a":1e999}'}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": '{"a":' + "9" * 5000 + "}"}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": '{"a":"\\ud800"}'}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"json": "[" * 9000}}, "structured_outputs/json"),
+    (CHAT, {"structured_outputs": {"regex": 1}}, "structured_outputs/regex"),
+    (CHAT, {"structured_outputs": {"regex": "\ud800"}}, "structured_outputs/regex"),
+    (CHAT, {"structured_outputs": {"choice": []}}, "structured_outputs/choice"),
+    (CHAT, {"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs/choice/1"),
+    (CHAT, {"structured_outputs": {"choice": "a"}}, "structured_outputs/choice"),
+    (CHAT, {"structured_outputs": {"grammar": " "}}, "structured_outputs/grammar"),
+    (CHAT, {"structured_outputs": {"json_object": False}}, "structured_outputs/json_object"),
+    (
+        CHAT,
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": 1}},
+        "structured_outputs/disable_any_whitespace",
+    ),
+    (
+        CHAT,
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "structured_outputs/regex",
+    ),
+    (CHAT, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    (CHAT, {"guided_json": {}, "guided_whitespace_pattern": 1}, "guided_whitespace_pattern"),
+    (CHAT, {"tools": {}, "tool_choice": "required", "x": 1} | {"tools": {"a": 1}}, "tools"),
+    (CHAT, {"tools": [1], "tool_choice": "required"}, "tools/0"),
+    (CHAT, {"tools": [{}], "tool_choice": "required"}, "tools/0/function"),
+    (CHAT, {"tools": [tool(parameters=3)], "tool_choice": "required"}, IN_TOOL),
+    (CHAT, {"tools": [tool(strict=1)]}, "tools/0/function/strict"),
+    (CHAT, {"tools": [tool()], "tool_choice": named("g")}, "tool_choice"),
+    (CHAT, {"tools": [tool()], "tool_choice": 5}, "tool_choice"),
+    (CHAT, {"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice/function/name"),
+    (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text/format/type"),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+    ),
+    (MESSAGES, {"tools": [{"name": "f"}], "tool_choice": {"type": "x"}}, "tool_choice/type"),
+    (GENERATE, {"sampling_params": []}, "sampling_params"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), WRONG)
+def test_a_shape_that_cannot_be_read_is_refused_with_its_place(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        asked(path, fields)
+
+    assert refused.value.param == param
+    assert str(refused.value)[0].islower()
+    assert not str(refused.value).endswith(".")
+
+
+def test_all_tools_together_may_not_pass_a_bound() -> None:
+    big = {"description": "x" * 200_000}
+    tools = [tool(f"f{i}", parameters=big) for i in range(8)]
+
+    with pytest.raises(SpecError, match="tools/5"):
+        asked(CHAT, {"tools": tools, "tool_choice": "required"})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+ANY_FIELD = st.sampled_from(sorted(FIELDS | OPTIONAL_FIELDS))
+NESTED = st.dictionaries(
+    st.sampled_from(
+        [
+            *("type", "json_schema", "schema", "strict", "json", "regex", "choice", "grammar"),
+            *("format", "structures", "triggers", "function", "name", "parameters", "tools"),
+        ]
+    ),
+    JSON
+    | st.sampled_from(["json_schema", "json_object", "structural_tag", "function", "required"]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    path=st.sampled_from([CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE]),
+    fields=st.dictionaries(ANY_FIELD, JSON | NESTED | st.lists(NESTED)),
+)
+def test_whatever_a_body_holds_it_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
+    refused: SpecError | None = None
+    found: list[Asked] = []
+    try:
+        found = asked(path, fields)
+    except SpecError as e:
+        refused = e
+
+    assert refused is None or refused.param
+    assert all(one.place and one.spec.text.encode() is not None for one in found)

@@ -1,0 +1,361 @@
+"""The middleware around an app of a few lines, which stands for vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.fleet.hostile_shapes import BAD
+
+from inferway.structured.vllm.front import ON_ITS_WAY, Front
+from inferway.structured.vllm.http import Middleware
+from inferway.structured.vllm.metrics import Collector
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+CHAT = "/v1/chat/completions"
+SET = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+    "required": ["a"],
+}
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@dataclass
+class Answered:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Engine:
+    """Answers what it is told to, and keeps what it was asked."""
+
+    text: str = '{"n":1}'
+    status: int = 200
+    bodies: list[bytes] = field(default_factory=list)
+    before: Callable[[], Awaitable[None]] | None = None  # the answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:  # noqa: ARG002
+        body = (await receive())["body"]
+        self.bodies.append(body)
+        if self.before is not None:
+            await self.before()
+        if b'"stream": true' in body:
+            return await self._stream(send)
+        answer = {"choices": [{"index": 0, "message": {"content": self.text}}]}
+        await send(start(self.status, "application/json"))
+        return await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    async def _stream(self, send: Send) -> None:
+        await send(start(200, "text/event-stream; charset=utf-8"))
+        for letter in self.text:
+            event = {"choices": [{"index": 0, "delta": {"content": letter}}]}
+            data = b"data: " + json.dumps(event).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        done = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True}
+        await send(done)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def start(status: int, kind: str) -> Message:
+    headers = [(b"content-type", kind.encode())]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+@dataclass
+class Cores:
+    """One engine core, as vLLM's client reaches it."""
+
+    why: dict[str, Any] = field(default_factory=dict)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+    async def call_utility_async(self, name: str, command: str, words: str) -> str:
+        assert name == "inferway_structured"
+        self.asked.append((command, json.loads(words)))
+        told = {"why": self.why, "warm": {"accepted": True}, "stats": {"counts": {}, "held": []}}
+        return json.dumps(told[command])
+
+
+@dataclass
+class Server:
+    """The middleware with what it finds in vLLM's app."""
+
+    front: Front
+    engine: Engine = field(default_factory=Engine)
+    cores: Cores = field(default_factory=Cores)
+    reports: bool = False
+
+    async def ask(
+        self, body: object, path: str = CHAT, method: str = "POST", root: str = ""
+    ) -> Answered:
+        config = SimpleNamespace(disable_any_whitespace=False, disable_additional_properties=False)
+        settings = {"structured": True, "report_validity": self.reports}
+        state = SimpleNamespace(
+            vllm_config=SimpleNamespace(
+                structured_outputs_config=config, additional_config={"inferway": settings}
+            ),
+            engine_client=SimpleNamespace(engine_core=self.cores),
+        )
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": root + path,
+            "root_path": root,
+            "app": SimpleNamespace(state=state),
+        }
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answered = Answered()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered.status = message["status"]
+                answered.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            else:
+                answered.body += message["body"]
+
+        app = Middleware(self.engine, self.front, Collector(self.front))
+        await app(scope, receive, send)
+        return answered
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    front = Front()
+    yield Server(front)
+    front.close()
+
+
+def form(schema: object, **more: object) -> dict[str, Any]:
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": schema, **more},
+        }
+    }
+
+
+async def test_a_request_without_a_shape_passes_as_it_came(server: Server) -> None:
+    answered = await server.ask({"messages": []})
+
+    assert server.engine.bodies == [b'{"messages": []}']
+    assert answered.headers == {"content-type": "application/json"}
+
+
+async def test_what_is_not_json_is_left_to_vllm(server: Server) -> None:
+    await server.ask(b'{"response_format": ')
+
+    assert server.engine.bodies == [b'{"response_format": ']
+
+
+async def test_a_bad_shape_is_refused_before_the_engine_and_with_its_place(server: Server) -> None:
+    answered = await server.ask(form({"type": "objekt"}))
+
+    assert answered.status == 400
+    assert answered.json["error"]["param"] == "response_format/json_schema/schema/type"
+    assert answered.json["error"]["type"] == "BadRequestError"
+    assert server.engine.bodies == []
+
+
+async def test_a_name_written_with_escapes_is_read(server: Server) -> None:
+    body = json.dumps(form({"type": "objekt"})).replace("response_format", "respons\\u0065_format")
+
+    assert (await server.ask(body.encode())).status == 400
+
+
+async def test_a_large_body_is_checked_too(server: Server) -> None:
+    body = {"messages": ["x" * 100_000], **form({"type": "objekt"})}
+
+    assert (await server.ask(body)).status == 400
+
+
+async def test_a_path_behind_a_prefix_is_known(server: Server) -> None:
+    assert (await server.ask(form({"type": "objekt"}), root="/engine")).status == 400
+
+
+async def test_an_answer_says_whether_it_is_valid(server: Server) -> None:
+    valid = await server.ask(form(NUMBER))
+    server.engine.text = '{"n":'
+    broken = await server.ask(form(NUMBER))
+
+    assert valid.headers["x-inferway-valid"] == "true"
+    assert broken.headers["x-inferway-valid"] == "false"
+    assert server.front.counts.answers.snapshot() == {"true": 1, "false": 1}
+
+
+async def test_what_nobody_enforces_is_named_and_with_strict_refused(server: Server) -> None:
+    server.engine.text = '{"a":[1,1]}'
+
+    lenient = await server.ask(form(SET))
+    strict = await server.ask(form(SET, strict=True))
+
+    assert lenient.headers["x-inferway-unenforced"] == "/properties/a uniqueItems"
+    assert lenient.headers["x-inferway-valid"] == "false"
+    assert strict.status == 400
+    assert strict.json["error"]["param"].startswith(
+        "response_format/json_schema/schema/properties/a"
+    )
+
+
+async def test_arguments_that_vllm_has_left_free_are_named(server: Server) -> None:
+    function = {"name": "count", "parameters": NUMBER}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+
+    async def leave_free() -> None:
+        request = ON_ITS_WAY.get()
+        assert request is not None
+        request.free_arguments = True
+
+    enforced = await server.ask(tools)
+    server.engine.before = leave_free
+    free = await server.ask(tools)
+
+    assert "x-inferway-unenforced" not in enforced.headers
+    assert free.headers["x-inferway-unenforced"] == "parameters"
+
+
+async def test_a_stream_is_judged_and_says_so_only_if_it_should(server: Server) -> None:
+    silent = await server.ask({"stream": True, **form(NUMBER)})
+    server.reports = True
+    reporting = await server.ask({"stream": True, **form(NUMBER)})
+
+    assert silent.body.endswith(b"}\n\ndata: [DONE]\n\n")
+    assert reporting.body.endswith(b"\n\n: x-inferway-valid true\n\ndata: [DONE]\n\n")
+    assert server.front.counts.answers.value("true") == 2
+
+
+async def test_an_error_of_the_engine_about_the_shape_gets_its_reason(server: Server) -> None:
+    server.engine.status = 500
+    plain = await server.ask(form(NUMBER))
+    server.cores.why = {"status": 400, "message": "too long", "place": "/n", "keyword": None}
+    explained = await server.ask(form(NUMBER))
+
+    assert plain.json == {"choices": [{"index": 0, "message": {"content": '{"n":1}'}}]}
+    assert explained.status == 400
+    assert explained.json["error"]["param"] == "response_format/json_schema/schema/n"
+
+
+async def test_a_client_that_has_left_is_not_answered(server: Server) -> None:
+    """Nor does the engine hear of it."""
+    front, engine = server.front, server.engine
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None:
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": CHAT}
+    await Middleware(engine, front, Collector(front))(scope, gone, send)
+
+    assert engine.bodies == []
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_no_hostile_shape_holds_the_event_loop_or_passes(server: Server, name: str) -> None:
+    """In CPU time of the loop's own thread, so that a busy machine makes no difference."""
+    fields, place = BAD[name]
+    body = json.dumps({"messages": [], **fields}).encode()
+    await server.ask(form(NUMBER))  # loads the libraries
+
+    asking = asyncio.ensure_future(server.ask(body))
+    longest, before = 0.0, time.thread_time()
+    while not asking.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+
+    answered = asking.result()
+    assert longest < 0.010
+    assert answered.status == 400
+    assert answered.json["error"]["param"].startswith(place)
+    assert len(server.engine.bodies) == 1
+
+
+async def test_equal_shapes_are_judged_once_however_many_ask(server: Server) -> None:
+    await asyncio.gather(*(server.ask(form(NUMBER)) for _ in range(20)))
+
+    assert server.front.num_verdicts == 1
+
+
+@pytest.mark.parametrize("spec", [{"kind": "regex", "text": "a+"}, form(NUMBER)])
+async def test_an_engine_core_is_told_what_to_warm(server: Server, spec: object) -> None:
+    answered = await server.ask(spec, "/v1/structured/warm")
+
+    ((command, words),) = server.cores.asked
+    assert answered.status == 202
+    assert (command, words["strict"]) == ("warm", False)
+    assert answered.json["key"]
+
+
+async def test_warm_ups_are_bounded_in_rate(server: Server) -> None:
+    app = Middleware(server.engine, server.front, Collector(server.front))
+    app.endpoints.warm_per_second = 0.0  # nothing comes after the first few
+
+    statuses = [app.endpoints.may_warm() for _ in range(30)]
+
+    assert statuses.count(True) == 20
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b"[]", None),
+        (b"{}", None),
+        (b'{"kind": "poem"}', "kind"),
+        (b'{"kind": "regex", "text": 5}', "text"),
+        (b'{"kind": "regex", "text": "a", "options": {"b": 1}}', "options"),
+        (b'{"kind": "regex", "text": "(a"}', "text"),
+    ],
+)
+async def test_what_cannot_be_warmed_is_refused(
+    server: Server, body: bytes, param: str | None
+) -> None:
+    answered = await server.ask(body, "/v1/structured/warm")
+
+    assert answered.status == 400
+    assert answered.json["error"]["param"] == param
+    assert server.cores.asked == []
+
+
+async def test_a_body_too_large_is_refused(server: Server) -> None:
+    assert (await server.ask(b" " * 2_000_000, "/v1/structured/warm")).status == 413
+
+
+async def test_a_shape_is_explained_without_the_engine_core(server: Server) -> None:
+    told = await server.ask({"kind": "json", "text": json.dumps(SET)}, "/v1/structured/explain")
+
+    assert (told.json["verdict"], told.json["backend"]) == ("partly", "llguidance")
+    assert server.cores.asked == []
+
+
+async def test_stats_are_the_servers_and_its_cores(server: Server) -> None:
+    await server.ask(form(NUMBER))
+
+    told = (await server.ask(b"", "/v1/structured/stats", "GET")).json
+
+    assert told["plugin"] == "inferway"
+    assert told["counts"]["answers"] == {"true": 1}
+    assert told["cores"] == [{"held": []}]
+
+
+async def test_other_paths_and_methods_of_ours_are_refused(server: Server) -> None:
+    assert (await server.ask(b"", "/v1/structured/other")).status == 404
+    assert (await server.ask(b"", "/v1/structured/stats")).status == 405

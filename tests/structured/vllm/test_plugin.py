@@ -1,0 +1,186 @@
+"""The plugin as vLLM's processes load it: a fresh interpreter each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LOADING = """
+import json, sys, time
+before = set(sys.modules)
+began = time.process_time()
+from inferway.structured.vllm import register
+register()
+seconds = time.process_time() - began
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+print(json.dumps([seconds, sorted(loaded - set(sys.stdlib_module_names))]))
+"""
+
+# A vLLM of a few lines: what the plugin patches, as 0.32 has it.
+VLLM = {
+    "vllm/__init__.py": "__version__ = '0.32.0'",
+    "vllm/engine/__init__.py": "",
+    "vllm/engine/arg_utils.py": """
+class Config:
+    def __init__(self, additional_config):
+        self.additional_config = additional_config
+class EngineArgs:
+    def __init__(self, **additional_config):
+        self.additional_config = additional_config
+    def create_engine_config(self, usage_context=None):
+        return Config(self.additional_config)
+""",
+    "vllm/v1/__init__.py": "",
+    "vllm/v1/structured_output/__init__.py": """
+class StructuredOutputManager:
+    def __init__(self, vllm_config):
+        self.backend = None
+    def grammar_init(self, request):
+        return "stock"
+""",
+    "vllm/v1/engine/__init__.py": "",
+    "vllm/v1/engine/async_llm.py": """
+class AsyncLLM:
+    async def add_request(self, request_id, prompt, params, arrival_time=None):
+        return "stock"
+""",
+    "vllm/sampling_params.py": """
+class SamplingParams:
+    def _validate_structured_outputs(self, model_config, structured_outputs_config, tokenizer):
+        return "stock"
+""",
+}
+CONFIGURING = """
+import json, logging, os, sys
+logging.basicConfig(format="%(message)s")
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.structured_output import StructuredOutputManager as Manager
+from inferway.structured.vllm import register
+before = Manager.grammar_init
+register()
+register()
+error = None
+try:
+    EngineArgs(**json.loads(sys.argv[1])).create_engine_config()
+except Exception as e:
+    error = f"{type(e).__name__}: {e}"
+patched = Manager.grammar_init is not before
+print(json.dumps([patched, os.environ.get("INFERWAY_STRUCTURED"), error]))
+"""
+
+
+def run(code: str, *arguments: str, path: Path | None = None, **more: str) -> tuple[Any, str]:
+    """What the code printed, as JSON, and its log."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("INFERWAY_")}
+    environment = {**kept, "PYTHONPATH": str(path or ""), **more}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def a_vllm(folder: Path, **changed: str) -> Path:
+    """`changed`: files by the name before .py, in the place of those above."""
+    for name, text in VLLM.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(changed.get(file.stem, text))
+    return folder
+
+
+def test_switched_off_it_loads_nothing_and_takes_less_than_20_ms() -> None:
+    runs = [run(LOADING)[0] for _ in range(5)]
+
+    assert {tuple(loaded) for _, loaded in runs} == {("inferway",)}
+    assert min(seconds for seconds, _ in runs) < 0.02
+
+
+def test_without_a_word_in_the_configuration_vllm_stays_as_it_is(tmp_path: Path) -> None:
+    (patched, switch, error), log = run(CONFIGURING, "{}", path=a_vllm(tmp_path))
+
+    assert (patched, switch, error, log) == (False, None, None, "")
+
+
+def test_the_configuration_switches_it_on_here_and_in_processes_started_later(
+    tmp_path: Path,
+) -> None:
+    settings = json.dumps({"inferway": {"structured": True}})
+
+    (patched, switch, error), _ = run(CONFIGURING, settings, path=a_vllm(tmp_path))
+
+    assert (patched, switch, error) == (True, "1", None)
+
+
+def test_the_environment_switches_it_on_and_off(tmp_path: Path) -> None:
+    vllm = a_vllm(tmp_path)
+    settings = json.dumps({"inferway": {"structured": True}})
+
+    (on, *_), _ = run(CONFIGURING, "{}", path=vllm, INFERWAY_STRUCTURED="1")
+    (off, *_), _ = run(CONFIGURING, settings, path=vllm, INFERWAY_STRUCTURED="0")
+
+    assert (on, off) == (True, False)
+
+
+def test_a_vllm_that_differs_stays_stock_everywhere_and_one_line_says_why(tmp_path: Path) -> None:
+    other = "class SamplingParams:\n    def _validate_structured_outputs(self, config): ..."
+    vllm = a_vllm(tmp_path, sampling_params=other)
+
+    (patched, switch, error), log = run(CONFIGURING, "{}", path=vllm, INFERWAY_STRUCTURED="1")
+
+    assert (patched, switch, error) == (False, "0", None)
+    (line,) = [line for line in log.splitlines() if "stays vLLM's own" in line]
+    assert "SamplingParams._validate_structured_outputs(self, config) should begin with" in line
+
+
+def test_a_vllm_that_a_grammars_error_would_end_stays_stock(tmp_path: Path) -> None:
+    vllm = a_vllm(tmp_path)
+    (vllm / "vllm" / "__init__.py").write_text("__version__ = '0.24.0'")
+
+    (patched, switch, _), log = run(CONFIGURING, "{}", path=vllm, INFERWAY_STRUCTURED="1")
+
+    assert (patched, switch) == (False, "0")
+    assert "an error of a grammar would end its engine core" in log
+
+
+def test_what_cannot_be_patched_by_itself_is_left_out_by_itself(tmp_path: Path) -> None:
+    """This vLLM has no scheduler: no overlap, and all else."""
+    (patched, _, _), log = run(CONFIGURING, "{}", path=a_vllm(tmp_path), INFERWAY_STRUCTURED="1")
+
+    assert patched
+    assert "no overlap with the prefill" not in log  # told at level info
+
+
+def test_an_error_in_the_plugin_leaves_vllm_as_it_is(tmp_path: Path) -> None:
+    vllm = a_vllm(tmp_path, arg_utils="class EngineArgs:\n    pass")
+    code = LOADING.replace(
+        "register()\nseconds", "import vllm.engine.arg_utils\nregister()\nseconds"
+    )
+
+    _, log = run(code, path=vllm)
+
+    assert "structured output stays vLLM's own: the plugin could not be set up" in log
+
+
+def test_a_setting_that_is_none_stops_the_start_and_names_those_there_are(tmp_path: Path) -> None:
+    settings = json.dumps({"inferway": {"structured": True, "overlp": True}})
+
+    (_, _, error), _ = run(CONFIGURING, settings, path=a_vllm(tmp_path))
+
+    assert "ConfigError: additional_config: inferway: no setting 'overlp'; there are" in error
+    assert "overlap" in error
+
+
+def test_a_setting_of_another_type_stops_the_start(tmp_path: Path) -> None:
+    settings = json.dumps({"inferway": {"structured": True, "overlap_held": "4"}})
+
+    (_, _, error), _ = run(CONFIGURING, settings, path=a_vllm(tmp_path))
+
+    assert error == "ConfigError: additional_config: inferway: overlap_held: expected int, got '4'"
