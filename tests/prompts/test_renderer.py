@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,47 @@ def test_only_large_chats_leave_the_event_loop(
     asyncio.run(renderer.render_chat_async(request))
 
     assert renderer.num_off_loop - before == num_off_loop
+
+
+def off_loop_of_each(renderer: Renderer, requests: Sequence[RenderChatRequest]) -> list[int]:
+    """How often each left the event loop; all get the ids that they get without one."""
+    counts = []
+    for request in requests:
+        before = renderer.num_off_loop
+        result = asyncio.run(renderer.render_chat_async(request))
+        counts.append(renderer.num_off_loop - before)
+        assert result.input_ids.tolist() == renderer.render_chat(request).input_ids.tolist()
+    return counts
+
+
+def test_a_large_chat_stays_on_the_event_loop_while_little_of_it_is_new(smollm2: Path) -> None:
+    with contextlib.closing(Renderer()) as renderer:
+        key = renderer.get_or_create_tokenizer_key(local(smollm2))
+        chat = [{"role": "user", "content": f"{i}: " + "old words " * 1_000} for i in range(10)]
+        new = {"role": "user", "content": "new words " * 10_000}
+        large = RenderChatRequest(key, chat)
+
+        counts = off_loop_of_each(
+            renderer,
+            [
+                large,
+                RenderChatRequest(key, [*chat, {"role": "user", "content": "Go on."}]),
+                RenderChatRequest(key, [*chat, new]),
+                RenderChatRequest(key, large.conversation, return_offsets_mapping=True),
+            ],
+        )
+
+    assert counts == [1, 0, 1, 1]
+
+
+def test_a_large_chat_leaves_the_event_loop_where_templates_are_slow(smollm2: Path) -> None:
+    slow = "{% for i in range(20000) %}{% endfor %}{{ messages[0]['content'] }}"
+    with contextlib.closing(Renderer()) as renderer:
+        key = renderer.get_or_create_tokenizer_key(local(smollm2))
+        chat = [{"role": "user", "content": "old words " * 7_000}]
+        request = RenderChatRequest(key, chat, chat_template=slow)
+
+        assert off_loop_of_each(renderer, [request, request]) == [1, 1]
 
 
 def test_a_large_text_leaves_the_event_loop_too(renderer: Renderer, smollm2_key: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from inferway.model import Adapters, Candidates, Endpoint, Headers, Prompt, Target
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.idle import idle
 
 
@@ -34,7 +35,7 @@ def candidates(
     for name, values in columns.items():
         getattr(made, name)[:] = values
     if adapters is not None:
-        made.adapters = adapters
+        made.adapters = AdapterRows(adapters)
     return made
 
 

@@ -103,6 +103,33 @@ def test_our_default_spreads_by_what_it_has_sent() -> None:
     table = candidates(8)
     table.in_flight[:4] = 6  # and half of the fleet is busy
 
+    sent = burst(load_scheduling(None), unrelated(48), table)
+
+    assert max(sent.values()) <= 10
+    assert all(sent[f"e{row}"] <= sent[f"e{row + 4}"] for row in range(4))
+    assert sum(sent[f"e{row}"] for row in range(4)) >= 12
+
+
+@pytest.mark.parametrize("size", [2, 8, 200])
+def test_our_default_spreads_prompts_that_nobody_holds_evenly(size: int) -> None:
+    sent = burst(load_scheduling(None), unrelated(3 * size), candidates(size))
+
+    assert sorted(sent.values()) == [3] * size
+
+
+@pytest.mark.parametrize("size", [2, 8, 200])
+def test_our_default_spreads_a_prompt_that_all_hold_evenly(size: int) -> None:
+    table = candidates(size, matched_blocks=10, matched_value=10, prompt_blocks=10)
+
+    sent = burst(load_scheduling(None), [chat("The same. " * 40)] * (3 * size), table)
+
+    assert sorted(sent.values()) == [3] * size
+
+
+def test_weights_spread_by_what_was_sent() -> None:
+    table = candidates(8)
+    table.in_flight[:4] = 6  # and half of the fleet is busy
+
     sent = burst(Scheduling(kv_aware()), unrelated(48), table)
 
     assert all(abs(sent[f"e{row}"] - (3 if row < 4 else 9)) <= 1 for row in range(8))

@@ -15,6 +15,7 @@ from tests.scheduling.test_profile import REQUEST, table
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.plugin import Chooser, Follower
@@ -175,6 +176,17 @@ def test_what_is_always_there_is_accepted_and_said() -> None:
 
     assert "plugins[0]: token-producer: prompts are rendered" in scheduling.notes[1]
     assert "not in force: parameters modelName, vllm" in scheduling.notes[1]
+
+
+def test_who_gives_a_parameter_that_is_not_in_force_is_told() -> None:
+    sessions = {"strategy": "session_id", "sessionIdConfig": {"evictionSweepSeconds": 5}}
+    fields = {"plugins": [{"type": "session-affinity-scorer", "parameters": sessions}]}
+
+    scheduling = build(parse_config(fields, "f.yaml"), "f.yaml", BUILTIN, {})
+
+    [note] = scheduling.notes
+    assert note.startswith("plugins[0]: session-affinity-scorer: ")
+    assert note.endswith("; not in force: parameters sessionIdConfig.evictionSweepSeconds")
 
 
 def test_a_detector_that_is_named_by_its_type_has_its_defaults() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
-from inferway.scheduling.load import known_types, load_scheduling
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.load import DEFAULT, known_types, load_scheduling
+from inferway.scheduling.profile import kv_aware
 
 MODULE = """
 import numpy as np
@@ -77,3 +83,44 @@ def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
     assert len(targets) == 2
     with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
         load_scheduling(str(tmp_path / "gone.yaml"))
+
+
+def test_by_default_it_is_expected_milliseconds_and_equals_take_turns() -> None:
+    scheduling, candidates = load_scheduling(None), table(size=4)
+    (producer,) = scheduling.producers
+
+    chosen = set()
+    for _ in range(4):
+        producer.produce(REQUEST, candidates)
+        chosen.add(scheduling.chooser.choose(REQUEST, candidates).targets[0].endpoint.engine)
+
+    assert isinstance(producer, ExpectedTtft)
+    assert scheduling.following == [producer]
+    assert chosen == {"e0", "e1", "e2", "e3"}
+
+
+def test_the_documented_weights_choose_as_kv_aware_does() -> None:
+    (documented,) = [given for given in documented_yaml() if "relative-load" in given]
+    scheduling = load_scheduling(msgspec.yaml.decode(documented)["scheduling"])
+    random = Random(2)
+
+    for _ in range(50):
+        some: dict[str, Any] = {
+            name: [random.randrange(10) for _ in range(4)] for name in ("matched", "load")
+        }
+        candidates = table(**some, recent=[random.randrange(3_000) for _ in range(4)])
+        assert (
+            scheduling.chooser.choose(REQUEST, candidates).targets
+            == kv_aware().choose(REQUEST, candidates).targets
+        )
+
+
+def test_the_documented_default_is_the_default() -> None:
+    first = next(documented_yaml())
+
+    assert msgspec.yaml.decode(first) == {"scheduling": DEFAULT}
+
+
+def documented_yaml() -> Iterator[str]:
+    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    return (part.split("```")[0] for part in text.split("```yaml\n")[1:])

@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,7 @@ from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
 from inferway.prompts.hub import fetch_model_files
 from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.model_files import ModelFiles, read_model_files
+from inferway.prompts.pace import Pace
 from inferway.prompts.reference import give_back_memory
 from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
@@ -42,6 +45,11 @@ TruncationSide = Literal["left", "right"]
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
 # fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
 MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
+
+# But of a growing chat most of the tokens are known, and the way to a thread and back costs 60 to
+# 300 µs of CPU: what should be rendered in this time is, and leaves the event loop only if much of
+# its text is new.
+MAX_SECONDS_ON_LOOP = 0.001
 
 
 # Compiled templates that callers of the library have brought, kept for each model.
@@ -159,6 +167,14 @@ class LoadedModel:
         return template
 
 
+class _Written(NamedTuple):
+    """A chat as its template has written it; `spans` if an assistant mask is asked for."""
+
+    request: RenderChatRequest
+    text: str
+    spans: list[Span] | None = None
+
+
 _Made = TypeVar("_Made")
 
 
@@ -172,6 +188,7 @@ class Renderer:
         self._by_key: dict[str, LoadedModel] = {}
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
 
@@ -228,13 +245,18 @@ class Renderer:
 
     def render_chat(self, request: RenderChatRequest) -> RenderResult:
         """Raises InvalidRequestError, TemplateError (naming the field) or RenderError."""
-        model, template, chat = self._looked_up(request)
-        spans: list[Span] | None = None
+        return self._encoded(self._written(request))
+
+    def _written(self, request: RenderChatRequest) -> _Written:
+        _, template, chat = self._looked_up(request)
         if request.return_assistant_tokens_mask:
-            text, spans = template.render_with_spans(chat)
-        else:
-            text = template.render(chat)
-        return _encode(model.tokenizer, text, request, spans)
+            return _Written(request, *template.render_with_spans(chat))
+        return _Written(request, template.render(chat))
+
+    def _encoded(self, written: _Written) -> RenderResult:
+        request = written.request
+        tokenizer = self.loaded(request.key).tokenizer
+        return _encode(tokenizer, written.text, request, written.spans)
 
     def chat_text(self, request: RenderChatRequest) -> str:
         """The text alone. Raises as `render_chat` does."""
@@ -264,9 +286,18 @@ class Renderer:
         best done."""
         if size.to_render > MAX_TO_RENDER_HERE:
             return await self._render_large_chat(make)
-        return await self.off_loop_if_large(
-            key, size.to_render_and_encode, lambda: self.render_chat(make())
-        )
+        if self._is_small(key, size.to_render_and_encode):
+            return self.render_chat(make())
+        if self._paces[key].foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
+            return await self._encoded_async(self._timed(key, size, make))
+        self.num_off_loop += 1
+        return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)))
+
+    def _timed(self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]) -> _Written:
+        started = time.thread_time()
+        written = self._written(make())
+        self._paces[key].took(size.to_render, time.thread_time() - started)
+        return written
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
         return await self.off_loop_if_large(
@@ -275,16 +306,25 @@ class Renderer:
 
     async def encode_chat_async(self, request: RenderChatRequest, text: str) -> RenderResult:
         """The result of a chat that was rendered elsewhere."""
-        tokenizer = self.loaded(request.key).tokenizer
-        encode = partial(_encode, tokenizer, text, request, None)
-        return await self.off_loop_if_large(request.key, len(text), encode)
+        return await self._encoded_async(_Written(request, text))
+
+    async def _encoded_async(self, written: _Written) -> RenderResult:
+        request, text = written.request, written.text
+        if request.return_offsets_mapping or written.spans is not None:
+            size = len(text)
+        else:
+            size = self.loaded(request.key).tokenizer.num_new_chars(text)
+        return await self.off_loop_if_large(request.key, size, partial(self._encoded, written))
 
     async def off_loop_if_large(self, key: str, size: int, work: Callable[[], _Made]) -> _Made:
         """What `work` makes of so many characters for the model `key`."""
-        if size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]:
+        if self._is_small(key, size):
             return work()
         self.num_off_loop += 1
         return await self._off_loop(work)
+
+    def _is_small(self, key: str, size: int) -> bool:
+        return size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]
 
     async def _off_loop(self, work: Callable[[], _Made]) -> _Made:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -296,8 +336,7 @@ class Renderer:
         text = None if job is None else await self.large_chats.render(job)
         if text is None:
             return await self._off_loop(partial(self.render_chat, request))
-        tokenizer = self.loaded(request.key).tokenizer
-        return await self._off_loop(partial(_encode, tokenizer, text, request, None))
+        return await self._off_loop(partial(self._encoded, _Written(request, text)))
 
     def _large_job(self, request: RenderChatRequest) -> tuple[RenderChatRequest, bytes | None]:
         """What the helper process is to do; None for what it cannot."""

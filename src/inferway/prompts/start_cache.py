@@ -89,6 +89,11 @@ class StartCache:
             self._keep(_Start(_point(text, end), text[:end], cut.place, ids[:num_before]), known)
         return ids
 
+    def num_new_chars(self, text: str) -> int:
+        """How much of it comes behind the start that is remembered."""
+        known = self._find(text)
+        return len(text) - (known.cut if known else 0)
+
     def _find(self, text: str) -> _Start | None:
         with self._lock:
             for end in range(len(text) - len(text) % self._grid, 0, -self._grid):

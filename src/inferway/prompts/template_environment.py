@@ -20,6 +20,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
@@ -104,8 +105,38 @@ _SAFE_OF_LOOP = frozenset(
 ) | {"index0"}
 
 
+class _Compiler(CodeGenerator):
+    """Writes what `_Sandbox` does with a dict's items and a loop's counters where they are looked
+    up, for to call it takes longer than to do it; all else is called."""
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        name = node.arg.value if isinstance(node.arg, nodes.Const) else None
+        if type(name) is str:
+            self._write_item(node.node, name, "getitem", frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
+        of_loop = isinstance(node.node, nodes.Name) and node.node.name == "loop"
+        if of_loop and node.attr in _SAFE_OF_LOOP:
+            self.write(f"(_of.{node.attr} if type(_of := ")
+            self.visit(node.node, frame)
+            self.write(f") is LoopContext else environment.getattr(_of, {node.attr!r}))")
+        elif node.attr not in _OF_DICT:
+            self._write_item(node.node, node.attr, "getattr", frame)
+        else:
+            super().visit_Getattr(node, frame)
+
+    def _write_item(self, of: nodes.Expr, name: str, otherwise: str, frame: Frame) -> None:
+        self.write(f"(_of[{name!r}] if type(_of := ")
+        self.visit(of, frame)
+        self.write(f") is dict and {name!r} in _of else environment.{otherwise}(_of, {name!r}))")
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with short ways that give and refuse exactly the same."""
+
+    code_generator_class = _Compiler
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)

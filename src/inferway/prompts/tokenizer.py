@@ -74,6 +74,10 @@ class Tokenizer:
             return body
         return np.concatenate([prefix, body, suffix])
 
+    def num_new_chars(self, text: str) -> int:
+        """How much of a text `encode` would encode: without the start that is remembered."""
+        return self._starts.num_new_chars(text)
+
     @property
     def num_specials_before(self) -> int:
         """How many special tokens are put in front of a text."""

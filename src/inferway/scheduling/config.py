@@ -12,7 +12,7 @@ named in a profile or not. What a scorer needs (`PluginType.needs`) is added if 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
@@ -183,7 +183,7 @@ class _Build:
             return
         kind = self._type(spec.type, f"{where}.type")
         self.asked[name] = _Asked(name, kind, self._parameters(kind, given, where), where)
-        unused = [parameter for parameter in given if parameter in kind.not_in_force]
+        unused = [path for path in _paths(given) if path in kind.not_in_force]
         if unused:
             self._note(where, spec.type, kind.about, unused)
 
@@ -368,6 +368,14 @@ class _Build:
 
     def _error(self, text: str) -> ConfigError:
         return ConfigError(f"{self.place}: {text}")
+
+
+def _paths(given: Mapping[str, Any]) -> Iterator[str]:
+    """Of parameters, and of those that they hold."""
+    for name, value in given.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{path}" for path in _paths(value))
 
 
 def _lower(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inferway.model import EXACT, Adapters, Candidates, Endpoint
+from inferway.scheduling.adapter_rows import AdapterRows
 
 
 def idle(endpoints: Sequence[Endpoint], block_size: int) -> Candidates:
@@ -16,7 +17,7 @@ def idle(endpoints: Sequence[Endpoint], block_size: int) -> Candidates:
     return Candidates(
         endpoints=endpoints,
         rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
-        adapters=[Adapters()] * size,
+        adapters=AdapterRows([Adapters()] * size),
         block_sizes=np.full(size, block_size, np.int64),
         states=np.full(size, EXACT, np.int8),
         in_flight=np.zeros(size),

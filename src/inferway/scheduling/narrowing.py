@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Candidates, Endpoint
+from inferway.model import Candidates, Endpoint, HolderId
+from inferway.scheduling.adapter_rows import adapter_rows
 
 MOST_REMEMBERED = 64
+
+
+class _Left(NamedTuple):
+    before: Sequence[Endpoint]  # that was narrowed; while it is kept, no other has its id
+    at: NDArray[np.intp]  # rows of it
+    endpoints: Sequence[Endpoint]
+    rows: Mapping[HolderId, int]
 
 
 @dataclass(slots=True)
@@ -19,21 +28,23 @@ class Narrowing:
     """Remembers which endpoints were left. Most filters leave the same ones again and again, and
     what plugins remember of a list of endpoints (OfEndpoints) holds for the same list only."""
 
-    # The list that was narrowed is kept too: while it is, no other has its id.
-    _left: OrderedDict[tuple[int, bytes], tuple[Sequence[Endpoint], Sequence[Endpoint]]] = field(
-        default_factory=OrderedDict
-    )
+    _left: OrderedDict[tuple[int, bytes], _Left] = field(default_factory=OrderedDict)
 
     def kept(self, candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:
         """`candidates` themselves if all are kept."""
         if np.count_nonzero(keep) == len(keep):
             return candidates
-        rows = keep.nonzero()[0]
-        before = candidates.endpoints
-        key = (id(before), keep.tobytes())
-        found = self._left.get(key)
-        if found is None:
-            found = self._left[key] = (before, [before[row] for row in rows.tolist()])
+        key = (id(candidates.endpoints), keep.tobytes())
+        left = self._left.get(key)
+        if left is None:
+            left = self._left[key] = _left(candidates.endpoints, keep)
             if len(self._left) > MOST_REMEMBERED:
                 self._left.popitem(last=False)
-        return candidates.narrowed(rows, found[1])
+        adapters = adapter_rows(candidates.adapters).narrowed(left.at)
+        return candidates.narrowed(left.at, left.endpoints, left.rows, adapters)
+
+
+def _left(before: Sequence[Endpoint], keep: NDArray[np.bool_]) -> _Left:
+    at = keep.nonzero()[0]
+    endpoints = [before[row] for row in at.tolist()]
+    return _Left(before, at, endpoints, {each.holder: row for row, each in enumerate(endpoints)})

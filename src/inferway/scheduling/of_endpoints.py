@@ -30,3 +30,11 @@ class OfEndpoints(Generic[_T]):
                 del self._found[next(iter(self._found))]
             found = self._found[id(endpoints)] = (endpoints, self._compute(endpoints))
         return found[1]
+
+    def known(self) -> list[_T]:
+        """Of all lists that are remembered."""
+        return [found for _, found in self._found.values()]
+
+    def forget(self) -> None:
+        """It no longer follows from the endpoints alone."""
+        self._found.clear()

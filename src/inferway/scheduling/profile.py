@@ -72,7 +72,8 @@ class Profile:
 
 
 def kv_aware() -> Profile:
-    """What `inferway serve` uses: a full match is worth leaving the mean load once over.
+    """By weights instead of milliseconds (docs/scheduling.md): a full match is worth leaving the
+    mean load once over.
 
     With weight 2 the load's rating spans [-1, 1] around its middle, the prefix's [0, 1]: an
     engine that holds the whole prompt is left for one that holds nothing when it carries three

@@ -62,4 +62,6 @@ class PluginType:
     # parameters -> plugins whose columns it reads, by name or type. They produce before it does; a
     # type of which there is none is added with its defaults.
     needs: Callable[[Any], Sequence[str]] = _needs_nothing
-    not_in_force: frozenset[str] = frozenset()  # parameters that llm-d needs and we do not
+    # Parameters that llm-d has a use for and we do not, by their paths ("a", "a.b"): who gives one
+    # is told.
+    not_in_force: frozenset[str] = frozenset()

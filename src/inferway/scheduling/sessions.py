@@ -44,7 +44,7 @@ class SessionSource(Parameters, frozen=True):
 class SessionIdConfig(Parameters, frozen=True):
     sources: tuple[SessionSource, ...] = ()  # the first that a request has; none: x-session-id
     eviction_ttl_seconds: Seconds = 300.0  # unused for so long, a session is forgotten
-    eviction_sweep_seconds: Seconds = 10.0  # without effect: the next request sweeps
+    eviction_sweep_seconds: Seconds = 10.0  # not in force: the next request sweeps
 
 
 class SessionParameters(Parameters, frozen=True):
@@ -52,6 +52,9 @@ class SessionParameters(Parameters, frozen=True):
     encoded_endpoint_header_config: TokenConfig = TokenConfig()
     session_id_config: SessionIdConfig = SessionIdConfig()
     profile_name: str = ""  # whose endpoint is kept; "": the one that answers
+
+
+NOT_IN_FORCE = frozenset({"sessionIdConfig.evictionSweepSeconds"})
 
 
 class Session(Protocol):
@@ -63,6 +66,24 @@ class Session(Protocol):
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> Follower | None: ...
+
+
+@dataclass(slots=True)
+class SessionKeeping:
+    """What the scorer and the filter have in common."""
+
+    session: Session
+    _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+
+    def row(self, request: LLMRequest, candidates: Candidates) -> int | None:
+        """Of the session's endpoint; None if it has none, or that is no candidate."""
+        name = self.session.endpoint(request)
+        return None if name is None else self._rows(candidates.endpoints).get(name)
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: Choice
+    ) -> Follower | None:
+        return self.session.follow(request, candidates, choice)
 
 
 def session(parameters: SessionParameters) -> Session:

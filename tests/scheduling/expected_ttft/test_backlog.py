@@ -28,7 +28,7 @@ def test_the_first_is_at_work_since_it_came_to_an_idle_engine(backlog: Backlog) 
     backlog.add(Waiting(0, 100.0, 10.0), now=1.0)
     backlog.add(Waiting(0, 50.0, 5.0), now=2.0)
 
-    assert backlog.since[0] == 1.0
+    assert backlog.since_ms[0] == 1.0 * 1000
     assert (backlog.first_tokens[0], backlog.first_alone_ms[0]) == (100.0, 10.0)
 
 
@@ -38,7 +38,7 @@ def test_when_the_first_begins_to_answer_the_next_has_its_turn(backlog: Backlog)
     backlog.add(second, now=2.0)
 
     assert backlog.begun(first, now=4.0)
-    assert backlog.since[0] == 4.0
+    assert backlog.since_ms[0] == 4.0 * 1000
     assert (backlog.tokens[0], backlog.first_tokens[0]) == (50.0, 50.0)
 
 
@@ -49,7 +49,7 @@ def test_one_that_overtakes_the_first_leaves_it_at_work(backlog: Backlog) -> Non
 
     backlog.begun(second, now=3.0)
 
-    assert backlog.since[0] == 1.0
+    assert backlog.since_ms[0] == 1.0 * 1000
     assert backlog.tokens[0] == 100.0
 
 
@@ -83,4 +83,4 @@ def test_one_whose_beginning_nobody_sees_is_assumed_to_begin_as_expected(backlog
 
     assert before == 2.0
     assert backlog.requests[0] == 1.0
-    assert backlog.since[0] == 1.5
+    assert backlog.since_ms[0] == 1.5 * 1000

@@ -25,13 +25,19 @@ def cost(
     work: float = 100.0,
     backlog: float = 0.0,
     batch: float = 0.0,
-    slower: float = 0.0,
+    slowed: float = 0.0,
 ) -> Column:
     def both(value: float) -> Column:
         return np.full(2, value)
 
     return caused.cost(
-        BOTH, now, work=both(work), backlog=both(backlog), batch=both(batch), slower=both(slower)
+        BOTH,
+        now,
+        work=both(work),
+        tokens=both(work),
+        backlog=both(backlog),
+        batch=both(batch),
+        slowed=both(slowed),
     )
 
 
@@ -40,7 +46,7 @@ def test_a_request_on_an_idle_fleet_costs_nobody_anything(caused: Caused) -> Non
 
 
 def test_answers_that_are_being_written_stand_still_and_become_slower(caused: Caused) -> None:
-    assert cost(caused, batch=4.0, slower=0.5).tolist() == [4 * (1 + 0.5)] * 2
+    assert cost(caused, batch=4.0, slowed=4 * 0.5).tolist() == [4 * (1 + 0.5)] * 2
 
 
 def test_those_who_come_before_it_is_worked_off_wait_longer(caused: Caused) -> None:

@@ -18,11 +18,11 @@ CPU = np.array([50.0, 3.0, 0.0, 3.0, 5.0, 20.0])
 ALL_AT_ONCE = np.array([15.0, 0.1, 0.0, 0.0, 0.0, 1.0])  # what waits costs nothing
 
 
-def some_features(random: Random) -> Column:
+def some_features(random: Random) -> list[float]:
     waiting = random.choice([0, 0, 500, 4_000])
     own, cached = random.choice([50, 300, 1_000, 5_000]), random.choice([0, 1_000, 30_000])
     pairs, requests = own * (cached + own / 2), random.randrange(6) if waiting else 0
-    return np.array([1.0, own, pairs, waiting, requests, random.randrange(30)])
+    return [1.0, own, pairs, waiting, requests, random.randrange(30)]
 
 
 def learned(truth: Column, samples: int, costs: Costs | None = None, place: int = 0) -> Costs:
@@ -33,7 +33,7 @@ def learned(truth: Column, samples: int, costs: Costs | None = None, place: int 
         costs.grow(1)
     for _ in range(samples):
         features = some_features(random)
-        time = float(features @ truth) * random.lognormvariate(0, 0.15)
+        time = float(np.dot(features, truth)) * random.lognormvariate(0, 0.15)
         costs.learn(place, features, time, now=0.0)
     return costs
 
@@ -44,7 +44,7 @@ def median_error(costs: Costs, truth: Column, place: int = 0) -> float:
     errors = []
     for _ in range(200):
         features = some_features(random)
-        errors.append(abs(np.log(costs.expected(place, features) / float(features @ truth))))
+        errors.append(abs(np.log(costs.expected(place, features) / float(np.dot(features, truth)))))
     return float(np.expm1(np.median(errors)))
 
 
@@ -59,10 +59,10 @@ def test_an_engine_that_computes_all_prompts_at_once_is_learned_too() -> None:
 
 def test_a_token_behind_a_long_cached_prompt_is_known_to_cost_more() -> None:
     costs = learned(GPU, 300)
-    short, long = (np.array([1.0, 1_000, 1_000 * seen, 0, 0, 5]) for seen in (500, 40_500))
+    short, long = ([1.0, 1_000, 1_000 * seen, 0, 0, 5] for seen in (500, 40_500))
 
     assert costs.expected(0, long) / costs.expected(0, short) == pytest.approx(
-        float(long @ GPU) / float(short @ GPU), rel=0.1
+        float(np.dot(long, GPU)) / float(np.dot(short, GPU)), rel=0.1
     )
 
 
@@ -75,14 +75,14 @@ def test_engines_that_differ_in_speed_are_told_apart_after_a_few_requests() -> N
     costs.grow(2)
     for place, truth in ((0, GPU), (1, 4 * GPU)):
         learned(truth, 5, costs, place)
-    features = np.array([1.0, 1_000, 0, 0, 0, 5])
+    features = [1.0, 1_000, 0, 0, 0, 5]
 
     assert 3 < costs.expected(1, features) / costs.expected(0, features) < 5
 
 
 def test_an_outlier_does_not_move_what_was_learned() -> None:
     costs = learned(GPU, 100)
-    features = np.array([1.0, 300, 0, 0, 0, 5])
+    features = [1.0, 300, 0, 0, 0, 5]
     before = costs.expected(0, features)
 
     costs.learn(0, features, 100 * before, now=0.0)
@@ -111,7 +111,7 @@ def test_an_engine_that_was_slow_at_first_is_given_another_chance_with_time() ->
     costs = Costs(USUAL)
     costs.grow(2)
     learned(USUAL, 100, costs, 0)
-    features = np.array([1.0, 1_000, 0, 0, 0, 0])
+    features = [1.0, 1_000, 0, 0, 0, 0]
     costs.learn(1, features, 50 * costs.expected(1, features), now=0.0)
     slow = costs.expected(1, features) / costs.expected(0, features)
 
@@ -156,3 +156,24 @@ def test_a_place_that_another_engine_takes_is_as_if_new() -> None:
     costs.forget(1)
 
     assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL)
+
+
+def test_an_engine_that_has_not_answered_yet_is_as_fast_as_the_others_are_by_now() -> None:
+    costs = Costs(USUAL)
+    costs.grow(2)
+
+    learned(0.05 * USUAL, 20, costs, 0)
+
+    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL, rel=0.06)
+    assert costs.speed < 0.1
+    assert costs.unsure.tolist() == [False, True]
+
+
+def test_an_engine_is_sure_after_some_answers_until_another_takes_its_place() -> None:
+    costs = learned(USUAL, 10)
+    known = costs.num_unsure
+
+    costs.forget(0)
+
+    assert known == 0
+    assert (costs.num_unsure, costs.unsure.tolist()) == (1, [True])

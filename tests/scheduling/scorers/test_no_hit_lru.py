@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.scheduling.tables import candidates, request, target
 
 from inferway.model import Candidates, Choice
@@ -61,3 +63,26 @@ def test_it_remembers_no_more_than_it_may() -> None:
 
 def test_a_fleet_of_one_is_always_right() -> None:
     assert NoHitLru(Precise()).score(request(), candidates(1)).tolist() == [1.0]
+
+
+@given(
+    rows=st.lists(st.integers(0, 5), max_size=30),
+    lru_size=st.integers(1, 8),
+    size=st.integers(2, 6),
+)
+def test_the_order_is_that_of_the_turns_whatever_was_used_and_forgotten(
+    rows: list[int], lru_size: int, size: int
+) -> None:
+    scorer, all_six, table = NoHitLru(Precise(), lru_size), candidates(6), candidates(size)
+    turns: dict[int, int] = {}
+    for turn, row in enumerate(rows, 1):
+        scorer.score(request(), table)
+        send(scorer, all_six, row)
+        turns.pop(row, None)
+        turns[row] = turn
+        turns = dict(list(turns.items())[-lru_size:])
+    first = sorted(range(size), key=lambda row: (turns.get(row, 0), row))
+
+    scores = scorer.score(request(), table)
+
+    assert scores[first].tolist() == pytest.approx([1 - rank / (size - 1) for rank in range(size)])

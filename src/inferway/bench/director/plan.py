@@ -18,6 +18,8 @@ class Plan:
     other_tokens: int = 2_000
     engines: int = 8
     block_size: int = 16
+    many_endpoints: int = 1_000  # among which a choice is measured alone
+    repeats: int = 400  # of each such choice
     seed: int = 3
 
     @property

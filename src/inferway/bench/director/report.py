@@ -8,6 +8,7 @@ from statistics import median
 
 from rich.table import Table
 
+from inferway.bench.director.many_endpoints import MOST_US, Cost, ManyEndpoints
 from inferway.bench.director.results import (
     MOST_NS_A_TOKEN,
     MOST_TIMES,
@@ -24,6 +25,7 @@ _BORDERS = (0, 1, 1_000, 2_000, 4_000, 8_000, 16_000, 1_000_000)
 _GROWING = ["step", "ns a token of history (95 %)", "asked", "met"]
 _SEEN = ["times as long (95 %)", "asked", "met"]
 _SEED = ["what", "ours, wall time", "seed 001"]
+_CHOICE = ["who rates them", "choice", "produced before it", "asked", "met"]
 _JUDGED = ("encode", "match")
 
 
@@ -55,6 +57,8 @@ def markdown(run: DirectorRun) -> str:
 def missed(run: DirectorRun) -> list[str]:
     """The names of the rows that are not as asked."""
     rows = [*_growth_rows(run.grown), *_seen_rows(run)]
+    if run.many_endpoints is not None:
+        rows += _choice_rows(run.many_endpoints)
     return [row[0] for row in rows if row[-1] == "**no**"]
 
 
@@ -66,6 +70,9 @@ def _tables(run: DirectorRun) -> Iterator[tuple[str, list[str], list[list[str]]]
     head = ["step", *(f"µs, {n:,} chats" for n in (run.few_others, run.others)), *_SEEN]
     yield title, head, _seen_rows(run)
     yield "Beside the seed", _SEED, [_seed_row(run.grown)]
+    if run.many_endpoints is not None:
+        title = f"A choice among {run.many_endpoints.endpoints:,} endpoints, µs, median"
+        yield title, _CHOICE, _choice_rows(run.many_endpoints)
 
 
 def _length_rows(points: Sequence[Point]) -> Iterator[list[str]]:
@@ -117,10 +124,23 @@ def _seed_row(points: Sequence[Point]) -> list[str]:
     ]
 
 
+def _choice_rows(run: ManyEndpoints) -> list[list[str]]:
+    rows = [_choice_row(cost, f"three scorers: {cost.name}") for cost in run.triples]
+    for row, cost in zip(rows, run.triples, strict=True):
+        row[3:] = [f"≤ {MOST_US:g}", _yes_or_no(cost.choose <= MOST_US)]
+    return rows + [_choice_row(cost, f"`{cost.name}` alone") for cost in run.scorers]
+
+
+def _choice_row(cost: Cost, name: str) -> list[str]:
+    return [name, f"{cost.choose:.1f}", f"{cost.produce:.1f}" if cost.produce else "", "", ""]
+
+
 def _met(asked: str, found: Interval, most: float) -> str:
-    if not asked:
-        return ""
-    return "yes" if found.value <= most else "**no**"
+    return _yes_or_no(found.value <= most) if asked else ""
+
+
+def _yes_or_no(met: bool) -> str:
+    return "yes" if met else "**no**"
 
 
 def _interval(found: Interval) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from inferway.bench.director.many_endpoints import ManyEndpoints
 from inferway.bench.director.world import Point
 from inferway.bench.machine import Machine
 from inferway.bench.spread import Floats, Interval, median_interval
@@ -32,6 +33,7 @@ class DirectorRun(msgspec.Struct, frozen=True):
     grown: list[Point]  # chats turn by turn
     few: list[Point]  # one turn of each probe, `few_others` chats seen before
     many: list[Point]  # the same turns, `others` chats seen before
+    many_endpoints: ManyEndpoints | None = None  # what it costs to choose among them
 
 
 def slope(points: Sequence[Point], step: str) -> Interval:

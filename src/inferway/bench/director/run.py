@@ -12,6 +12,7 @@ import uvloop
 
 from inferway.bench import chats
 from inferway.bench.chats import Message, Turns
+from inferway.bench.director.many_endpoints import measure
 from inferway.bench.director.plan import Plan
 from inferway.bench.director.results import DirectorRun
 from inferway.bench.director.world import Point, World
@@ -29,10 +30,9 @@ def run_director(data: Path, plan: Plan, on_step: Callable[[str], None]) -> Dire
     grown = uvloop.run(_grown(root, plan, turns))
     probes = [_chat(turns, plan.probe_tokens, plan) for _ in range(plan.probes)]
     others = [_chat(turns, plan.other_tokens, plan) for _ in range(plan.others)]
-    on_step(f"beside {plan.few_others} chats seen before")
-    few = uvloop.run(_probed(root, plan, probes, others[: plan.few_others]))
-    on_step(f"beside {plan.others} chats seen before")
-    many = uvloop.run(_probed(root, plan, probes, others))
+    on_step(f"beside {plan.few_others} and {plan.others} chats seen before")
+    few, many = uvloop.run(_probed(root, plan, probes, others))
+    on_step(f"among {plan.many_endpoints} endpoints")
     return DirectorRun(
         machine=machine,
         command=shlex.join(["inferway", *sys.argv[1:]]),
@@ -46,6 +46,7 @@ def run_director(data: Path, plan: Plan, on_step: Callable[[str], None]) -> Dire
         grown=grown,
         few=few,
         many=many,
+        many_endpoints=measure(plan.many_endpoints, plan.repeats, plan.seed),
     )
 
 
@@ -69,19 +70,24 @@ async def _grown(root: Path, plan: Plan, turns: Turns) -> list[Point]:
 
 async def _probed(
     root: Path, plan: Plan, probes: Sequence[list[Message]], others: Sequence[list[Message]]
-) -> list[Point]:
-    """The next turn of chats, in a gateway that has seen `others` too."""
-    world, points = _ready(root, plan), []
+) -> tuple[list[Point], list[Point]]:
+    """The next turn of chats, in a gateway that has seen the first of `others`, and in one that has
+    seen them all. In turns: what else the machine does meets both."""
+    few, many = worlds = [_ready(root, plan) for _ in range(2)]
+    points: dict[World, list[Point]] = {few: [], many: []}
     try:
-        for other in others:
-            await world.decide(other, -1, 0)
+        for number, other in enumerate(others):
+            for world in worlds if number < plan.few_others else (many,):
+                await world.decide(other, -1, 0)
         for chat, messages in enumerate(probes):
-            before = await world.decide(messages[:-2], chat, 0)
-            points.append(await world.decide(messages, chat, before.new))
+            for world in worlds if chat % 2 else reversed(worlds):
+                before = await world.decide(messages[:-2], chat, 0)
+                points[world].append(await world.decide(messages, chat, before.new))
     finally:
-        world.close()
+        for world in worlds:
+            world.close()
         gc.unfreeze()
-    return points
+    return points[few], points[many]
 
 
 def _ready(root: Path, plan: Plan) -> World:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,8 +35,7 @@ from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.plugin import Chooser
-from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 
@@ -91,15 +91,24 @@ class _TimedIndex(MemoryIndex):
         return found
 
 
-class _TimedChooser:
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
+class _TimedScheduling:
+    """As producer and chooser: all producers, one after the other, then the chooser."""
+
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._scheduling = scheduling
+        self._produced = 0
         self.ns = 0
+
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:
+        started = time.process_time_ns()
+        for producer in self._scheduling.producers:
+            producer.produce(request, candidates)
+        self._produced = time.process_time_ns() - started
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         started = time.process_time_ns()
-        choice = self._chooser.choose(request, candidates)
-        self.ns = time.process_time_ns() - started
+        choice = self._scheduling.chooser.choose(request, candidates)
+        self.ns = self._produced + time.process_time_ns() - started
         return choice
 
 
@@ -153,12 +162,13 @@ class World:
         self._variables = self._renderer.loaded(key).tokenizer.special_tokens
         self._prompts = _TimedPrompts(ModelPrompts(self._renderer, key))
         self._index = _TimedIndex()
-        self._chooser = _TimedChooser(kv_aware())
+        scheduling = load_scheduling(None)
+        self._scheduling = _TimedScheduling(scheduling)
         model = ServedModel(MODEL, self._prompts, (plan.block_size,))
         self._director = Director(
             _Engines(model, plan),
             Matcher(self._index, SpeculativeOverlay()),
-            Scheduling(self._chooser),
+            replace(scheduling, chooser=self._scheduling, producers=[self._scheduling]),
             time.monotonic,
         )
 
@@ -188,7 +198,7 @@ class World:
             render=render,
             encode=self._prompts.ns / 1e3 - render,
             match=self._index.ns / 1e3,
-            schedule=self._chooser.ns / 1e3,
+            schedule=self._scheduling.ns / 1e3,
         )
 
     def close(self) -> None:

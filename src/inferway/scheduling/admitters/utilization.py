@@ -20,7 +20,7 @@ class UtilizationParameters(Parameters, frozen=True):
     queue_depth_threshold: Annotated[int, Meta(ge=1)] = 5
     kv_cache_util_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
     headroom: Annotated[float, Meta(ge=0)] = 0.0
-    metrics_staleness_threshold: str = ""  # without effect: stale figures fade (docs/metrics.md)
+    metrics_staleness_threshold: str = ""  # not in force: stale figures fade (docs/metrics.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +67,5 @@ TYPE = PluginType(
     "refuses sheddable requests while mean(max(queue / 5, KV usage / 0.8)) >= 1",
     _build,
     UtilizationParameters,
+    not_in_force=frozenset({"metricsStalenessThreshold"}),
 )

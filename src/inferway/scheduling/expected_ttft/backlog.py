@@ -36,9 +36,7 @@ class Backlog:
 
     tokens: Column = field(default_factory=lambda: np.zeros(0))  # of all that wait
     requests: Column = field(default_factory=lambda: np.zeros(0))
-    since: Column = field(
-        default_factory=lambda: np.zeros(0)
-    )  # seconds: when the first's turn came
+    since_ms: Column = field(default_factory=lambda: np.zeros(0))  # when the first's turn came
     first_tokens: Column = field(default_factory=lambda: np.zeros(0))  # of that one; 0: none waits
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
     _queues: list[dict[Waiting, None]] = field(default_factory=list)  # in the order they came
@@ -49,7 +47,7 @@ class Backlog:
     def grow(self, places: int) -> None:
         """Room for so many."""
         missing = np.zeros(places - len(self._queues))
-        for name in ("tokens", "requests", "since", "first_tokens"):
+        for name in ("tokens", "requests", "since_ms", "first_tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), missing]))
         self.first_alone_ms = np.concatenate([self.first_alone_ms, missing + np.inf])
         self._queues += [{} for _ in missing]
@@ -87,7 +85,7 @@ class Backlog:
 
     def _first(self, place: int, now: float) -> None:
         """Another is at the head of the queue, or it has got the engine for itself."""
-        self.since[place] = now
+        self.since_ms[place] = now * 1000
         first = next(iter(self._queues[place]), None)
         if first is None:
             self.tokens[place] = self.first_tokens[place] = 0.0  # sums of floats drift

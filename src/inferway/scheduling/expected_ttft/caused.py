@@ -1,6 +1,6 @@
 """What a request costs all others, in milliseconds of theirs.
 
-It keeps the engine busy for w ms, its own prompt's share; V ms of work wait there already.
+It keeps the engine busy for w ms, u of them its prompt's tokens; V ms of work wait there already.
 
 waiting    Who comes before the engine has worked off what is there waits longer for it. With r
            requests a millisecond, and the engine busy a share b of its time, the busy spell lasts
@@ -8,7 +8,7 @@ waiting    Who comes before the engine has worked off what is there waits longer
            half that on average: r w (V + w / 2) / (1 - b).
 storing    The new blocks push out as many old ones. Those would have been used again with the
            probability that a prompt's tokens were cached lately, h, and would have cost about as
-           much to compute: h w, times how much sooner this engine's cache is full of new text than
+           much to compute: h u, times how much sooner this engine's cache is full of new text than
            the others' (new tokens there, of the mean).
 answers    Each of the n answers that the engine is writing stands still for w ms in all, which is
            w / m for each token of a mean answer of m; and is a running request's cost a slower:
@@ -33,6 +33,11 @@ FIRST_ANSWER_TOKENS = 200.0
 FIRST_CACHED_SHARE = 0.5
 FIRST_NEW_TOKENS = 500.0
 
+SCALE_SECONDS = 20 * RATE_SECONDS
+SCALE_NEWEST = 1e30
+
+_HALF = np.array(0.5)  # numpy takes half as long to read it as to read a float
+
 
 @dataclass(slots=True)
 class Caused:
@@ -44,7 +49,9 @@ class Caused:
     _requests: Column = field(default_factory=lambda: np.zeros(0))
     _work: Column = field(default_factory=lambda: np.zeros(0))  # ms
     _new: Column = field(default_factory=lambda: np.zeros(0))  # tokens
-    _at: float = 0.0  # the first two fade; as of when
+    # Columns fade as a whole, so what is added grows instead, and they are scaled down at times.
+    _at: float = 0.0  # the first two are as of then
+    _newest: float = 1.0  # what a new token counts by now
 
     def grow(self, places: int) -> None:
         """Room for so many."""
@@ -64,45 +71,52 @@ class Caused:
         now: float,
         *,
         work: Column,
+        tokens: Column,
         backlog: Column,
         batch: Column,
-        slower: Column,
+        slowed: Column,
     ) -> Column:
-        """Of a request that would go there now. `work`, `backlog`: w, V; `batch`, `slower`: n, a.
-        All in the order of `rows`."""
-        fade = exp((self._at - now) / RATE_SECONDS) / (RATE_SECONDS * 1000)
-        idle = self._work[rows] * -fade
-        idle += 1.0
-        np.maximum(idle, 1.0 - BUSIEST, out=idle)
-        each: Column = 0.5 * work
+        """Of a request that would go there now. `work`, `tokens`, `backlog`: w, u, V; `batch`,
+        `slowed`: n, n a. All in the order of `rows`."""
+        self._scale(now)
+        ms = RATE_SECONDS * 1000 * exp((now - self._at) / RATE_SECONDS)
+        each: Column = work * _HALF
         each += backlog
         each *= self._requests[rows]
-        each *= fade
-        each /= idle
-        new = self._new[rows]
-        mean = float(np.add.reduce(new)) / len(new)
-        if mean > 0:
-            each += new * (self.cached_share / mean)
+        each /= ms - np.minimum(self._work[rows], BUSIEST * ms)
         each += batch * (1.0 / self.answer_tokens)
         each *= work
-        each += batch * slower
+        new = self._new[rows]
+        total = float(np.add.reduce(new))
+        if total > 0:
+            each += tokens * new * (self.cached_share * len(new) / total)
+        each += slowed
         return each
 
     def sent(
         self, place: int, now: float, *, work: float, new_tokens: float, tokens: float
     ) -> None:
         """A request of so many tokens is on its way there."""
-        fade = exp((self._at - now) / RATE_SECONDS)
-        self._at = now
-        self._requests *= fade
-        self._work *= fade
-        self._new *= 1.0 - 1.0 / NEW_REQUESTS
-        self._requests[place] += 1.0
-        self._work[place] += work
-        self._new[place] += new_tokens
+        self._scale(now)
+        newest = exp((now - self._at) / RATE_SECONDS)
+        self._requests[place] += newest
+        self._work[place] += work * newest
+        self._newest /= 1.0 - 1.0 / NEW_REQUESTS
+        self._new[place] += new_tokens * self._newest
         self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
         self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
 
     def answered(self, tokens: int) -> None:
         """An answer had so many tokens."""
         self.answer_tokens += (tokens - self.answer_tokens) / MEAN_REQUESTS
+
+    def _scale(self, now: float) -> None:
+        """Lest numbers become too big."""
+        if now - self._at > SCALE_SECONDS:
+            fade = exp((self._at - now) / RATE_SECONDS)
+            self._requests *= fade
+            self._work *= fade
+            self._at = now
+        if self._newest > SCALE_NEWEST:
+            self._new /= self._newest
+            self._newest = 1.0

@@ -10,36 +10,41 @@ an error, or cut  -                   nothing
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-from inferway.model import Candidates, Column, Headers, Target
+from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.backlog import Waiting
+from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS
 from inferway.scheduling.expected_ttft.learning import BATCH, FIXED, OWN, PAIRS, Learning
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.prompt_tokens import prompt_tokens
 
 _LEAST_MS = 1e-3
-_SHORT = (
-    "fixed",
-    "own",
-    "pairs",
-    "waiting",
-    "queue",
-    "batch",
-)  # learning.TTFT_FEATURES, in a header
+# learning.TTFT_FEATURES, and what is no feature
+_PARTS = (
+    b"fixed=%.1f, own=%.1f, pairs=%.1f, waiting=%.1f, queue=%.1f, batch=%.1f, late=%.1f, "
+    b"to-others=%.1f"
+)
 
 
 class RequestFollower(Follower):
-    """`features` and `terms` (what each made up of the expectation, in ms): rows of `candidates`;
-    so are `ttft` and `cost`."""
+    """`candidates`: as the plugin has left them."""
 
     __slots__ = (
         "_answers", "_candidates", "_cost", "_features", "_first", "_learning", "_places",
-        "_request", "_row", "_sent", "_terms", "_ttft", "_waiting",
+        "_request", "_sent", "_streams", "_terms", "_ttft", "_waiting",
     )  # fmt: skip
+
+    _features: Sequence[float]  # of the endpoint that it is sent to
+    _terms: Sequence[float]  # what each made up of `_ttft`, in ms
+    _ttft: float
+    _cost: float
+    _sent: float  # seconds
+    _first: float | None  # when the first piece of the answer came
+    _answers: bool  # it is no error
 
     def __init__(
         self,
@@ -47,24 +52,12 @@ class RequestFollower(Follower):
         places: Places,
         request: LLMRequest,
         candidates: Candidates,
-        *,
-        features: NDArray[np.float64],
-        terms: NDArray[np.float64],
-        ttft: Column,
-        cost: Column,
     ) -> None:
         self._learning = learning
         self._places = places
         self._request = request
         self._candidates = candidates
-        self._features = features
-        self._terms = terms
-        self._ttft = ttft
-        self._cost = cost
-        self._row = 0
-        self._sent = 0.0
-        self._first: float | None = None
-        self._answers = False  # it is no error
+        self._streams = bool(request.body.stream)
         self._waiting: Waiting | None = None
 
     def on_attempt(self, target: Target, now: float) -> Headers:
@@ -72,18 +65,18 @@ class RequestFollower(Follower):
         row = self._candidates.rows.get(target.endpoint.holder)
         if row is None:
             return ()
-        learning, terms = self._learning, self._terms[row]
+        self._sent, self._first, self._answers = now, None, False
+        self._read(row)
+        learning, terms, own = self._learning, self._terms, self._features[OWN]
         place = self._places.place(target.endpoint)
-        own = float(self._features[row, OWN])
-        work = float(terms[OWN] + terms[PAIRS])
-        alone = float(terms[FIXED]) + work + float(terms[BATCH])
+        work = terms[OWN] + terms[PAIRS]
+        alone = terms[FIXED] + work + terms[BATCH]
         # as many as cost the same without pairs: whoever waits for them need not know more
-        tokens_ahead = own * work / float(terms[OWN])
-        self._row, self._sent, self._first, self._answers = row, now, None, False
+        tokens_ahead = own * work / terms[OWN]
         self._waiting = waiting = Waiting(place, tokens_ahead, alone)
         learning.backlog.add(waiting, now)
         if not self._streams:
-            learning.backlog.assume_begun_at(waiting, now + float(self._ttft[row]) / 1000)
+            learning.backlog.assume_begun_at(waiting, now + self._ttft / 1000)
         tokens = max(prompt_tokens(self._request), 1)
         learning.caused.sent(place, now, work=work, new_tokens=own, tokens=tokens)
         return ()
@@ -92,14 +85,11 @@ class RequestFollower(Follower):
         self._answers = status < 400
         if self._waiting is None:
             return ()
-        row = self._row
-        others = self._cost[row] - self._ttft[row]
-        parts = [f"{name}={ms:.1f}" for name, ms in zip(_SHORT, self._terms[row], strict=True)]
-        late = self._ttft[row] - self._terms[row].sum()
-        text = ", ".join([*parts, f"late={late:.1f}", f"to-others={others:.1f}"])
+        ttft, terms = self._ttft, self._terms
+        parts = _PARTS % (*terms, max(ttft - sum(terms), 0.0), self._cost - ttft)
         return (
-            (b"x-inferway-expected-ttft-ms", b"%.1f" % self._ttft[row]),
-            (b"x-inferway-expected-ttft-parts", text.encode()),
+            (b"x-inferway-expected-ttft-ms", b"%.1f" % ttft),
+            (b"x-inferway-expected-ttft-parts", parts),
         )
 
     def on_first_chunk(self, now: float) -> None:
@@ -116,7 +106,8 @@ class RequestFollower(Follower):
         self._withdraw(ending.now)
         if waiting is None or ending.outcome != "ok" or not self._answers or usage is None:
             return
-        self._learning.caused.answered(usage.completion)
+        if usage.completion:  # embeddings write nothing
+            self._learning.caused.answered(usage.completion)
         more = usage.completion - 1
         if self._first is not None:
             if more > 0:
@@ -125,9 +116,12 @@ class RequestFollower(Follower):
         elif not self._streams:
             self._learn_sum(waiting.place, max(more, 0), ending.now)
 
-    @property
-    def _streams(self) -> bool:
-        return bool(self._request.body.stream)
+    def _read(self, row: int) -> None:
+        added = self._candidates.added
+        self._features = added[FEATURES.name][row].tolist()
+        self._terms = added[TERMS_MS.name][row].tolist()
+        self._ttft = added[EXPECTED_TTFT_MS.name].item(row)
+        self._cost = added[COST_MS.name].item(row)
 
     def _withdraw(self, now: float) -> None:
         """It does not wait, not any more."""
@@ -137,19 +131,19 @@ class RequestFollower(Follower):
     def _learn_ttft(self, place: int, took: float, now: float) -> None:
         learning = self._learning
         took = max(took, _LEAST_MS)
-        learning.accuracy[place].observe(took / float(self._ttft[self._row]))
-        learning.ttft.learn(place, self._features[self._row], took, now)
+        learning.accuracy[place].observe(took / self._ttft)
+        learning.ttft.learn(place, self._features, took, now)
 
     def _learn_tpot(self, place: int, took: float, now: float) -> None:
-        batch = self._features[self._row, BATCH] + 1
-        self._learning.tpot.learn(place, np.array([1.0, batch]), max(took, _LEAST_MS), now)
+        self._learning.tpot.learn(place, self._tpot_features(), max(took, _LEAST_MS), now)
 
     def _learn_sum(self, place: int, more: int, now: float) -> None:
         """An answer in one piece, of `more` tokens behind the first."""
-        batch = self._features[self._row, BATCH] + 1
-        each = self._learning.tpot.expected(place, np.array([1.0, batch]))
-        expected = float(self._ttft[self._row]) + more * each
-        ratio = (now - self._sent) * 1000 / expected
-        self._learn_ttft(place, ratio * float(self._ttft[self._row]), now)
+        each = self._learning.tpot.expected(place, self._tpot_features())
+        ratio = (now - self._sent) * 1000 / (self._ttft + more * each)
+        self._learn_ttft(place, ratio * self._ttft, now)
         if more:
             self._learn_tpot(place, ratio * each, now)
+
+    def _tpot_features(self) -> Sequence[float]:
+        return (1.0, self._features[BATCH] + 1)

@@ -23,6 +23,7 @@ FIXED, OWN, PAIRS, AHEAD, REQUESTS, BATCH = range(len(TTFT_FEATURES))
 USUAL_TTFT = (20.0, 0.1, 0.1 / 64_000, 0.1, 5.0, 0.5)
 # The same of the time from one token to the next.
 TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
+RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
 
 

@@ -44,7 +44,7 @@ class Others:
         """(requests that wait, tokens that do or are begun); None if there are none. `cost_ms`: of
         a token that waits."""
         others, now = candidates.others, candidates.now
-        if not others.any():
+        if not np.count_nonzero(others):
             if not self._none:
                 self._seen[rows] = self._tokens[rows] = 0.0
                 self._none = not self._seen.any()

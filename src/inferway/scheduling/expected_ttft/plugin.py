@@ -14,13 +14,15 @@ not so.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Added, Candidates, Choice, Column
+from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS, TRIED
 from inferway.scheduling.expected_ttft.follower import RequestFollower
 from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
@@ -29,6 +31,7 @@ from inferway.scheduling.expected_ttft.learning import (
     OWN,
     PAIRS,
     REQUESTS,
+    RUNNING,
     Learning,
 )
 from inferway.scheduling.expected_ttft.places import Places, Rows
@@ -36,10 +39,10 @@ from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, NoParameters, PluginType
 from inferway.scheduling.trust import TRUST
 
-# One row for each endpoint: what its expectation was made of, and what each feature made up of it.
-FEATURES: Added[NDArray[np.float64]] = Added("expected-ttft-features")
-TERMS_MS: Added[NDArray[np.float64]] = Added("expected-ttft-terms-ms")
-COST_MS: Added[Column] = Added("expected-cost-ms")  # TTFT, and what it costs others
+TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
+
+# numpy takes half as long to read these as to read floats.
+_ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 
 
 @dataclass(slots=True)
@@ -47,69 +50,86 @@ class ExpectedTtft:
     """See the module. Its state is bounded by the endpoints there are."""
 
     learning: Learning = field(default_factory=Learning)
+    is_alone: bool = False  # nobody else reads what it adds
     places: Places = field(init=False)
+    _turn: count[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
         self.places = Places(self.learning.grow, self.learning.forget)
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Adds EXPECTED_TTFT_MS, EXPECTED_TPOT_MS, and what `score` and `follow` read."""
+        """Adds EXPECTED_TTFT_MS, for others EXPECTED_TPOT_MS, and what `score`, `follow` read."""
         learning, now = self.learning, candidates.now
         rows = self.places.rows(candidates.endpoints, now)
         learning.advance(now)
         costs = learning.ttft.table[:, rows]
         features = np.empty_like(costs)
-        features[FIXED] = 1.0
-        prompt = prompt_tokens(request)
+        features[FIXED] = _ONE
+        prompt = float(prompt_tokens(request))
         own = features[OWN] = _own_tokens(prompt, candidates)
-        features[PAIRS] = own * (prompt - 0.5 * own)
+        features[PAIRS] = own * (prompt - own * _HALF)
         late = self._waiting(features, costs[AHEAD], rows, candidates)
         terms = features * costs
         ttft: Column = np.add.reduce(terms)
         ttft += late
-        fixed, slower = learning.tpot.table[:, rows]
+        tokens = terms[OWN] + terms[PAIRS]
+        slower = learning.tpot.table[RUNNING, rows]
+        slowed = slower * features[BATCH]
         cost = learning.caused.cost(
             rows,
             now,
-            work=terms[OWN] + terms[PAIRS] + costs[REQUESTS],
+            work=tokens + costs[REQUESTS],
+            tokens=tokens,
             backlog=terms[AHEAD] + terms[REQUESTS],
             batch=features[BATCH],
-            slower=slower,
+            slowed=slowed,
         )
         cost += ttft
         candidates.add(EXPECTED_TTFT_MS, ttft)
-        if learning.tpot.is_known:
-            candidates.add(EXPECTED_TPOT_MS, fixed + slower * (features[BATCH] + 1.0))
+        if learning.tpot.is_known and not self.is_alone:
+            slowed += slower
+            slowed += learning.tpot.table[FIXED, rows]
+            candidates.add(EXPECTED_TPOT_MS, slowed)
         candidates.add(COST_MS, cost)
         candidates.add(FEATURES, features.T)
         candidates.add(TERMS_MS, terms.T)
+        if learning.ttft.num_unsure and next(self._turn) % TRY_EVERY == 0:
+            self._try(candidates, rows, features, cost, prompt)
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        """The least cost of all, divided by the row's."""
+        """The least cost of all, divided by the row's; half that where another is to be tried."""
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
-        rating: Column = np.minimum.reduce(cost) / cost
+        rating: Column = cost.item(cost.argmin()) / cost
+        tried = candidates.get(TRIED)
+        if tried is not None and np.count_nonzero(tried):
+            rating *= _HALF
+            rating[tried] = 1.0
         return rating
 
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> RequestFollower | None:
         """Who learns from it."""
-        features, terms = candidates.get(FEATURES), candidates.get(TERMS_MS)
-        ttft, cost = candidates.get(EXPECTED_TTFT_MS), candidates.get(COST_MS)
-        if features is None or terms is None or ttft is None or cost is None:
+        if candidates.get(FEATURES) is None:
             return None
-        return RequestFollower(
-            self.learning,
-            self.places,
-            request,
-            candidates,
-            features=features,
-            terms=terms,
-            ttft=ttft,
-            cost=cost,
-        )
+        return RequestFollower(self.learning, self.places, request, candidates)
+
+    def _try(
+        self,
+        candidates: Candidates,
+        rows: Rows,
+        features: NDArray[np.float64],
+        cost: Column,
+        prompt: float,
+    ) -> None:
+        """Engines that are hardly known and have nothing to do. Their first answers are often slow,
+        while all is warmed up; nobody would go there again before the others are as slow. Not with
+        a prompt that is held where it would go."""
+        if features[OWN].item(cost.argmin()) * 2 >= prompt:
+            idle = features[REQUESTS] + features[BATCH] == _ZERO
+            candidates.add(TRIED, self.learning.ttft.unsure[rows] & idle)
 
     def _waiting(
         self,
@@ -121,13 +141,11 @@ class ExpectedTtft:
         """Fills in what waits and what runs. Returns how late the first of those that wait is."""
         backlog = self.learning.backlog
         requests = backlog.requests[rows]
-        elapsed = (candidates.now - backlog.since[rows]) * 1000
-        done = elapsed / cost_ahead
-        np.minimum(done, backlog.first_tokens[rows], out=done)
-        np.subtract(backlog.tokens[rows], done, out=features[AHEAD])
+        elapsed = candidates.now * 1000 - backlog.since_ms[rows]
+        done = np.minimum(elapsed / cost_ahead, backlog.first_tokens[rows])
+        features[AHEAD] = backlog.tokens[rows] - done
         features[REQUESTS] = requests
-        batch = np.subtract(candidates.in_flight, requests, out=features[BATCH])
-        np.maximum(batch, 0.0, out=batch)
+        features[BATCH] = np.maximum(candidates.in_flight - requests, _ZERO)
         mean_tokens = self.learning.caused.new_tokens
         others = self.learning.others.ahead(candidates, rows, cost_ahead, mean_tokens)
         if others is not None:
@@ -136,21 +154,22 @@ class ExpectedTtft:
             features[REQUESTS] += queued
             features[BATCH] += candidates.others - queued
         elapsed -= backlog.first_alone_ms[rows]
-        return np.maximum(elapsed, 0.0, out=elapsed)
+        late: Column = np.maximum(elapsed, _ZERO)
+        return late
 
 
-def _own_tokens(prompt: int, candidates: Candidates) -> Column:
+def _own_tokens(prompt: float, candidates: Candidates) -> Column:
     """Of the prompt's tokens, those that must be computed. What is believed of an engine's cache
     counts as far as the belief is to be trusted; a block in a lower tier is in part to be computed,
     so to speak. One token always is."""
-    tokens = candidates.matched_value * candidates.block_sizes
-    tokens *= TRUST[candidates.states]
-    np.subtract(prompt, tokens, out=tokens)
-    return np.maximum(tokens, 1.0, out=tokens)
+    held: Column = candidates.matched_value * candidates.block_sizes
+    held *= TRUST.take(candidates.states)
+    own: Column = np.maximum(prompt - held, _ONE)
+    return own
 
 
-def _build(_: NoParameters, __: Building) -> ExpectedTtft:
-    return ExpectedTtft()
+def _build(_: NoParameters, building: Building) -> ExpectedTtft:
+    return ExpectedTtft(is_alone=len(building.types) == 1)
 
 
 TYPE = PluginType(

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.plugin import Follower
 from inferway.scheduling.registry import Building, PluginType
-from inferway.scheduling.sessions import Session, SessionParameters, rows_by_name, session
+from inferway.scheduling.sessions import (
+    NOT_IN_FORCE,
+    SessionKeeping,
+    SessionParameters,
+    session,
+)
 
 
-@dataclass(slots=True)
-class SessionAffinityFilter:
+class SessionAffinityFilter(SessionKeeping):
     """The session's endpoint alone; all, where it has none or that is not a candidate."""
 
-    session: Session
-    _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+    __slots__ = ()
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
-        name = self.session.endpoint(request)
-        row = None if name is None else self._rows(candidates.endpoints).get(name)
+        row = self.row(request, candidates)
         if row is None:
             return np.ones(len(candidates.endpoints), np.bool_)
         kept = np.zeros(len(candidates.endpoints), np.bool_)
         kept[row] = True
         return kept
-
-    def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
-        return self.session.follow(request, candidates, choice)
 
 
 def _build(parameters: SessionParameters, building: Building) -> SessionAffinityFilter:
@@ -46,4 +39,5 @@ TYPE = PluginType(
     "only the endpoint that the request's session is at; all, if it has none or that is gone",
     _build,
     SessionParameters,
+    not_in_force=NOT_IN_FORCE,
 )

@@ -58,9 +58,9 @@ class PdParameters(Parameters, frozen=True):
     prefill_profile: str = "prefill"
     decider_plugin_name: str = "prefix-based-pd-decider"
     primary_port: int = 0  # refused: an engine's ranks are endpoints of their own here
-    prefix_plugin_type: str = ""  # without effect, as in llm-d
-    prefix_plugin_name: str = ""  # without effect, as in llm-d
-    prefix_match_info_producer_name: str = ""  # without effect, as in llm-d
+    prefix_plugin_type: str = ""  # these three are not in force, nor in llm-d
+    prefix_plugin_name: str = ""
+    prefix_match_info_producer_name: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -224,4 +224,5 @@ PD_TYPE = PluginType(
     _build_pd,
     PdParameters,
     is_handler=True,
+    not_in_force=frozenset({"prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}),
 )

@@ -16,8 +16,8 @@ from inferway.scheduling.registry import Building, Parameters, PluginType
 class ActiveRequestParameters(Parameters, frozen=True):
     idle_threshold: Annotated[int, Meta(ge=0)] = 0
     max_busy_score: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    request_timeout: str = ""  # without effect, as in llm-d
-    in_flight_load_producer_name: str = ""  # without effect: the count is always there
+    request_timeout: str = ""  # not in force, nor in llm-d
+    in_flight_load_producer_name: str = ""  # not in force: the count is always there
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +48,5 @@ TYPE = PluginType(
     "idle: 1; busy: (max - c) / max * maxBusyScore of our requests in flight",
     _build,
     ActiveRequestParameters,
+    not_in_force=frozenset({"requestTimeout", "inFlightLoadProducerName"}),
 )

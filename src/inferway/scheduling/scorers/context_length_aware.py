@@ -27,13 +27,14 @@ class ContextLengthParameters(Parameters, frozen=True):
 
 
 class _Ranges(msgspec.Struct, frozen=True):
-    """One value a row."""
+    """One value a row. In its range a row scores `base - slope * n`; one without a range is
+    always in it."""
 
     least: Column
     most: Column
-    width: Column  # at least 1: the width of a range of one length does not matter
-    fixed: Column  # the score of those without a range, NaN for the others
-    unbound: NDArray[np.bool_]  # without the label
+    base: Column
+    slope: Column
+    kept: NDArray[np.bool_]  # no filter leaves it out for its label
 
 
 @dataclass(slots=True)
@@ -54,14 +55,13 @@ class ContextLengthAware:
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         ranges, tokens = self.ranges(candidates.endpoints), prompt_tokens(request)
-        headroom = ranges.most - tokens
-        short = ranges.least - tokens
-        inside = 0.3 * headroom / ranges.width + 0.7 / (1.0 + ranges.width / 10_000.0)
-        inside = _OUT + (1.0 - _OUT) * inside
-        inside[ranges.most == ranges.least] = 1.0
-        distance = np.maximum(short, -headroom)
-        score = np.where(distance <= 0, inside, _OUT / (1.0 + np.maximum(distance, 0.0) / 1000.0))
-        return np.where(np.isnan(ranges.fixed), score, ranges.fixed)
+        score = ranges.slope * -tokens
+        score += ranges.base
+        distance = np.maximum(ranges.least - tokens, tokens - ranges.most)
+        if distance.item(distance.argmax()) > 0:
+            out = distance > 0
+            score[out] = _OUT / (1.0 + distance[out] / 1000.0)
+        return score
 
 
 @dataclass(slots=True)
@@ -71,23 +71,34 @@ class ContextLengthFilter(ContextLengthAware):
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         ranges, tokens = self.ranges(candidates.endpoints), prompt_tokens(request)
         inside: NDArray[np.bool_] = (ranges.least <= tokens) & (tokens <= ranges.most)
-        return (inside & np.isnan(ranges.fixed)) | ranges.unbound
+        return inside & ranges.kept
 
 
 def _ranges(endpoints: Sequence[Endpoint], label: str) -> _Ranges:
     size = len(endpoints)
-    least, most, fixed = np.zeros(size), np.zeros(size), np.full(size, np.nan)
-    unbound = np.zeros(size, np.bool_)
+    least, most = np.full(size, -np.inf), np.full(size, np.inf)
+    base, slope = np.full(size, _NO_LABEL), np.zeros(size)
+    kept = np.ones(size, np.bool_)
     for row, endpoint in enumerate(endpoints):
         value = endpoint.labels.get(label)
-        bounds = None if value is None else _bounds(value)
         if value is None:
-            fixed[row], unbound[row] = _NO_LABEL, True
-        elif bounds is None:
-            fixed[row] = _BAD_LABEL
+            continue
+        bounds = _bounds(value)
+        if bounds is None:
+            base[row], kept[row] = _BAD_LABEL, False
         else:
             least[row], most[row] = bounds
-    return _Ranges(least, most, np.maximum(most - least, 1.0), fixed, unbound)
+            base[row], slope[row] = _inside(*bounds)
+    return _Ranges(least, most, base, slope, kept)
+
+
+def _inside(least: int, most: int) -> tuple[float, float]:
+    """`base` and `slope`."""
+    width = most - least
+    if width == 0:
+        return 1.0, 0.0
+    slope = (1.0 - _OUT) * 0.3 / width
+    return _OUT + (1.0 - _OUT) * 0.7 / (1.0 + width / 10_000.0) + slope * most, slope
 
 
 def _bounds(value: str) -> tuple[int, int] | None:

@@ -65,12 +65,14 @@ class Latency:
         if ttft is None:
             return self._composite(candidates)
         asked = request.objectives
-        first = np.nan_to_num((asked.ttft_ms or 0.0) - ttft)
+        first = _headroom(asked.ttft_ms, ttft)
         second = np.zeros(len(first))
         tpot = candidates.get(EXPECTED_TPOT_MS)
         if tpot is not None and getattr(request.body, "stream", None):
-            second = np.nan_to_num((asked.tpot_ms or 0.0) - tpot)
+            second = _headroom(asked.tpot_ms, tpot)
         group, least = self._group(first, second, candidates.in_flight)
+        if group.all():
+            return self._rated(np.abs(first), np.abs(second), least)
         scores = np.zeros(len(first))
         scores[group] = self._rated(np.abs(first[group]), np.abs(second[group]), least)
         return scores
@@ -90,14 +92,20 @@ class Latency:
 
     def _rated(self, first: Column, second: Column, least: bool) -> Column:
         first_weight, second_weight = self._weights()
-        firsts, seconds = np.ptp(first), np.ptp(second)
+        firsts, seconds = _extent(first), _extent(second)
         if firsts <= _EPSILON < seconds:
             first_weight, second_weight = 0.0, 1.0
         elif seconds <= _EPSILON < firsts:
             first_weight, second_weight = 1.0, 0.0
-        x = first_weight * _placed(first, firsts) + second_weight * _placed(second, seconds)
-        steps = np.trunc((1.0 - x if least else x) * _STEPS) + 1
-        scores: Column = np.minimum(steps / _STEPS, 1.0)
+        x = np.zeros(len(first))
+        x += first_weight * _placed(first, firsts)
+        x += second_weight * _placed(second, seconds)
+        steps = 1.0 - x if least else x
+        steps *= _STEPS
+        np.trunc(steps, out=steps)
+        steps += 1
+        steps /= _STEPS
+        scores: Column = np.minimum(steps, 1.0, out=steps)
         return scores
 
     def _weights(self) -> tuple[float, float]:
@@ -118,10 +126,22 @@ class Latency:
         return np.clip(rounded, 0.0, 1.0, out=rounded)
 
 
-def _placed(column: Column, extent: float) -> Column:
+def _headroom(asked: float | None, expected: Column) -> Column:
+    """0 where nothing is expected."""
+    headroom = (asked or 0.0) - expected
+    headroom[np.isnan(headroom)] = 0.0
+    return headroom
+
+
+def _extent(column: Column) -> float:
+    return column.item(column.argmax()) - column.item(column.argmin())
+
+
+def _placed(column: Column, extent: float) -> Column | float:
+    """0 to 1; 0.5 for all if they are equal."""
     if extent <= _EPSILON:
-        return np.full(len(column), 0.5)
-    placed: Column = (column - column.min()) / extent
+        return 0.5
+    placed: Column = (column - column.item(column.argmin())) / extent
     return placed
 
 

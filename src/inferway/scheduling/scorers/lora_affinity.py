@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inferway.model import Adapters, Candidates, Column
+from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.adapter_rows import adapter_rows
 from inferway.scheduling.registry import PluginType
 
-ACTIVE, ROOM, WAITING, NONE = 1.0, 0.8, 0.6, 0.0
+ACTIVE, ROOM, WAITING = 1.0, 0.8, 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,15 @@ class LoraAffinity:
     loaded, else 0. A model that is no adapter runs nowhere: for it all that counts is room."""
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        model = request.target_model
-        return np.array([_rating(adapters, model) for adapters in candidates.adapters])
-
-
-def _rating(adapters: Adapters, model: str) -> float:
-    if model in adapters.running:
-        return ACTIVE
-    if len(adapters.running) + len(adapters.waiting) < adapters.most:
-        return ROOM
-    return WAITING if model in adapters.waiting else NONE
+        adapters, model = adapter_rows(candidates.adapters), request.target_model
+        rating = adapters.room.astype(np.float64)
+        rating *= ROOM
+        waiting, running = adapters.waiting(model), adapters.running(model)
+        if waiting is not None:
+            np.maximum(rating, waiting * WAITING, out=rating)
+        if running is not None:
+            np.maximum(rating, running * ACTIVE, out=rating)
+        return rating
 
 
 TYPE = PluginType(

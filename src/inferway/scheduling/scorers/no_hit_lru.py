@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from inferway.model import Candidates, Choice, Column, Headers, Target
+from inferway.model import Candidates, Choice, Column, Endpoint, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
 from inferway.scheduling.prefix_source import APPROXIMATE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.sessions import rows_by_name
 
 
 class NoHitLruParameters(Parameters, frozen=True):
     lru_size: Annotated[int, Meta(ge=1)] = 1024  # endpoints that are remembered
     prefix_match_info_producer_name: str = ""  # "": the approximate one
-    prefix_plugin_type: str = ""  # without effect, as in llm-d
-    prefix_plugin_name: str = ""  # without effect, as in llm-d
+    prefix_plugin_type: str = ""  # not in force, nor in llm-d
+    prefix_plugin_name: str = ""  # not in force, nor in llm-d
 
 
 @dataclass(slots=True)
@@ -33,11 +34,11 @@ class NoHitLru:
 
     source: PrefixSource
     lru_size: int = 1024
-    _order: OrderedDict[str, int] = field(default_factory=OrderedDict)  # the last one last
-    _turn: int = 0
-    _names: OfEndpoints[list[str]] = field(
-        default_factory=lambda: OfEndpoints(lambda endpoints: [each.name for each in endpoints])
-    )
+    _order: OrderedDict[str, None] = field(default_factory=OrderedDict)  # the last one last
+    _ranks: OfEndpoints[_Ranks] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ranks = OfEndpoints(lambda endpoints: _Ranks(endpoints, self._order))
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         size = len(candidates.endpoints)
@@ -45,10 +46,9 @@ class NoHitLru:
             return np.full(size, 0.5)
         if size == 1:
             return np.ones(1)
-        turns = [self._order.get(name, 0) for name in self._names(candidates.endpoints)]
-        scores = np.empty(size)
-        scores[np.argsort(turns, kind="stable")] = 1.0 - np.arange(size) / (size - 1)
-        return scores
+        scores = self._ranks(candidates.endpoints).ranks * (-1.0 / (size - 1))
+        scores += 1.0
+        return np.maximum(scores, 0.0, out=scores)
 
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
@@ -57,15 +57,38 @@ class NoHitLru:
 
     def used(self, target: Target) -> None:
         """A cold prompt goes there."""
-        self._turn += 1
         name = target.endpoint.name
-        self._order[name] = self._turn
+        self._order[name] = None
         self._order.move_to_end(name)
         if len(self._order) > self.lru_size:
             self._order.popitem(last=False)
+            self._ranks.forget()  # it is one of those that never had one, wherever these stand
+        for ranks in self._ranks.known():
+            ranks.used(name)
 
     def _is_cold(self, candidates: Candidates) -> bool:
         return not self.source.value(candidates).any()
+
+
+class _Ranks:
+    """Of a list of endpoints, in the order of their turns: kept as it is, for to sort a thousand
+    takes as long as all else of a decision."""
+
+    __slots__ = ("_rows", "ranks")
+
+    def __init__(self, endpoints: Sequence[Endpoint], order: Mapping[str, object]) -> None:
+        turns = {name: turn for turn, name in enumerate(order, 1)}
+        self._rows = rows_by_name(endpoints)
+        self.ranks: Column = np.zeros(len(endpoints))
+        by_turn = np.argsort([turns.get(each.name, 0) for each in endpoints], kind="stable")
+        self.ranks[by_turn] = np.arange(len(endpoints))
+
+    def used(self, name: str) -> None:
+        """It goes to the end."""
+        row = self._rows.get(name)
+        if row is not None:
+            self.ranks -= self.ranks > self.ranks[row]
+            self.ranks[row] = len(self.ranks) - 1
 
 
 @dataclass(slots=True)
@@ -94,4 +117,5 @@ TYPE = PluginType(
     _build,
     NoHitLruParameters,
     needs=_needs,
+    not_in_force=frozenset({"prefixPluginType", "prefixPluginName"}),
 )

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from inferway.model import Candidates, Choice, Column
+from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.plugin import Follower
 from inferway.scheduling.registry import Building, PluginType
-from inferway.scheduling.sessions import Session, SessionParameters, rows_by_name, session
+from inferway.scheduling.sessions import (
+    NOT_IN_FORCE,
+    SessionKeeping,
+    SessionParameters,
+    session,
+)
 
 
-@dataclass(slots=True)
-class SessionAffinity:
+class SessionAffinity(SessionKeeping):
     """1 for the session's endpoint, 0 for all others; 0 for all without a session."""
 
-    session: Session
-    _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+    __slots__ = ()
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores = np.zeros(len(candidates.endpoints))
-        name = self.session.endpoint(request)
-        row = None if name is None else self._rows(candidates.endpoints).get(name)
+        row = self.row(request, candidates)
         if row is not None:
             scores[row] = 1.0
         return scores
-
-    def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
-        return self.session.follow(request, candidates, choice)
 
 
 def _build(parameters: SessionParameters, building: Building) -> SessionAffinity:
@@ -44,4 +37,5 @@ TYPE = PluginType(
     "1 for the endpoint that the request's x-session-token (or x-session-id) names, else 0",
     _build,
     SessionParameters,
+    not_in_force=NOT_IN_FORCE,
 )

@@ -1,0 +1,117 @@
+"""No parameter is taken and then not looked at: each is read by who takes it, or said to be not in
+force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.scheduling.tables import candidates, request
+
+from inferway.scheduling.builtin import BUILTIN
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.handlers.deciders import Always
+from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.plugin import Filter, Producer, Scorer
+from inferway.scheduling.profile import Profile
+from inferway.scheduling.registry import Building, PluginType
+
+_PROFILE = Profile(MaxScore(), ())
+BUILDING = Building(
+    plugins={"d": Always(), "prefix-based-pd-decider": Always()},
+    profiles={"decode": _PROFILE, "prefill": _PROFILE, "encode": _PROFILE},
+)
+_SESSIONS: list[dict[str, object]] = [
+    {"encodedEndpointHeaderConfig": {"header": "x-t"}},
+    {"strategy": "session_id", "sessionIdConfig": {"sources": [{"header": "x-s"}]}},
+]
+_SELECTOR = {"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "a", "operator": "Exists"}]}
+_IN = {"matchExpressions": [{"key": "a", "operator": "In", "values": ["1"]}]}
+# Values with which what is optional is looked into; each type is built with each of its own.
+GIVEN: Mapping[str, Sequence[Mapping[str, object]]] = {
+    "label-selector-filter": [_SELECTOR, _IN],
+    "by-label-selector": [_SELECTOR, _IN],
+    "by-label": [{"label": "a", "validValues": ["1"]}],
+    "session-affinity-filter": _SESSIONS,
+    "session-affinity-scorer": _SESSIONS,
+    "header-label-affinity-scorer": [{"headerName": "x-a", "labelKey": "a"}],
+    "disagg-profile-handler": [{"deciders": {"prefill": "d", "encode": "d"}}],
+    "single-profile-handler": [],
+}
+TABLE = candidates(labels=[{"a": "1"}, {}], waiting=[0, 2])
+ASK = request(tokens=100, headers=((b"x-a", b"1"),), ttft_ms=500)
+
+
+class Watched:
+    """Parameters, and those they hold, that note which of them are read, by their paths."""
+
+    def __init__(self, given: msgspec.Struct, read: set[str], path: str = "") -> None:
+        self._given, self._read, self._path = given, read, path
+
+    def __getattr__(self, name: str) -> Any:
+        on_type = getattr(type(self._given), name, None)
+        if isinstance(on_type, property):
+            assert on_type.fget is not None
+            return on_type.fget(self)
+        if isinstance(on_type, FunctionType):
+            return MethodType(on_type, self)
+        path = f"{self._path}{name}"
+        self._read.add(path)
+        return self._watched(getattr(self._given, name), path)
+
+    def _watched(self, value: Any, path: str) -> Any:
+        if isinstance(value, msgspec.Struct):
+            return Watched(value, self._read, f"{path}.")
+        if isinstance(value, tuple):
+            return tuple(self._watched(each, path) for each in value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return self._given == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def paths(given: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Of all parameters: as they are read, and as they are written in a configuration."""
+    if isinstance(given, tuple):
+        for each in given:
+            yield from paths(each, path)
+    if isinstance(given, msgspec.Struct):
+        for field in msgspec.structs.fields(given):
+            value, name = getattr(given, field.name), f"{path}{field.name}"
+            if not isinstance(value, msgspec.Struct):
+                yield name, field.encode_name
+            yield from ((n, f"{field.encode_name}.{e}") for n, e in paths(value, f"{name}."))
+
+
+def use(kind: PluginType, parameters: Any) -> None:
+    """As a request does."""
+    kind.needs(parameters)
+    plugin = kind.build(parameters, BUILDING)
+    for table in (candidates(2), TABLE):
+        if isinstance(plugin, Producer):
+            plugin.produce(ASK, table)
+        if isinstance(plugin, Filter):
+            plugin.keep(ASK, table)
+        if isinstance(plugin, Scorer):
+            plugin.score(ASK, table)
+            table.add(EXPECTED_TTFT_MS, np.array([100.0, 300.0]))
+            plugin.score(ASK, table)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_parameter_is_read_or_said_to_be_not_in_force(name: str) -> None:
+    kind, read, known = BUILTIN[name], set[str](), dict[str, str]()
+    for given in GIVEN.get(name, [{}]):
+        parameters = msgspec.convert(given, kind.parameters)
+        known |= dict(paths(parameters))
+        use(kind, Watched(parameters, read))
+
+    unread = {written for name, written in known.items() if name not in read}
+
+    assert unread == kind.not_in_force
