@@ -102,4 +102,4 @@ def test_candidates_show_adapters_as_they_change() -> None:
     rows.tell_adapters(0, loaded)
     rows.tell_adapters(7, Adapters())  # of another model
 
-    assert rows.candidates(columns).adapters == [loaded, Adapters()]
+    assert list(rows.candidates(columns).adapters) == [loaded, Adapters()]

@@ -93,6 +93,14 @@ async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
     )
 
 
+async def test_an_engine_with_our_plugin_has_a_path_that_wants_another_method(ask: Ask) -> None:
+    path = "/v1/structured/warm"
+
+    assert (await ask({**HEALTHY, path: ""}, {path: 405})).has_plugin
+    assert not (await ask({**HEALTHY, path: ""}, {path: 401})).has_plugin
+    assert not (await ask(HEALTHY)).has_plugin
+
+
 async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
     asked: list[str] = []
     url = await serve(HEALTHY, asked=asked)
@@ -101,7 +109,7 @@ async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
         _, metrics = await discover(session, url, {})
 
     assert metrics == HEALTHY["/metrics"]
-    assert sorted(asked) == sorted(HEALTHY)
+    assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm"])
 
 
 async def test_an_engine_may_have_no_metrics(serve: Serve) -> None:

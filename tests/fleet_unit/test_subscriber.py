@@ -337,6 +337,29 @@ def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
     assert "engine e1: cannot bind tcp://127.0.0.1:" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (EventSource(0, "tcp://127.0.0.1:1", None), "nobody answers at tcp://127.0.0.1:1,"),
+        (EventSource(0, "tcp://127.0.0.1:*", None, bind=True), "nobody connects to tcp://"),
+    ],
+)
+def test_an_address_that_nobody_is_at_is_told_once(
+    source: EventSource, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        follower = subscriber(source, MemoryIndex(), answer_seconds=0.0)
+        follower.start()
+        await wait_until(lambda: bool(caplog.messages))
+        await follower.close()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+
+    [message] = caplog.messages
+    assert message.startswith(f"engine e1: {says}")
+
+
 def test_a_last_batch_lost_before_a_silence_is_found_by_the_audit() -> None:
     async def scenario() -> None:
         async with running(audit_seconds=0.05) as (publisher, _, index):

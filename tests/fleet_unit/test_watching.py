@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 
+import pytest
 from aiohttp import web
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.served_models import LoadPrompts
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Adapters, Candidates, Endpoint, Reason
+from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
 INTERVAL = 0.02
@@ -69,7 +74,13 @@ def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventS
 
 
 @asynccontextmanager
-async def watched(*engines: TellingEngine, **labels: str) -> AsyncIterator[Fleet]:
+async def watched(
+    *engines: TellingEngine,
+    index: MemoryIndex | None = None,
+    prompts: LoadPrompts = no_prompts,
+    scoring: bool = True,
+    **labels: str,
+) -> AsyncIterator[Fleet]:
     settings = ServeSettings(
         engines=[
             EngineSettings(url=engine.url, name=f"e{n}", labels=labels)
@@ -77,8 +88,9 @@ async def watched(*engines: TellingEngine, **labels: str) -> AsyncIterator[Fleet
         ],
         probe=ProbeSettings(join=False, one_in=0),
         scrape_seconds=INTERVAL,
+        scoring=scoring,
     )
-    fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events)
+    fleet = Fleet(settings, index or MemoryIndex(), prompts, no_events)
     await fleet.start()
     try:
         yield fleet
@@ -128,7 +140,47 @@ async def test_adapters_are_shown_as_they_are_loaded() -> None:
         after = await until(fleet, lambda table: table.adapters[0].most == 2)
 
     assert before == [Adapters()]
-    assert after.adapters == [Adapters(frozenset({"a"}), frozenset(), 2)]
+    assert list(after.adapters) == [Adapters(frozenset({"a"}), frozenset(), 2)]
+
+
+class AwayIndex(MemoryIndex):
+    """Its server does not answer."""
+
+    away = True
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[ModelPrompts]:
+    with closing(Renderer()) as renderer:
+        asked = GetOrCreateTokenizerKeyRequest(str(prepare_smollm2()))
+        yield ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(asked))
+
+
+BLOCKS = 'vllm:cache_config_info{block_size="16"} 1\n'
+
+
+@pytest.mark.parametrize(
+    ("metrics", "index", "scoring", "reason"),
+    [
+        (BLOCKS, MemoryIndex(), True, "kv-aware"),
+        (BLOCKS, AwayIndex(), True, "index-away"),
+        (BLOCKS, AwayIndex(), False, "load-only"),
+        ("", MemoryIndex(), True, "no-block-size"),
+    ],
+)
+async def test_the_report_says_what_requests_are_counted_under(
+    metrics: str, index: MemoryIndex, scoring: bool, reason: str, smollm2: ModelPrompts
+) -> None:
+    one = TellingEngine(metrics)
+
+    async def known(_: ModelSource) -> PromptSource:
+        return smollm2
+
+    async with one.serving(), watched(one, index=index, prompts=known, scoring=scoring) as fleet:
+        [model] = fleet.report()["models"].values()
+
+    assert model["reason"] == reason
+    assert ("why" in model) == (reason != "kv-aware")
 
 
 async def test_an_engine_that_falls_silent_does_not_look_idle() -> None:

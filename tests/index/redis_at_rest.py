@@ -69,6 +69,10 @@ class AtRest:
     def shared_state(self, holder: HolderId) -> str | None:
         return self._index.shared_state(holder)
 
+    @property
+    def away(self) -> bool:
+        return self._index.away
+
     def report(self) -> IndexReport:
         return self._index.report()
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from inferway.events.stream import StreamState
 from inferway.model import BLIND, Adapters, Candidates, Column, Endpoint, HolderId
+from inferway.scheduling.adapter_rows import AdapterRows
 
 _SCRAPED = ("others", "running", "waiting", "kv_usage")
 _COLUMNS = ("in_flight", *_SCRAPED, "recent_tokens", "scraped")
@@ -45,6 +46,12 @@ class EndpointColumns:
         new = np.full(rows - len(self.states), BLIND, np.int8)
         self.states = np.concatenate([self.states, new])
 
+    def clear(self, holder: HolderId) -> None:
+        """Its number is another endpoint's now."""
+        for name in _COLUMNS:
+            getattr(self, name)[holder] = 0.0
+        self.states[holder] = BLIND
+
     def toward_the_mean(self, rows: Rows, before: float, share: float) -> None:
         """Of these rows, those that were scraped `before` or never: what was scraped of them moves
         by `share` toward the mean of the others. Nobody knows how busy they are by now, and they
@@ -63,7 +70,9 @@ class ModelRows:
     """A model's live endpoints, at least one, as rows of the columns; made anew when those
     change."""
 
-    __slots__ = ("_adapters", "_block_sizes", "_endpoints", "_nothing", "_row_of", "rows")
+    __slots__ = (
+        *("_adapters", "_block_sizes", "_endpoints", "_nothing", "_row_of", "engines", "rows"),
+    )
 
     def __init__(
         self,
@@ -73,18 +82,23 @@ class ModelRows:
     ) -> None:
         """`block_sizes`, `adapters`: one for each endpoint."""
         self._endpoints = endpoints
+        self.engines = frozenset(endpoint.engine for endpoint in endpoints)  # their names
         self.rows = rows_of([endpoint.holder for endpoint in endpoints])
         self._row_of: Mapping[HolderId, int] = {e.holder: row for row, e in enumerate(endpoints)}
-        self._adapters = list(adapters or [Adapters()] * len(endpoints))
+        self._adapters = AdapterRows(adapters or [Adapters()] * len(endpoints))
         self._block_sizes = np.array([size or 0 for size in block_sizes], np.int64)
         self._nothing = np.zeros(len(endpoints))  # shared: a request that matches makes its own
         self._nothing.setflags(write=False)
+
+    @property
+    def num_endpoints(self) -> int:
+        return len(self._endpoints)
 
     def tell_adapters(self, holder: HolderId, adapters: Adapters) -> None:
         """They have changed; told of endpoints of other models too."""
         row = self._row_of.get(holder)
         if row is not None:
-            self._adapters[row] = adapters
+            self._adapters.tell(row, adapters)
 
     def candidates(self, columns: EndpointColumns) -> Candidates:
         """Matched columns are empty."""

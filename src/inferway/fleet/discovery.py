@@ -4,6 +4,7 @@
     GET /v1/models          names, the model's directory or hub id, adapters and their parents
     GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
+    GET /v1/structured/warm 405 of engines with our plugin: there is such a path, for POST
 
 What an engine says about *where* its events are is not trusted beyond its own host: an engine
 that names another would make us open connections to wherever it likes.
@@ -52,6 +53,7 @@ class EngineFacts:
     block_size: int | None
     findings: tuple[str, ...]
     version: str | None = None  # vLLM's, as it says
+    has_plugin: bool = False  # our structured output (inferway.structured.vllm)
 
 
 class StatusError(UpstreamError):
@@ -91,6 +93,7 @@ async def discover(
         parse_block_size(metrics),
         (*findings, *source_findings),
         await _version(session, url, headers),
+        await _has_plugin(session, url, headers),
     )
     return facts, metrics
 
@@ -107,6 +110,16 @@ async def _version(
 
 class _Version(msgspec.Struct):
     version: str
+
+
+async def _has_plugin(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bool:
+    """Asked without a question: /v1/structured/stats would wait for the engine's core, which may
+    be in a long step."""
+    try:
+        await fetch(session, f"{url}/v1/structured/warm", headers)
+    except StatusError as e:
+        return e.answered == 405
+    return False
 
 
 async def fetch_metrics(

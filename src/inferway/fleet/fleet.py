@@ -9,30 +9,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import aiohttp
 
-from inferway.config import ServeSettings
-from inferway.errors import NoEndpointError, UnknownModelError, UpstreamError, UpstreamTimeoutError
+from inferway.config import EngineSettings, ServeSettings
+from inferway.errors import (
+    InvalidRequestError,
+    NoEndpointError,
+    UnknownModelError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from inferway.events.stream import StreamState
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
 from inferway.fleet.discovery import EventSource, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
+from inferway.fleet.numbers import HolderNumbers
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
-from inferway.fleet.scraper import Scraper, interval_of
+from inferway.fleet.scraper import Scraper
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.index.protocol import Clear, Index
-from inferway.model import Candidates, Endpoint, HolderId
+from inferway.model import Candidates, Endpoint, HolderId, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
+from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.fleet")
 
@@ -61,31 +69,33 @@ class Fleet:
         self._settings = settings
         self._index = index
         self._subscribe = subscribe
-        self._endpoints: list[Endpoint] = []
+        self._numbers = HolderNumbers()
+        self._left: dict[HolderId, Engine] = {}  # whose number rests
         self._block_sizes: list[int | None] = []  # by holder
         self._columns = EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log, "a task of the fleet ended")
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
         self._session: aiohttp.ClientSession | None = None
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
-            settings.models, load_prompts, self._around, self._spawn, self._prompts_came
+            settings.models, load_prompts, self._around, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
         self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
         budget = settings.remote_render_ms / 1000
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
         self.healer = Healer(settings.heal)
-        interval = settings.scrape_seconds or interval_of(len(self.engines))
-        self.scraper = Scraper(self.engines, self._ask, self._after_round, interval)
+        self.scraper = Scraper(self.engines, self._ask, self._after_round, settings.scrape_seconds)
+        self._changing = asyncio.Lock()
         self._faded = 0.0  # recent tokens: as of when
+        self._everyone: ModelRows | None = None  # the live endpoints of all models
 
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         # no limit of connections: who does not answer must not keep others from being asked
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._settings.engine_tls() or True)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         if self._settings.scoring:
             self.prober.open(self._session)
@@ -93,8 +103,8 @@ class Fleet:
         await asyncio.gather(*(self._look(engine) for engine in self.engines))
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
-                while self._tasks and self._served.is_loading:
-                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                while (tasks := self._tasks.running) and self._served.is_loading:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._spread_looks()
         self.scraper.start()
 
@@ -103,14 +113,87 @@ class Fleet:
         await self.prober.close()
         await self.remote.close()
         await self.scraper.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for engine in self.engines:
             for subscriber in engine.subscribers:
                 await subscriber.close()
         if self._session is not None:
             await self._session.close()
+
+    # who is in it
+
+    async def set_engines(self, wanted: Sequence[EngineSettings]) -> None:
+        """These are the engines from now on. One whose settings are the same stays as it is; one
+        that goes gets no new request, and those on their way there end as they would have."""
+        async with self._changing:
+            kept = [engine for engine in self.engines if engine.settings in wanted]
+            going = [engine for engine in self.engines if engine.settings not in wanted]
+            known = [engine.settings for engine in kept]
+            coming = [Engine(e, e.authorization()) for e in wanted if e not in known]
+            self.engines[:] = [*kept, *coming]  # the list that others have been given
+            for engine in going:
+                await self._dismiss(engine)
+            if going:
+                self._refresh()
+            for engine in coming:
+                log.info("engine %s: has come, at %s", engine.name, engine.url)
+                self._by_name[engine.name] = engine
+            await asyncio.gather(*(self._look(engine) for engine in coming))
+            for engine in coming:
+                self.scraper.add(engine)
+
+    async def _dismiss(self, engine: Engine) -> None:
+        log.info("engine %s: is no longer in the list of engines", engine.name)
+        engine.healthy = False
+        self.scraper.remove(engine)
+        for model in list(engine.proofs):
+            self.prober.leave(engine, model)
+        await self._hear_no_more(engine)
+        self._retire(engine)
+
+    def _retire(self, engine: Engine) -> None:
+        """Its endpoints are none any more."""
+        now = asyncio.get_running_loop().time()
+        for endpoint in engine.endpoints:
+            self._index.retire(endpoint.holder)
+            self._numbers.give_back(endpoint.holder, now)
+            self._left[endpoint.holder] = engine
+
+    def _forget_those_who_left(self, now: float) -> None:
+        for holder in self._numbers.rested(now, lambda row: not self._columns.in_flight[row]):
+            engine = self._left.pop(holder)
+            is_there = any(each is engine for each in self.engines)  # as other endpoints now
+            if self._by_name.get(engine.name) is engine and not is_there:
+                del self._by_name[engine.name]
+
+    def engine(self, name: str) -> Engine | None:
+        """Of that name; for a while also one that has left, whose requests may still run."""
+        return self._by_name.get(name)
+
+    def everyone(self) -> Candidates:
+        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
+        if self._everyone is None:
+            raise NoEndpointError("no pods available in datastore")
+        return self._everyone.candidates(self._columns)
+
+    def sole_model(self) -> str:
+        """One that all live endpoints serve: for requests that name none. Raises
+        InvalidRequestError if there is no such model, NoEndpointError."""
+        everyone = len(self.everyone().endpoints)
+        for name, rows in self._rows.items():
+            if rows.num_endpoints == everyone:
+                return name
+        raise InvalidRequestError(
+            "model: the request names none, and engines serve different ones:"
+            f" {', '.join(sorted(self._rows))}",
+            param="model",
+        )
+
+    def find(self, address: str) -> Endpoint | None:
+        """Who is at `host:port`; of ranks that share it, the first."""
+        return next(
+            (e for engine in self.engines for e in engine.endpoints if e.address == address), None
+        )
 
     # what the director asks
 
@@ -134,8 +217,14 @@ class Fleet:
         rows = self._rows.get(model)
         if rows is None:
             gone = [e.name for e in self.engines if model in e.model_names]
-            raise NoEndpointError(f"model {model!r}: its engines are gone: {', '.join(gone)}")
+            names = ", ".join(gone) or "none is left in the list of engines"
+            raise NoEndpointError(f"model {model!r}: its engines are gone: {names}")
         return rows.candidates(self._columns)
+
+    def engines_of(self, model: str) -> frozenset[str]:
+        """The names of the live engines of `model`; none if there is none."""
+        rows = self._rows.get(model)
+        return frozenset() if rows is None else rows.engines
 
     def block_size(self, holder: HolderId) -> int | None:
         return self._block_sizes[holder]
@@ -184,8 +273,13 @@ class Fleet:
         """Engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
-            "models": self._served.report(),
+            "models": self._served.report(self._why_none_is_matched()),
         }
+
+    def _why_none_is_matched(self) -> Reason | None:
+        if not self._settings.scoring:
+            return Reason.LOAD_ONLY
+        return Reason.INDEX_AWAY if self._index.away else None
 
     # how the engines are watched
 
@@ -265,6 +359,7 @@ class Fleet:
 
     def _after_round(self, now: float) -> None:
         """What time does to the columns."""
+        self._forget_those_who_left(now)
         table = self._columns
         table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
         self._faded = now
@@ -326,8 +421,7 @@ class Fleet:
         """Endpoints and subscribers for an engine that has just said what it is."""
         if [endpoint.rank for endpoint in engine.endpoints] != engine.ranks:
             await self._hear_no_more(engine)
-            for endpoint in engine.endpoints:
-                self._index.retire(endpoint.holder)
+            self._retire(engine)
             sources = engine.sources if len(engine.sources) > 1 else [None]
             engine.endpoints = [self._endpoint(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
@@ -354,8 +448,8 @@ class Fleet:
         engine.subscribers = []
 
     def _endpoint(self, engine: Engine, source: EventSource | None) -> Endpoint:
-        """A new one, of the rank that `source` is of. Its number is never given again: requests
-        to the old one may still be on their way.
+        """A new one, of the rank that `source` is of. Its number is given again only when nothing
+        is on its way to the old one any more.
 
         vLLM 0.32 takes the header's number as a place among the ranks that this very API server
         manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
@@ -365,13 +459,17 @@ class Fleet:
         if source is not None:
             rank = source.rank
             headers.append((b"x-data-parallel-rank", b"%d" % source.place))
+        holder = self._numbers.take()
         endpoint = Endpoint(
-            *(engine.name, engine.url, len(self._endpoints), rank, tuple(headers)),
+            *(engine.name, engine.url, holder, rank, tuple(headers)),
             labels=engine.settings.labels,
         )
-        self._endpoints.append(endpoint)
-        self._block_sizes.append(engine.block_size)
-        self._columns.grow(len(self._endpoints))
+        if holder == len(self._block_sizes):
+            self._block_sizes.append(None)
+            self._columns.grow(self._numbers.given)
+        else:
+            self._columns.clear(holder)
+        self._block_sizes[holder] = engine.block_size
         self._index.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
@@ -409,6 +507,8 @@ class Fleet:
                 peers[tuple([endpoint.holder for endpoint in live])] = rows.rows
             self._served.refresh(name, engines)
         self._peers = list(peers.values())
+        live_engines = [e for e in self.engines if e.healthy and e.endpoints]
+        self._everyone = self._model_rows(live_engines) if live_engines else None
 
     def _model_rows(self, engines: Sequence[Engine]) -> ModelRows:
         live = [(endpoint, engine) for engine in engines for endpoint in engine.endpoints]
@@ -417,13 +517,3 @@ class Fleet:
             [self._block_sizes[endpoint.holder] for endpoint, _ in live],
             [engine.load.adapters for _, engine in live],
         )
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the fleet ended", exc_info=error)

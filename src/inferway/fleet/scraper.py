@@ -57,10 +57,10 @@ class Turn:
 class Scraper:
     """`start`, then `close`. `after_round` is called once an interval, with the time."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[Engine]  # at the start; then `add` and `remove`
     ask: Ask
     after_round: Callable[[float], None]
-    interval: float
+    given_interval: float | None = None  # None: by the number of engines
     lag: float = 0.0  # seconds: how late the latest turn of the last round began
     turns: dict[str, Turn] = field(default_factory=dict)  # by the engine's name
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
@@ -68,6 +68,25 @@ class Scraper:
 
     def __post_init__(self) -> None:
         self.turns = {engine.name: Turn(engine) for engine in self.engines}
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two turns of an engine."""
+        return self.given_interval or interval_of(len(self.turns))
+
+    def add(self, engine: Engine) -> None:
+        """From the next round on; instead of another of its name."""
+        self.turns[engine.name] = Turn(engine)
+
+    def remove(self, engine: Engine) -> None:
+        """It is not asked any more, nor is its answer waited for."""
+        turn = self.turns.get(engine.name)
+        if turn is None or turn.engine is not engine:
+            return
+        del self.turns[engine.name]
+        turn.suspected = False
+        if turn.task is not None:
+            turn.task.cancel()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -81,18 +100,25 @@ class Scraper:
 
     def suspect(self, name: str) -> None:
         """A request has just failed there: it is asked at once, or as soon as it has answered."""
-        turn = self.turns[name]
+        turn = self.turns.get(name)
+        if turn is None:
+            return  # it has left meanwhile
         turn.suspected = True
         if self._task is not None and turn.task is None:
             self._begin(turn, counted=False)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        step = self.interval / len(self.turns)
         due = loop.time()
         while True:
-            worst = 0.0
-            for turn in self.turns.values():
+            worst, turns = 0.0, list(self.turns.values())
+            step = self.interval / max(1, len(turns))
+            if not turns:
+                await asyncio.sleep(self.interval)
+                due = loop.time()
+            for turn in turns:
+                if self.turns.get(turn.engine.name) is not turn:
+                    continue  # it has left during this round
                 wait = due - loop.time()
                 await asyncio.sleep(wait if wait > TOGETHER_SECONDS else 0)
                 await self._take(turn)

@@ -95,9 +95,10 @@ class ServedModels:
         """The name under which the engine is asked for a model's prompts."""
         return self.subjects(engine).get(self._keys[model], model)
 
-    def report(self) -> dict[str, Any]:
-        """For /ready: the reason that each model's requests are counted under, and why."""
-        return {name: _routed_by(served) for name, served in sorted(self.by_name.items())}
+    def report(self, for_all: Reason | None = None) -> dict[str, Any]:
+        """For /ready: the reason that each model's requests are counted under, and why. `for_all`:
+        why none can be matched, whatever is known of its prompts."""
+        return {name: _routed_by(served, for_all) for name, served in sorted(self.by_name.items())}
 
     def _source(self, engine: Engine, card: ModelCard) -> ModelSource:
         """An adapter's is its base model's, as in vLLM. Settings under any of the names that the
@@ -141,7 +142,23 @@ class ServedModels:
         return None
 
 
-def _routed_by(served: ServedModel) -> dict[str, Any]:
+_WHY_NONE = {
+    Reason.LOAD_ONLY: "scoring is switched off",
+    Reason.INDEX_AWAY: "the server of the shared index does not answer",
+}
+
+
+def _routed_by(served: ServedModel, for_all: Reason | None) -> dict[str, Any]:
+    found = _prompts_by(served)
+    if for_all is None or (for_all != Reason.LOAD_ONLY and found["reason"] != Reason.KV_AWARE):
+        return found
+    return {"reason": for_all, "why": _WHY_NONE[for_all]}
+
+
+def _prompts_by(served: ServedModel) -> dict[str, Any]:
+    if not served.block_sizes:
+        why = "no engine that is there has told its block size; give block_size=N"
+        return {"reason": Reason.NO_BLOCK_SIZE, "why": why}
     if isinstance(served.prompts, RemotePrompts) and served.unfaithful is None:
         return served.prompts.report()
     if isinstance(served.prompts, NoPrompts):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.index.protocol import Index
 from inferway.model import BlockKey, HolderId
+from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.events")
 
@@ -74,6 +75,7 @@ class EventSubscriber:
         journal: HolderJournal | None = None,  # loaded first, written then, and closed with us
         limits: ReplayLimits | None = None,
         audit_seconds: float | None = 60.0,  # a silent stream is compared again this often
+        answer_seconds: float = 10.0,  # an address that nobody is at by then is in the log
         clock: Callable[[], float] = time.monotonic,
         context: zmq.asyncio.Context | None = None,
         replays: asyncio.Semaphore | None = None,  # slots, shared with other subscribers
@@ -103,6 +105,7 @@ class EventSubscriber:
         self._slots = replays or asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._limits = limits or ReplayLimits()
         self._audit_seconds = audit_seconds
+        self._answer_seconds = answer_seconds
         self._clock = clock
         self._own_context = context is None
         self._context = context or zmq.asyncio.Context()
@@ -110,7 +113,7 @@ class EventSubscriber:
         self._queue: zmq.Socket[bytes] | None = None  # the same, and its monitor, not to be
         self._monitor: zmq.Socket[bytes] | None = None  # awaited
         self._was_up = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
         self._replay_wanted = asyncio.Event()
@@ -142,7 +145,7 @@ class EventSubscriber:
         if self.journal is None:
             self._open()
         else:
-            self._spawn(self._load(self.journal))
+            self._tasks.spawn(self._load(self.journal))
 
     async def _load(self, journal: HolderJournal) -> None:
         await journal.load(self.follower, self._index)
@@ -169,17 +172,16 @@ class EventSubscriber:
             verb = "bind" if self.source.bind else "connect to"
             log.error("engine %s: cannot %s %s: %s", self._name, verb, self.source.endpoint, e)
             return
-        self._spawn(self._watch_link(monitor))
-        self._spawn(self._read_live(socket))
-        self._spawn(self._read_replays())
+        self._tasks.spawn(self._watch_link(monitor))
+        self._tasks.spawn(self._miss_the_engine())
+        self._tasks.spawn(self._read_live(socket))
+        self._tasks.spawn(self._read_replays())
         if self._audit_seconds is not None and self.stream.can_replay:
-            self._spawn(self._audit(self._audit_seconds))
+            self._tasks.spawn(self._audit(self._audit_seconds))
 
     async def close(self) -> None:
         """Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self.journal is not None:
             await self.journal.close()
         if self._socket is not None:
@@ -192,7 +194,7 @@ class EventSubscriber:
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""
         if self._socket is not None:
-            self._spawn(self._feed(self.follower.resume))
+            self._tasks.spawn(self._feed(self.follower.resume))
 
     def count_no_copies(self) -> None:
         """As `EngineBlocks.count_no_copies`; the state may be another then."""
@@ -209,6 +211,18 @@ class EventSubscriber:
                     await self._breathe()
 
     # what comes in
+
+    async def _miss_the_engine(self) -> None:
+        """Once: it is there, for it has told us the address, but not at that address."""
+        await asyncio.sleep(self._answer_seconds)
+        if not self._was_up:
+            log.warning(
+                "engine %s: nobody %s %s, where its KV events should come from; until somebody "
+                "does nothing is known of its cache",
+                self._name,
+                "connects to" if self.source.bind else "answers at",
+                self.source.endpoint,
+            )
 
     async def _watch_link(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
@@ -384,16 +398,6 @@ class EventSubscriber:
             reason,
             message,
         )
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("engine %s: its event stream is no longer read", self._name, exc_info=error)
 
 
 class _Slot:

@@ -285,6 +285,11 @@ class MemoryIndex:
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
 
+    @property
+    def away(self) -> bool:
+        """Never: it is here."""
+        return False
+
     def report(self) -> IndexReport:
         return IndexReport(self.num_bytes(), self.evicted)
 

@@ -133,6 +133,10 @@ class Index(Protocol):
     def holdings(self) -> Holdings | None:
         """None: it is not in this process, or does not know at once."""
 
+    @property
+    def away(self) -> bool:
+        """Whether it is elsewhere and does not answer: matches fail without being tried."""
+
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
 

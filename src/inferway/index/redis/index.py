@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Holdings, Op, Tier
 from inferway.index.redis.asking import Asking
@@ -24,6 +24,7 @@ from inferway.index.redis.values import RedisLimits, RedisStats, Standing, milli
 from inferway.index.redis.writer import Told
 from inferway.index.report import IndexReport, SharedReport
 from inferway.model import BlockKey, HolderId
+from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.index")
 
@@ -60,13 +61,13 @@ class RedisIndex:
         self._keeping = Keeping(
             link, roll, self._flushing, limits, self.gateway, fence, self._keep_wanted
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log, f"index {link.shown}: a task of it ended")
 
     async def start(self) -> None:
         """Connects. A server that is not there is a warning, and is looked for again."""
         await self._keeping.keep_or_warn()
-        self._spawn(self._keeping.run())
-        self._spawn(self._flushing.run())
+        self._tasks.spawn(self._keeping.run())
+        self._tasks.spawn(self._flushing.run())
 
     async def close(self) -> None:
         """Writes what is queued and gives up the leases, if that goes quickly. Idempotent."""
@@ -77,9 +78,7 @@ class RedisIndex:
                     await asyncio.gather(*map(self._keeping.leave, self._roll.leased_names()))
             except TimeoutError:
                 log.info("index %s: closed before all was written", self._link.shown)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._link.close()
 
     # who the holders are
@@ -97,7 +96,7 @@ class RedisIndex:
         self._keeping.forget(holder)
         self._flushing.forget(holder)
         if writer is not None and writer.name is not None and writer.lease is not None:
-            self._spawn(self._keeping.leave(writer.name, for_good=True))
+            self._tasks.spawn(self._keeping.leave(writer.name, for_good=True))
 
     def tell(
         self,
@@ -216,13 +215,3 @@ class RedisIndex:
     async def keep(self) -> None:
         """One round: connections, leases, standings. Raises RedisError."""
         await self._keeping.keep()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("index %s: a task of it ended", self._link.shown, exc_info=error)

@@ -1,0 +1,78 @@
+"""Engines of a file that may change: YAML or JSON, `engines:` as in the settings, or that list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from inferway.config import EngineSettings, check_engines
+from inferway.discovery.source import Tell
+from inferway.errors import ConfigError
+
+log = logging.getLogger("inferway.discovery")
+
+LOOK_SECONDS = 1.0
+
+
+class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    engines: list[EngineSettings]
+
+
+def read_engines(path: Path) -> list[EngineSettings]:
+    """Raises ConfigError that names the file and the place in it."""
+    try:
+        text = path.read_bytes()
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
+    try:
+        found = msgspec.yaml.decode(text, type=_Engines | list[EngineSettings])
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: {e}") from e
+    engines = found.engines if isinstance(found, _Engines) else found
+    try:
+        check_engines(engines)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+    return engines
+
+
+@dataclass(slots=True)
+class EnginesFile:
+    """See Source. Looked at once a second, as a file that Kubernetes mounts is changed by a link
+    that inotify does not tell. A file that is broken, or gone, leaves the engines as they were."""
+
+    path: Path
+    sleep: Callable[[float], object] = asyncio.sleep
+    synced: bool = False
+    _seen: tuple[int, ...] = ()
+
+    async def run(self, tell: Tell) -> None:
+        while True:
+            self.look(tell)
+            await self.sleep(LOOK_SECONDS)  # type: ignore[misc]
+
+    def look(self, tell: Tell) -> None:
+        """Once."""
+        seen: tuple[int, ...]
+        try:
+            status = self.path.stat()
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            seen = ()
+        if seen == self._seen and self.synced:
+            return
+        first, self._seen = not self.synced, seen
+        self.synced = True
+        try:
+            engines = read_engines(self.path)
+        except ConfigError as e:
+            log.warning("engines file: %s; the engines stay as they were", e)
+            return
+        if not first:
+            log.info("engines file %s: changed, %d engines", self.path, len(engines))
+        tell(engines)

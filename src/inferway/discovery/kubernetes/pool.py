@@ -1,0 +1,157 @@
+"""The engines of an InferencePool, or of a selector given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inferway.config import EngineSettings, ModelRewrite
+from inferway.discovery.kubernetes.api import ApiServer
+from inferway.discovery.kubernetes.follow import Follower
+from inferway.discovery.kubernetes.objects import (
+    Object,
+    Pool,
+    engines_of,
+    pool_of,
+    priorities_of,
+    rewrites_of,
+)
+from inferway.discovery.source import Tell
+
+log = logging.getLogger("inferway.kubernetes")
+
+POOL_GROUP = "inference.networking.k8s.io"
+_VERSIONS = {POOL_GROUP: "v1", "inference.networking.x-k8s.io": "v1alpha2"}
+_EXPERIMENTAL = "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces"
+
+
+def selector_of(labels: Mapping[str, str]) -> str:
+    """As a list's query has it."""
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+@dataclass(slots=True)
+class SelectedPods:
+    """Pods of a selector that stays as it is (`--endpoint-selector`, `--endpoint-target-ports`)."""
+
+    server: ApiServer
+    namespace: str
+    pool: Pool
+    _pods: Follower | None = None
+
+    async def run(self, tell: Tell) -> None:
+        """See Source."""
+        ports = self.pool.ports
+        self._pods = Follower(
+            self.server,
+            f"/api/v1/namespaces/{self.namespace}/pods",
+            lambda pods: tell(_engines(pods, ports)),
+            selector_of(self.pool.labels),
+        )
+        await self._pods.run()
+
+    @property
+    def synced(self) -> bool:
+        return self._pods is not None and self._pods.synced
+
+
+@dataclass(slots=True)
+class PoolPods:
+    """A pool and its pods. A pool whose selector or ports change has other pods; one that is
+    deleted has none. `rules` is told objectives and rewrites of this pool."""
+
+    server: ApiServer
+    namespace: str
+    name: str
+    group: str = POOL_GROUP
+    rules: Callable[[dict[str, int], list[ModelRewrite]], None] | None = None
+    _pool: Pool | None = None
+    _pods: Follower | None = None
+    _following: asyncio.Task[None] | None = None
+    _known: bool = False  # whether the pool has been looked for
+    _objectives: dict[str, int] = field(default_factory=dict)
+    _rewrites: list[ModelRewrite] = field(default_factory=list)
+
+    async def run(self, tell: Tell) -> None:
+        """See Source."""
+        version = _VERSIONS.get(self.group, "v1")
+        pools = Follower(
+            self.server,
+            f"/apis/{self.group}/{version}/namespaces/{self.namespace}/inferencepools",
+            lambda found: self._pools_changed(found, tell),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pools.run())
+                if self.rules is not None:
+                    for follower in self._rules_followers():
+                        tasks.create_task(follower.run())
+        finally:
+            await self._stop()
+
+    @property
+    def synced(self) -> bool:
+        """A pool that does not exist is known not to."""
+        if self._pool is None:
+            return self._known
+        return self._pods is not None and self._pods.synced
+
+    def _pools_changed(self, found: list[Object], tell: Tell) -> None:
+        ours = [pool for pool in found if pool["metadata"]["name"] == self.name]
+        pool = pool_of(ours[0]) if ours else None
+        first, self._known = not self._known, True
+        if pool == self._pool and not first:
+            return
+        self._pool = pool
+        if self._following is not None:
+            self._following.cancel()
+            self._following, self._pods = None, None
+        if pool is None:
+            log.warning(
+                "InferencePool %s/%s: there is none; it is waited for", self.namespace, self.name
+            )
+            tell([])
+            return
+        log.info(
+            "InferencePool %s/%s: pods with %s, ports %s",
+            *(self.namespace, self.name, selector_of(pool.labels)),
+            ", ".join(map(str, pool.ports)),
+        )
+        ports = pool.ports
+        self._pods = Follower(
+            self.server,
+            f"/api/v1/namespaces/{self.namespace}/pods",
+            lambda pods: tell(_engines(pods, ports)),
+            selector_of(pool.labels),
+        )
+        self._following = asyncio.get_running_loop().create_task(self._pods.run())
+
+    def _rules_followers(self) -> list[Follower]:
+        def objectives(found: list[Object]) -> None:
+            self._objectives = priorities_of(found, self.name)
+            self._tell_rules()
+
+        def rewrites(found: list[Object]) -> None:
+            self._rewrites = rewrites_of(found, self.name)
+            self._tell_rules()
+
+        base = f"{_EXPERIMENTAL}/{self.namespace}"
+        return [
+            Follower(self.server, f"{base}/inferenceobjectives", objectives, optional=True),
+            Follower(self.server, f"{base}/inferencemodelrewrites", rewrites, optional=True),
+        ]
+
+    def _tell_rules(self) -> None:
+        assert self.rules is not None
+        self.rules(self._objectives, self._rewrites)
+
+    async def _stop(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+
+def _engines(pods: Sequence[Object], ports: Sequence[int]) -> list[EngineSettings]:
+    return [engine for pod in pods for engine in engines_of(pod, ports)]
