@@ -247,6 +247,16 @@ class Watched:
             ended(outcome, self._endpoint)
 
 
+def observe(
+    observers: Sequence[Observer], request_id: str, routed: Routed | None, seconds: float
+) -> list[Ended]:
+    """Tells the observers; those that want to know how it ends."""
+    if routed is None:
+        return []
+    told = [observer(request_id, routed, seconds) for observer in observers]
+    return [ended for ended in told if ended is not None]
+
+
 def _chosen_prompts(routed: Routed) -> Sequence[Prompt]:
     """The prompts in the block size of the endpoint that was chosen."""
     blocks = routed.decision.targets[0].prompt_blocks

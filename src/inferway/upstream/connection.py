@@ -5,7 +5,10 @@ Rule 1: the connection serves the next exchange only if the last answer ended wh
 Rule 2: an answer without Content-Length and chunks ends with the connection; any other
         answer that the connection's end cuts off is an error, never an end.
 Rule 3: 1xx answers are skipped (101: we never ask to switch, so it is an error). Trailers
-        are dropped.
+        are dropped. Beyond what llhttp refuses, an answer is garbage whose version is not
+        1.1 or 1.0, whose status is not 100 to 599, that has any transfer coding but `chunked`
+        once, or `chunked` in HTTP/1.0 (RFC 9112, 6.1), or more than MAX_HEADERS fields.
+        (It takes RTSP/1.1 for HTTP/1.1; we do not mind.)
 Rule 4: if a *reused* connection ends before the first byte of an answer, the exchange is sent
         once more on a fresh one. Engines close idle connections, and that close crosses our
         request on the wire; a generation has no effect but its answer, so that even a request
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.upstream.headers import HOP_BY_HOP, named_by_connection
+from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
 if TYPE_CHECKING:
     from inferway.upstream.exchange import Exchange
@@ -36,9 +39,11 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 MAX_HEAD_BYTES = 256 * 1024
+MAX_HEADERS = 256
 # Our answer carries our own request id, which is the one the engine got.
 _ENDS_HERE = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _BODILESS = frozenset({204, 304})
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class EngineConnection(asyncio.Protocol):
@@ -147,7 +152,7 @@ class EngineConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             if not self._complete:
-                self._garbage(e)
+                self._garbage(e.__context__ if isinstance(e.__context__, _BadAnswerError) else e)
                 return
             self._reusable = False
         if not self._in_body:
@@ -189,40 +194,68 @@ class EngineConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
             self._headers.append((name.lower(), value.rstrip()))
+        elif name.lower() in _FRAMING:
+            self._reusable = False  # as a trailer it still moves llhttp
 
     def on_headers_complete(self) -> None:
         if self._complete:
             return
-        status = self._parser.get_status_code()
-        if status < 200:
-            return
+        parser = self._parser
+        status = parser.get_status_code()
         headers = self._headers
         fields = dict(headers)
+        keep_alive = parser.should_keep_alive()
+        if not keep_alive or b"connection" in fields or not 200 <= status < 600:
+            # else it is HTTP/1.1: the others are kept alive only if they say so
+            self._check_line(status)
+            if status < 200:
+                return
+        if len(fields) != len(headers) or len(fields) > MAX_HEADERS:
+            _merge_repeated(headers, fields)
         length = fields.get(b"content-length")
         ends_here = _ENDS_HERE
-        if len(fields.get(b"connection", b"")) > len(b"keep-alive"):
+        if fields.get(b"connection", b"close") not in PLAIN_CONNECTION:
             ends_here = ends_here | named_by_connection(headers)
+        if b"transfer-encoding" in fields:
+            self._check_coding(fields[b"transfer-encoding"])
+        elif length is None and status not in _BODILESS:
+            self._until_close = True
         self._head = (
             status,
             [header for header in headers if header[0] not in ends_here],
             None if length is None else int(length),
         )
         self._in_body = True
-        if length is None and b"transfer-encoding" not in fields and status not in _BODILESS:
-            self._until_close = True
-        if not self._parser.should_keep_alive():
-            self._reusable = False
+        self._reusable = keep_alive
         assert self._exchange is not None
         if self._exchange.is_head:
             self._until_close = False
             self._complete = True
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        if self._complete:
+            self._reusable = False  # of an answer nobody asked for, or of one to HEAD
+        else:
+            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self._in_body:
             self._complete = True
+
+    # ----------------------------------------------------------------------------- the checks
+
+    def _check_line(self, status: int) -> None:
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _BadAnswerError(f"HTTP version {version}")
+        if not 100 <= status < 600:
+            raise _BadAnswerError(f"status {status:03}")
+
+    def _check_coding(self, coding: bytes) -> None:
+        if coding.lower() != b"chunked":
+            raise _BadAnswerError(f"transfer-encoding {coding[:40]!r}")
+        if self._parser.get_http_version() == "1.0":
+            raise _BadAnswerError("transfer-encoding in HTTP/1.0")
 
     # ------------------------------------------------------------------------------- delivery
 
@@ -268,3 +301,15 @@ class EngineConnection(asyncio.Protocol):
 
     def _garbage(self, error: Exception) -> None:
         self.fail(UpstreamError(f"engine {self.origin.label} sent what is not HTTP/1.1: {error}"))
+
+
+class _BadAnswerError(Exception):
+    """What llhttp lets pass and we do not."""
+
+
+def _merge_repeated(headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
+    if len(headers) > MAX_HEADERS:
+        raise _BadAnswerError(f"{len(headers)} headers, over the limit of {MAX_HEADERS}")
+    for name in (b"connection", b"transfer-encoding"):
+        if name in fields:
+            fields[name] = b", ".join([value for given, value in headers if given == name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from inferway.errors import UpstreamError, crash_report
+from inferway.errors import OurFaultError, UpstreamError, crash_report
 from inferway.model import Headers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Exchange:
         self.over = True
         self.connection = None
         log.error("an answer of engine %s: %s", self.origin.label, crash_report(error))
-        self.sink.on_error(UpstreamError("internal error; the gateway's log has the reason"))
+        self.sink.on_error(OurFaultError("internal error; the gateway's log has the reason"))
 
     def fail(self, error: UpstreamError) -> None:
         """The answer will not come, or not to its end."""

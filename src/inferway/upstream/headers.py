@@ -25,7 +25,9 @@ HOP_BY_HOP: frozenset[bytes] = frozenset(
 )
 REWRITTEN: frozenset[bytes] = frozenset({b"host", b"content-length", b"expect"})
 
-_PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})
+# Values of `Connection`, as nearly everybody writes them, that name no field.
+PLAIN_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive", b"close", b"Close"})
+_OPTIONS = frozenset({b"keep-alive", b"close"})
 
 
 def named_by_connection(headers: Headers) -> frozenset[bytes]:
@@ -34,7 +36,7 @@ def named_by_connection(headers: Headers) -> frozenset[bytes]:
     for name, value in headers:
         if name == b"connection":
             named.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(named - _PLAIN_CONNECTION)
+    return frozenset(named - _OPTIONS)
 
 
 def header_block(headers: Headers, dropped: Set[bytes] = frozenset()) -> bytes:

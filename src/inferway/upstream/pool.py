@@ -44,12 +44,15 @@ class Pool:
         timeouts: TimeoutSettings | None = None,
         *,
         idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` says who is trusted to be an https engine; else whom the system trusts."""
         self.timeouts = timeouts or TimeoutSettings()
         self.idle_keep_alive = idle_keep_alive
         self.stats = PoolStats()
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
+        self._tls = tls
         self._origins: dict[str, Origin] = {}
         self._sweep_seconds = min(
             _SWEEP_SECONDS,
@@ -83,6 +86,13 @@ class Pool:
         exchange = Exchange(origin, pieces, sink, is_head=method == "HEAD")
         origin.send(exchange)
         return exchange
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """For https engines. Their names are checked, whoever signed for them."""
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     def idle(self, url: str) -> int:
         """How many idle connections to `url` are kept."""
@@ -118,7 +128,7 @@ class Origin:
         self.label = parts.netloc
         self.authority = parts.netloc.encode()
         self.host = parts.hostname
-        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.tls = pool.tls if parts.scheme == "https" else None
         self.port = parts.port or (443 if self.tls else 80)
         self.idle: list[EngineConnection] = []
         self.connections: set[EngineConnection] = set()

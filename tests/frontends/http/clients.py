@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.server import Handler, HttpServer
+from inferway.frontends.http.server import AnswerLog, Handler, HttpServer
 
 
 @dataclass
@@ -90,9 +90,9 @@ async def serving(
     *,
     limits: LimitSettings | None = None,
     timeouts: TimeoutSettings | None = None,
-    access_log: bool = False,
+    logs: Sequence[AnswerLog] = (),
 ) -> AsyncIterator[HttpServer]:
-    server = HttpServer(handler, limits=limits, timeouts=timeouts, access_log=access_log)
+    server = HttpServer(handler, limits=limits, timeouts=timeouts, logs=logs)
     await server.start()
     try:
         yield server

@@ -11,7 +11,9 @@ from tests.frontends.http.clients import serving
 from tests.upstream.engines import LAST_CHUNK, SSE_HEAD, Script, chunk, raw
 
 from inferway.config import TimeoutSettings
-from inferway.frontends.http.forward import HOLD_HEAD_SECONDS, forward
+from inferway.flow.traffic import Traffic
+from inferway.frontends.http.flow_control import FlowControl, Ticket
+from inferway.frontends.http.forward import forward
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
@@ -71,12 +73,14 @@ class Gateway:
 async def gateway(
     *urls: str,
     timeouts: TimeoutSettings | None = None,
-    hold_head: float = HOLD_HEAD_SECONDS,
     engine_headers: Headers = (),
     trip: Callable[[], Trip] = Trip,
+    traffic: Traffic | None = None,
+    control: FlowControl | None = None,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
     pool = Pool(timeouts)
+    shared = traffic or Traffic(pool.time)
     trips: list[Trip] = []
     decision = Decision(
         tuple(
@@ -87,9 +91,14 @@ async def gateway(
     )
 
     async def handler(request: Request, responder: Responder) -> None:
+        place = None
+        if control is not None:
+            fields = request.fields
+            place = Ticket(control, responder, fields.get(b"x-tenant", b"").decode())
+            await place.enter("m", request.headers, int(fields.get(b"x-priority", b"0")))
         trips.append(trip())
         trips[-1].body = trips[-1].body or request.body
-        forward(request, responder, trips[-1], decision, pool, hold_head=hold_head)
+        forward(request, responder, trips[-1], decision, pool, traffic=shared, place=place)
 
     async with serving(handler, timeouts=timeouts) as server:
         try:

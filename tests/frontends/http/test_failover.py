@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 import pytest
 from tests.frontends.http.clients import connected, get, post
@@ -22,7 +23,11 @@ from tests.upstream.engines import (
     wait_until,
 )
 
-from inferway.config import TimeoutSettings
+from inferway.config import EjectionSettings, RetrySettings, TimeoutSettings
+from inferway.flow.retries import Retries
+from inferway.flow.standing import Standing
+from inferway.flow.traffic import Traffic
+from inferway.model import Headers, Target
 
 # ---------------------------------------------------------------------------------- failover
 
@@ -127,6 +132,147 @@ async def test_a_decision_without_targets_is_503() -> None:
         assert gw.trips[0].outcomes == ["error"]
 
 
+@in_loop
+async def test_a_429_is_tried_elsewhere_if_that_is_configured() -> None:
+    busy = answer(b"busy", status=b"429 Too Many Requests")
+    traffic = Traffic(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
+    async with (
+        running(busy) as full,
+        running(answer(b"here")) as engine,
+        gateway(full.url, engine.url, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, got.body) == (200, b"here")
+        assert traffic.standing.is_plain  # it is busy, not unwell
+
+
+@in_loop
+async def test_further_tries_have_a_budget() -> None:
+    traffic = Traffic(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
+    release = asyncio.Event()
+
+    async def slow(_: Seen, talk: Talk) -> None:
+        await release.wait()
+        await answer(b"late")(_, talk)
+
+    async with (
+        refusing() as gone,
+        running(slow) as engine,
+        gateway(gone, engine.url, traffic=traffic) as gw,
+        connected(gw.server) as first,
+        connected(gw.server) as second,
+    ):
+        await first.send(post())
+        await wait_until(lambda: len(engine.seen) == 1)
+        refused = await second.ask(post())
+        release.set()
+        late = await first.answer()
+
+        assert (refused.status, late.body) == (502, b"late")
+        assert (traffic.retries.made, traffic.retries.refused) == (1, 1)
+        assert (traffic.retries.active, traffic.retries.retrying) == (0, 0)
+
+
+@in_loop
+async def test_so_many_engines_are_tried_as_configured() -> None:
+    traffic = Traffic(monotonic, retries=Retries(RetrySettings(attempts=2)))
+    async with (
+        refusing() as gone,
+        running(answer()) as engine,
+        gateway(gone, gone, engine.url, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        assert (await c.ask(post())).status == 502
+        assert gw.trips[0].attempts == ["e0", "e1"]
+
+
+@in_loop
+async def test_an_engine_that_was_ejected_meanwhile_is_passed_over() -> None:
+    standing = Standing(EjectionSettings(failures=1))
+    standing.failed("e1", monotonic())
+    async with (
+        refusing() as gone,
+        running(answer(b"e1")) as ejected,
+        running(answer(b"e2")) as engine,
+        gateway(gone, ejected.url, engine.url, traffic=Traffic(monotonic, standing)) as gw,
+        connected(gw.server) as c,
+    ):
+        assert (await c.ask(post())).body == b"e2"
+        assert ejected.seen == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        raw(close=True),
+        raw(b"garbage\r\n\r\n"),
+        answer(b"busy", status=b"503 Service Unavailable"),
+        answer(b"late", status=b"504 Gateway Timeout"),
+        raw(SSE_HEAD, chunk(EVENTS[0]), close=True),
+    ],
+    ids=["closed", "garbage", "503", "504", "broken off"],
+)
+@in_loop
+async def test_what_an_engine_fails_counts_against_it_once(script: Script) -> None:
+    traffic = Traffic(monotonic)
+    async with (
+        running(script) as engine,
+        gateway(engine.url, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        await c.ask(post())
+
+        assert traffic.standing.failures == {"e0": 1}
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad", b"429 Too Many", b"500 Oops"])
+@in_loop
+async def test_what_a_request_may_be_the_cause_of_does_not_count(status: bytes) -> None:
+    traffic = Traffic(monotonic)
+    async with (
+        running(answer(b"x", status=status)) as engine,
+        gateway(engine.url, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        assert (await c.ask(post())).body == b"x"
+        assert traffic.standing.is_plain
+
+
+@in_loop
+async def test_a_probe_that_is_answered_brings_the_engine_back() -> None:
+    now = [100.0]
+    traffic = Traffic(lambda: now[0], Standing(EjectionSettings(failures=1, seconds=5.0)))
+    traffic.standing.failed("e0", 100.0)
+    async with (
+        running(answer()) as engine,
+        gateway(engine.url, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        now[0] = 105.0
+        await c.ask(post())
+
+        assert traffic.standing.state("e0", 105.0) == "closed"
+
+
+@in_loop
+async def test_a_probe_whose_client_goes_away_makes_room_for_the_next() -> None:
+    now = [100.0]
+    traffic = Traffic(lambda: now[0], Standing(EjectionSettings(failures=1, seconds=5.0)))
+    traffic.standing.failed("e0", 100.0)
+    now[0] = 105.0
+    async with running(raw()) as engine, gateway(engine.url, traffic=traffic) as gw:
+        async with connected(gw.server) as c:
+            await c.send(post())
+            await wait_until(lambda: len(engine.seen) == 1)
+            assert not traffic.standing.takes("e0", 105.0)
+
+        await wait_until(lambda: gw.trips[0].outcomes == ["client_gone"])
+        assert traffic.standing.takes("e0", 105.0)
+        assert traffic.retries.active == 0
+
+
 # ---------------------------------------------------------------------------------- hold head
 
 
@@ -155,12 +301,51 @@ async def test_the_head_is_held_until_the_first_event() -> None:
 async def test_the_head_is_held_no_longer_than_told() -> None:
     async with (
         running(raw(SSE_HEAD)) as engine,
-        gateway(engine.url, hold_head=0.02) as gw,
+        gateway(engine.url, timeouts=TimeoutSettings(hold_head=0.02)) as gw,
         connected(gw.server) as c,
     ):
         await c.send(post())
 
         assert (await c.head()).status == 200
+
+
+async def comments(_: Seen, talk: Talk) -> None:
+    """For ever."""
+    await talk.write(SSE_HEAD)
+    while True:
+        await talk.write(chunk(b": keep-alive\n\n"))
+        await asyncio.sleep(0.005)
+
+
+@in_loop
+async def test_comments_are_no_answer_that_came_in_time() -> None:
+    timeouts = TimeoutSettings(first_byte=0.05)
+    async with (
+        running(comments) as engine,
+        gateway(engine.url, timeouts=timeouts) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert got.status == 504
+        assert b"engine e0: no event came within 0.05 s" in got.body
+        assert gw.trips[0].outcomes == ["upstream_error"]
+
+
+@in_loop
+async def test_nor_are_they_once_the_head_is_out() -> None:
+    timeouts = TimeoutSettings(first_byte=0.08, hold_head=0.02)
+    async with (
+        running(comments) as engine,
+        gateway(engine.url, timeouts=timeouts) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert got.status == 200
+        assert got.body.startswith(b": keep-alive\n\n")
+        assert got.body.endswith(b'"code":"engine_timeout"}}\n\n')
+        assert gw.trips[0].chunks == []  # nothing that would count as a first token
 
 
 # ------------------------------------------------------------------------------- lost engines
@@ -225,7 +410,7 @@ class FailingTrip(Trip):
 async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first_is_out = asyncio.Event()
+    first_is_out, traffic = asyncio.Event(), Traffic(monotonic)
 
     async def script(_: Seen, talk: Talk) -> None:
         await talk.write(SSE_HEAD + chunk(EVENTS[0]))
@@ -234,7 +419,7 @@ async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
 
     async with (
         running(script) as engine,
-        gateway(engine.url, trip=FailingTrip) as gw,
+        gateway(engine.url, trip=FailingTrip, traffic=traffic) as gw,
         connected(gw.server) as c,
     ):
         await c.send(post())
@@ -246,6 +431,7 @@ async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
     assert gw.trips[0].outcomes == ["upstream_error"]
     assert "ZeroDivisionError" in caplog.text
     assert "choices" not in caplog.text
+    assert traffic.standing.failures == {}  # it is not the engine's
 
 
 @in_loop
@@ -257,3 +443,22 @@ async def test_a_fault_of_ours_in_a_whole_answer_breaks_it_off() -> None:
     ):
         with pytest.raises(asyncio.IncompleteReadError):
             await c.ask(post())
+
+
+class BrokenTrip(Trip):
+    """A journey with a fault that shows before anything is sent."""
+
+    def attempt(self, target: Target) -> Headers:
+        raise ZeroDivisionError(target)
+
+
+@in_loop
+async def test_a_fault_of_ours_before_the_request_is_sent_leaves_nothing_taken() -> None:
+    traffic = Traffic(monotonic)
+    async with (
+        running(answer()) as engine,
+        gateway(engine.url, trip=BrokenTrip, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        assert (await c.ask(post())).status == 500
+        assert (gw.trips[0].outcomes, traffic.retries.active) == (["error"], 0)

@@ -13,6 +13,7 @@ from tests.upstream.engines import answer, in_loop, running, wait_until
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import ConfigError
+from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
@@ -225,7 +226,7 @@ async def test_connections_over_the_limit_are_closed() -> None:
 @in_loop
 async def test_the_access_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "inferway.access")
-    async with serving(echo, access_log=True) as server, connected(server) as client:
+    async with serving(echo, logs=[AccessLog()]) as server, connected(server) as client:
         await client.ask(get(b"/a?secret", b"x-request-id: id1"))
         await client.ask(post(b"prompt", b"x-request-id: id2", target=b"/b"))
         client.close()

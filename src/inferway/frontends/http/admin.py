@@ -1,4 +1,5 @@
-"""GET /admin/engines: what is known of each engine, and how it is known.
+"""GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
+.../NAME/resume: whether it gets new requests.
 
 For operators, and so behind the admin key where one is configured (`routes`). The names are
 described in docs/troubleshooting.md, and stay.
@@ -6,29 +7,42 @@ described in docs/troubleshooting.md, and stay.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
+from inferway.errors import UnknownPathError
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
+from inferway.flow.traffic import Traffic
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index
 from inferway.model import Endpoint
 
+_PREFIX = "/admin/engines/"
+
+log = logging.getLogger("inferway.admin")
+
 
 class AdminPages:
-    """Reads, and changes nothing. `clock` is the one that subscribers note batches by."""
+    """`clock` is the one that subscribers note batches by."""
 
     def __init__(
-        self, fleet: Fleet, index: Index, clock: Callable[[], float] = time.monotonic
+        self,
+        fleet: Fleet,
+        index: Index,
+        traffic: Traffic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._index = index
+        self._traffic = traffic
         self._clock = clock
 
     async def engines(self, _: Request, responder: Responder) -> None:
@@ -36,12 +50,35 @@ class AdminPages:
         body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
         responder.send(200, JSON, msgspec.json.encode(body))
 
+    async def change(self, request: Request, responder: Responder) -> None:
+        """A drained engine gets no new requests; those that it has, end as they would have."""
+        name, _, what = request.path.removeprefix(_PREFIX).rpartition("/")
+        name = unquote(name)
+        if what not in ("drain", "resume"):
+            raise UnknownPathError(
+                f"{request.path[:200]}: expected {_PREFIX}NAME/drain or {_PREFIX}NAME/resume"
+            )
+        engine = next((e for e in self._fleet.engines if e.name == name), None)
+        if engine is None:
+            known = ", ".join(engine.name for engine in self._fleet.engines)
+            raise UnknownPathError(f"no engine is called {name[:200]!r}; known: {known}")
+        drained = self._traffic.standing.drained
+        if what == "drain":
+            drained.add(name)
+        else:
+            drained.discard(name)
+        log.info("engine %s: %s", name, "drained" if what == "drain" else "gets requests again")
+        responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
+
     def _engine(self, engine: Engine) -> dict[str, Any]:
         facts, load = engine.facts, engine.load
+        standing = self._traffic.standing
         return {
             "name": engine.name,
             "url": engine.url,
             "healthy": engine.healthy,
+            "drained": engine.name in standing.drained,
+            "breaker": standing.state(engine.name, self._traffic.clock()),
             "version": facts.version if facts else None,
             "models": engine.model_names,
             "block_size": engine.block_size,

@@ -11,11 +11,16 @@ no         no          keep_alive: closed silently
 yes        no          request_body, from the request's first byte: 408
 any        yes         none, or idle_stream while the client does not read: aborted
 
-Rule 1: what llhttp refuses is answered with 400 (or 413, 414, 417, 431, 501), then the
+Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), then the
         connection closes: after bytes that have two readings there is no next request.
-        Beyond llhttp we refuse Content-Length beside Transfer-Encoding, any transfer coding
-        but `chunked`, repeated Content-Length, Transfer-Encoding or Host, HTTP/1.1 without
-        Host, HTTP/1.0 with Transfer-Encoding, and other versions.
+        llhttp is strict about lines, names and chunks. Beyond it we refuse (RFC 9112, 9110):
+        RTSP and ICE, which it reads as HTTP; versions but 1.1 and 1.0; CONNECT; targets that
+        are no path (message.read_target); HTTP/1.1 without Host, a Host that is none; Host or
+        framing fields given twice; any coding but `chunked`, and each in HTTP/1.0; framing
+        that outweighs what it carries. What llhttp skips is as if it were not there: empty
+        lines before a request line, also with a bare CR or LF; spaces between its parts.
+        An offered upgrade is ignored: the head is read again without it, because llhttp
+        would take a body for the new protocol.
 Rule 2: pipelined requests are answered in order. While the queue is full, or the client does
         not read, nothing is read from it.
 Rule 3: 100 Continue is sent only when the body is awaited and no answer is in its way.
@@ -29,17 +34,29 @@ Rule 5: after an early refusal the socket is closed for sending only, and what s
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from inferway.errors import BadHttpError, BodyTooLargeError, RequestError
+from inferway.errors import BadHttpError, RequestError
+from inferway.frontends.http.head_checks import (
+    body_too_large,
+    check_coding,
+    check_length,
+    expects_continue,
+    head_too_large,
+    merge_repeated,
+    too_many_headers,
+    without_upgrade,
+)
 from inferway.frontends.http.message import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
     Request,
+    is_host,
     is_request_id,
 )
 from inferway.frontends.http.responder import Responder
@@ -50,30 +67,32 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
-_ONCE = frozenset({b"content-length", b"transfer-encoding", b"host"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_HEADERS: list[tuple[bytes, bytes]] = []
+_MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
 
 
 class ClientConnection(asyncio.Protocol):
     """See the module."""
 
     __slots__ = (
+        "_again",
         "_body",
         "_body_bytes",
         "_expects",
-        "_fed",
-        "_fields",
-        "_head_complete",
+        "_first",
         "_headers",
-        "_http11",
         "_lingering",
         "_parser",
-        "_progress",
+        "_partial",
         "_pumping",
         "_queue",
+        "_read",
+        "_received",
         "_receiving",
+        "_request",
         "_responder",
-        "_silent_bytes",
+        "_searched",
         "_target",
         "_timed",
         "closing",
@@ -95,15 +114,12 @@ class ClientConnection(asyncio.Protocol):
         self._responder: Responder | None = None
         self._pumping = False
         self._lingering = False
-        self._receiving = False
-        self._silent_bytes = 0  # received of a head, or of framing, since the last progress
-        self._progress = False
-        self._timed = False  # the deadline is the one of the request being received
+        self._read: bytes | memoryview = b""  # what is being parsed
+        self._first = False  # it began with the request that is being parsed
+        self._again = b""  # a head whose upgrade is ignored
+        self._expects = False
         self.on_message_begin()
         self._receiving = False
-        self._fields: dict[bytes, bytes] = {}
-        self._http11 = True
-        self._expects = False
 
     # ---------------------------------------------------------------------- asyncio.Protocol
 
@@ -113,23 +129,36 @@ class ClientConnection(asyncio.Protocol):
         self._idle()
 
     def data_received(self, data: bytes) -> None:
-        if self.closing and (self._lingering or self._responder is None):
+        if self.closing or self._lingering:
             return
-        self._fed = len(data)
+        self._read, self._searched = data, 0
+        self._first = not self._receiving
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserCallbackError as e:
             if not isinstance(e.__context__, RequestError):
                 raise
             self._refuse(e.__context__)
-        except httptools.HttpParserUpgrade:
-            self.closing = True  # RFC 9110 7.8: an upgrade may be ignored; what follows is lost
         except httptools.HttpParserError as e:
             self._refuse(BadHttpError(f"not an HTTP/1.1 request: {e}"))
         if self._receiving:
-            self._after_part()
+            self._after_part(data)
+        self._read = b""
         if self._queue:
             self._pump()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as e:
+                data = memoryview(data)[e.args[0] :]
+            self._parser = httptools.HttpRequestParser(self)
+            self._read, self._again = self._again, b""
+            self._first, self._searched = True, 0
+            self._parser.feed_data(self._read)
+            self._read, self._searched = data, 0
 
     def eof_received(self) -> None:
         if self._responder is not None:
@@ -165,112 +194,130 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._receiving = True
         self._timed = False
-        self._head_complete = False
+        self._request: Request | None = None  # once its head is complete
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._received = 0  # bytes: of the head, and then of what follows it
+        self._partial: bytes | bytearray = b""  # the head so far, in reads before this one
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_complete:  # else a trailer: dropped
+        if self._request is None:  # else a trailer: dropped
             self._headers.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         headers = self._headers
-        self._fields = fields = dict(headers)
-        if len(headers) > MAX_HEADERS or self._fed + self._silent_bytes > MAX_TARGET_BYTES:
+        fields = dict(headers)
+        if len(headers) > MAX_HEADERS or len(self._read) > MAX_TARGET_BYTES or self._partial:
             self._check_size(headers)
         if len(fields) != len(headers):
-            _refuse_repeated(headers)
-        version = self._parser.get_http_version()
-        self._http11 = version == "1.1"
-        self._expects = False
-        if not self._http11 and version != "1.0":
-            raise BadHttpError(f"HTTP version {version}: expected 1.1 or 1.0")
-        if self._http11 and b"host" not in fields:
-            raise BadHttpError("host: required header is missing")
+            merge_repeated(headers, fields)
+        parser = self._parser
+        method = parser.get_method().decode()
+        self._request = request = Request(method, self._target, 0.0)
+        request.headers = headers
+        request.fields = fields
+        request.http11 = http11 = self._is_http11(method)
+        host = fields.get(b"host")
+        if host is None:
+            if http11:
+                raise BadHttpError("host: required header is missing")
+        elif not is_host(host):
+            raise BadHttpError(f"host {host[:100]!r}: expected HOST or HOST:PORT")
+        length = fields.get(b"content-length")
         if b"transfer-encoding" in fields:
-            self._check_coding(fields)
-        elif b"content-length" in fields:
-            length = fields[b"content-length"]
-            if not length.isdigit():
-                raise BadHttpError(f"content-length {length[:40]!r}: expected digits")
-            if int(length) > self.server.limits.body_bytes:
-                raise self._too_large()
-        if b"expect" in fields and self._http11:
-            if fields[b"expect"].lower() != b"100-continue":
-                raise BadHttpError("expect: only '100-continue' is known", status=417)
-            self._expects = True
-        self._head_complete = self._progress = True
+            check_coding(request)
+        elif length is not None:
+            check_length(length, self.server.limits.body_bytes)
+        if b"expect" in fields:
+            self._expects = expects_continue(request)
+        self._received = -len(self._read)
+        if parser.should_upgrade():
+            self._again = without_upgrade(request, self._target)
 
     def on_body(self, body: bytes) -> None:
-        self._progress = True
-        self._body_bytes += len(body)
+        size = len(body)
+        self._body_bytes += size
         if self._body_bytes > self.server.limits.body_bytes:
-            raise self._too_large()
-        self._body.append(body)
+            raise body_too_large(self.server.limits.body_bytes)
+        if self._body_bytes == size:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += body
 
     def on_message_complete(self) -> None:
-        self._receiving = False
-        self._progress = True
-        self._silent_bytes = 0
-        parser, fields, body = self._parser, self._fields, self._body
-        if parser.should_upgrade() and (b"content-length" in fields or len(fields) == 0):
-            raise BadHttpError("upgrade: not supported for a request with a body")
-        method = parser.get_method().decode()
-        request = Request(method, self._target, time.perf_counter())
-        request.headers = self._headers
-        request.fields = fields
-        request.body = body[0] if len(body) == 1 else b"".join(body)
-        request.http11 = self._http11
-        request.keep_alive = parser.should_keep_alive()
-        given = fields.get(b"x-request-id")
+        if self._again:
+            return  # it is about to be read again
+        request = self._request
+        assert request is not None
+        self._receiving = self._first = self._expects = False
+        request.started = time.perf_counter()
+        if self._body_bytes:
+            request.body = bytes(self._body)  # the same object, if it is bytes already
+            self._body = b""
+        request.keep_alive = self._parser.should_keep_alive()
+        given = request.fields.get(b"x-request-id")
         request.id = given if given and is_request_id(given) else self.server.new_request_id()
+        self._headers, self._request = _NO_HEADERS, None  # an idle connection keeps nothing
         self._queue.append(request)
         if len(self._queue) == MAX_QUEUED:
             self.transport.pause_reading()
 
     # ----------------------------------------------------------------------------- the checks
 
+    def _is_http11(self, method: str) -> bool:
+        """Raises BadHttpError unless it is HTTP, 1.1 or 1.0."""
+        place = len(method) + 1 + len(self._target)
+        if self._first and self._read[place : place + 11] == b" HTTP/1.1\r\n":
+            self._searched = place + 11
+            return True
+        # It came in parts, or after others, or with white space: its line is somewhere.
+        before, self._partial = self._partial, b""
+        line = rb"%b *%b *(HTTP|RTSP|ICE)/" % (method.encode(), re.escape(self._target))
+        found = re.compile(line).search(before + self._read, self._searched)
+        if found is None or found[1] != b"HTTP":
+            raise BadHttpError("request line: expected METHOD TARGET HTTP/1.1")
+        self._searched = max(0, found.end() - len(before))
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise BadHttpError(f"HTTP version {version}: expected 1.1 or 1.0")
+        return version == "1.1"
+
     def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
         if len(headers) > MAX_HEADERS:
-            raise BadHttpError(
-                f"{len(headers)} headers, over the limit of {MAX_HEADERS}", status=431
-            )
+            raise too_many_headers(len(headers))
         if len(self._target) > MAX_TARGET_BYTES:
             raise BadHttpError(f"request target: over {MAX_TARGET_BYTES} bytes", status=414)
         limit = self.server.limits.header_bytes
-        if self._fed + self._silent_bytes > limit:
+        if len(self._partial) + len(self._read) > limit:
             size = sum([len(name) + len(value) + 4 for name, value in headers])
             if size > limit:
-                raise _head_too_large(limit)
+                raise head_too_large(limit)
 
-    def _check_coding(self, fields: dict[bytes, bytes]) -> None:
-        if b"content-length" in fields:
-            raise BadHttpError("content-length and transfer-encoding: only one may be given")
-        if not self._http11:
-            raise BadHttpError("transfer-encoding: not known in HTTP/1.0")
-        codings = [coding.strip() for coding in fields[b"transfer-encoding"].lower().split(b",")]
-        if codings != [b"chunked"]:  # RFC 9112 6.1 and 6.3: without a last chunk it has no end
-            status = 501 if codings[-1] == b"chunked" else 400
-            raise BadHttpError("transfer-encoding: only 'chunked' is known", status=status)
-
-    def _too_large(self) -> BodyTooLargeError:
-        limit = self.server.limits.body_bytes
-        return BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
-
-    def _after_part(self) -> None:
+    def _after_part(self, data: bytes) -> None:
         """A read ended inside a request."""
-        if self._progress:
-            self._progress = False
-            self._silent_bytes = 0
+        limit = self.server.limits.header_bytes
+        if self._request is None:
+            if self._first or self._partial:  # else: no telling where in `data` it began
+                self._received += len(data)
+            self._partial = self._partial or bytearray()
+            self._partial += data
+            if self._received > limit:
+                self._refuse(head_too_large(limit))
+                return
+            if len(self._headers) > MAX_HEADERS:
+                self._refuse(too_many_headers(len(self._headers)))
+                return
         else:
-            self._silent_bytes += self._fed
-            if self._silent_bytes > self.server.limits.header_bytes:
-                self._refuse(_head_too_large(self.server.limits.header_bytes))
+            self._received += len(data)
+            if self._received - _MAX_FRAMING * self._body_bytes > limit:
+                self._refuse(head_too_large(limit))
                 return
         if self._responder is not None or self._queue:
             return
@@ -288,7 +335,6 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answers `error` when its turn comes, and reads no further request."""
         self._receiving = False
-        self._parser = httptools.HttpRequestParser(_Deaf())
         self._lingering = True
         self._queue.append(error)
         self._pump()
@@ -383,21 +429,3 @@ class ClientConnection(asyncio.Protocol):
         self.closing = True
         if self._responder is None:
             self._finish()
-
-
-class _Deaf:
-    """A parser's listener that hears nothing."""
-
-
-def _head_too_large(limit: int) -> BadHttpError:
-    return BadHttpError(
-        f"header: over the limit of {limit} bytes (limits.header_bytes)", status=431
-    )
-
-
-def _refuse_repeated(headers: list[tuple[bytes, bytes]]) -> None:
-    seen: set[bytes] = set()
-    for name, _ in headers:
-        if name in _ONCE and name in seen:
-            raise BadHttpError(f"{name.decode()}: given more than once")
-        seen.add(name)

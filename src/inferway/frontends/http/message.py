@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from http import HTTPStatus
 
 from inferway.errors import BadHttpError
@@ -9,7 +11,6 @@ from inferway.model import Headers, RequestHead
 
 MAX_HEADERS = 128
 MAX_TARGET_BYTES = 16 * 1024
-MAX_REQUEST_ID_BYTES = 128
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -20,6 +21,24 @@ STATUS_LINES = {
 def status_line(status: int) -> bytes:
     """For a status that is not registered: without a reason phrase."""
     return b"HTTP/1.1 %d \r\n" % status
+
+
+# RFC 3986: path characters and percent-encodings; in a query also what browsers leave as it is
+# (WHATWG URL). A dot segment, plain or encoded, names another path to whoever resolves it.
+_TARGET = re.compile(
+    rb"(?:(?i:https?)://(?P<authority>[^/?]+))?"
+    rb"(?P<path>(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)"
+    rb"(?:\?(?P<query>(?:[\w.~!$&'()*+,;=:@/?\[\]{}|\\^`-]|%[0-9A-Fa-f]{2})*))?"
+)
+_DOTS = re.compile(rb"/(?:\.|%2[eE]){1,2}(?:/|$)")
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Za-z:.~_%-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
+)
+_MAX_HOST_BYTES = 300
+_MAX_KEPT_TARGET_BYTES = 256
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_ASTERISK = (b"*", "*", "")
+_NO_FIELDS: dict[bytes, bytes] = {}
 
 
 class Request:
@@ -41,15 +60,15 @@ class Request:
 
     def __init__(self, method: str, target: bytes, started: float) -> None:
         """`target` is as it came; raises BadHttpError if it is none for us."""
+        read = read_target if len(target) <= _MAX_KEPT_TARGET_BYTES else read_target.__wrapped__
+        parts = read(target)
+        if parts is _ASTERISK and method != "OPTIONS":
+            raise _not_a_path(target)
         self.method = method
-        self.target = target if target.startswith(b"/") else _origin_form(method, target)
+        self.target, self.path, self.query = parts
         self.started = started  # time.perf_counter() when the request was complete
-        try:
-            self.path, _, self.query = self.target.decode("ascii").partition("?")
-        except UnicodeDecodeError:
-            raise BadHttpError("request target: expected ASCII, percent-encode the rest") from None
         self.headers: Headers = ()
-        self.fields: dict[bytes, bytes] = {}  # the last value of each name
+        self.fields = _NO_FIELDS  # the last value of each name
         self.body = b""
         self.http11 = True
         self.keep_alive = False
@@ -66,20 +85,39 @@ class Request:
         return RequestHead(self.method, self.path, self.query, self.headers)
 
 
-def _origin_form(method: str, target: bytes) -> bytes:
-    """RFC 9112 section 3.2: absolute-form becomes origin-form, the rest is not for us."""
-    lowered = target[:8].lower()
-    for scheme in (b"http://", b"https://"):
-        if lowered.startswith(scheme):
-            rest = target[len(scheme) :]
-            authority, slash, path = rest.partition(b"/")
-            if authority and b"?" not in authority:
-                return slash + path or b"/"
-    if target == b"*" and method == "OPTIONS":
-        return target
-    raise BadHttpError(f"request target {target[:100]!r}: expected a path, like '/v1/models'")
+@lru_cache(maxsize=128)
+def read_target(target: bytes) -> tuple[bytes, str, str]:
+    """What the engine gets, its path and its query. RFC 9112 section 3.2: absolute-form becomes
+    origin-form, the rest is not for us. Raises BadHttpError.
+
+    Clients name the same few paths again and again, which is why answers are kept."""
+    if target == b"*":
+        return _ASTERISK
+    found = _TARGET.fullmatch(target)
+    if found is None or not (found["path"] or found["authority"]):
+        raise _not_a_path(target)
+    authority, path, query = found["authority"], found["path"] or b"/", found["query"]
+    if authority is not None and not is_host(authority):
+        raise BadHttpError(f"request target {target[:100]!r}: expected http://HOST:PORT/PATH")
+    if _DOTS.search(path):
+        raise BadHttpError(f"request target {target[:100]!r}: resolve '.' and '..' first")
+    whole = path if query is None else path + b"?" + query
+    return whole, path.decode("ascii"), (query or b"").decode("ascii")
+
+
+def _not_a_path(target: bytes) -> BadHttpError:
+    return BadHttpError(
+        f"request target {target[:100]!r}: expected a path, like '/v1/models', with all but URI"
+        " characters percent-encoded"
+    )
+
+
+@lru_cache(maxsize=128)
+def is_host(value: bytes) -> bool:
+    """Whether `value` is a host and maybe a port (RFC 9110 section 7.2; empty is allowed)."""
+    return len(value) <= _MAX_HOST_BYTES and _HOST.fullmatch(value) is not None
 
 
 def is_request_id(value: bytes) -> bool:
     """Whether a client's x-request-id can be passed on and logged as it is."""
-    return 0 < len(value) <= MAX_REQUEST_ID_BYTES and value.isascii() and b" " not in value
+    return _REQUEST_ID.fullmatch(value) is not None

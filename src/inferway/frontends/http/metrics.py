@@ -16,12 +16,18 @@ from inferway import __version__
 from inferway.director import Director
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.admission import Admission
 from inferway.frontends.http.families import Family, Histogram, counter, gauge
+from inferway.frontends.http.flow_metrics import flow_families
 from inferway.frontends.http.index_metrics import index_families
 from inferway.frontends.http.journal_metrics import journal_families
 from inferway.frontends.http.load_metrics import expectation_families, scrape_families
 from inferway.frontends.http.server import HttpServer
 from inferway.frontends.http.stream_metrics import stream_families
+from inferway.frontends.http.structured.metrics import (
+    structured_families,
+    structured_helpers,
+)
 from inferway.frontends.publisher import Publisher
 from inferway.helper.helper import HelperStats
 from inferway.prompts.renderer import Renderer
@@ -43,6 +49,7 @@ class MetricsPage(Collector):
         renderer: Renderer,
         publisher: Publisher | None = None,
         request_templates: RequestTemplates | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._director = director
         self._fleet = fleet
@@ -50,14 +57,20 @@ class MetricsPage(Collector):
         self._renderer = renderer
         self._publisher = publisher
         self._request_templates = request_templates
+        self._admission = admission
         self._server: HttpServer | None = None
         self._decisions = Histogram(DECISION_BUCKETS)
+        self._others: list[Callable[[], Iterator[Family]]] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def serve_with(self, server: HttpServer) -> None:
         """The server is made after its routes, and counts too."""
         self._server = server
+
+    def joined_by(self, families: Callable[[], Iterator[Family]]) -> None:
+        """Another part's numbers are on the page, too."""
+        self._others.append(families)
 
     def decided_in(self, seconds: float) -> None:
         """A decision took so long, parsing and rendering included."""
@@ -71,12 +84,15 @@ class MetricsPage(Collector):
         yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
         yield from self._requests()
         yield from self._engines()
+        if self._admission is not None:
+            yield from flow_families(self._admission, self._fleet)
         yield from scrape_families(self._fleet.scraper)
         yield from expectation_families(self._director.scheduling.producers)
         yield from index_families(self._director.matcher.index, self._fleet.engines)
         yield from stream_families(self._fleet)
         yield from journal_families(self._fleet)
         yield from self._prompts()
+        yield from structured_families(self._director.gate)
         yield from self._helpers()
         yield from self._remote()
         yield from self._proofs()
@@ -87,6 +103,8 @@ class MetricsPage(Collector):
                 "Messages dropped: the socket could not take more.",
                 value=self._publisher.lost,
             )
+        for families in self._others:
+            yield from families()
 
     def _requests(self) -> Iterator[Family]:
         stats = self._director.stats
@@ -196,6 +214,7 @@ class MetricsPage(Collector):
         if templates is not None:
             helpers["request-templates"] = templates.helper
             hits[("request-templates",)] = float(templates.num_cache_hits)
+        helpers |= structured_helpers(self._director.gate)
         stats = {(work,): helper.stats for work, helper in helpers.items()}
 
         def each(name: str, text: str, value: Callable[[HelperStats], int]) -> Family:

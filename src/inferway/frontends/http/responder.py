@@ -14,7 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from inferway.errors import InferwayError, MethodNotAllowedError, UnauthorizedError
+from inferway.errors import (
+    InferwayError,
+    MethodNotAllowedError,
+    SaturatedError,
+    UnauthorizedError,
+)
 from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.responses import error_body, error_status
@@ -51,6 +56,7 @@ class Responder:
         "body_bytes",
         "ended",
         "engine",
+        "extra",
         "request",
         "source",
         "started",
@@ -69,6 +75,7 @@ class Responder:
         self.started = False
         self.ended = False  # also when the client has gone, or after `abort`
         self.engine = "-"  # for the access log
+        self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: Source) -> None:
         """From now on `source` answers, whenever it can; the handler may return."""
@@ -94,7 +101,7 @@ class Responder:
             framing += b"connection: keep-alive\r\n"
         self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (
             STATUS_LINES.get(status) or status_line(status),
-            header_block(headers),
+            header_block((*headers, *self.extra) if self.extra else headers),
             request.id,
             framing,
         )
@@ -168,6 +175,8 @@ class Responder:
             headers = (*JSON, (b"allow", error.allowed.encode()))
         elif isinstance(error, UnauthorizedError):
             headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+        elif isinstance(error, SaturatedError):
+            headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
         self.send(error_status(error), headers, error_body(error))
 
     @property

@@ -2,40 +2,60 @@
 
 POST /v1/chat/completions, /v1/completions,
      /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
+POST /v1/messages, /tokenize, /score ... (openai_api.paths)  forwarded by load
+POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
+POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /health   /ready   /metrics   /admin/engines
+POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
-With an admin key configured, what the caches hold of a prompt is for its bearers only: scores, and
-the headers of an answer that say how it was decided.
+With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
+and the headers of an answer that say how it was decided (`admission`). With a port for admins,
+theirs and /metrics are there alone (`Routes.admin`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
-from inferway.director import Routed
-from inferway.errors import MethodNotAllowedError, RequestError, UnknownPathError
+from inferway.errors import (
+    ClientGoneError,
+    MethodNotAllowedError,
+    RequestError,
+    UnknownPathError,
+)
 from inferway.frontends.http.admin import AdminPages
-from inferway.frontends.http.admin_key import AdminKey
+from inferway.frontends.http.admission import Admission, named_tenant
+from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.forward import Journey as JourneyLike
 from inferway.frontends.http.forward import forward
+from inferway.frontends.http.lora import PATHS as LORA
+from inferway.frontends.http.lora import Lora
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.query import in_our_fields, parse_query, query_answer
 from inferway.frontends.http.responder import JSON, Responder
-from inferway.frontends.observers import Ended, Observer, Watched, pod_score
+from inferway.frontends.http.structured.explain import PATH as EXPLAIN
+from inferway.frontends.http.structured.explain import Explain
+from inferway.frontends.http.structured.judged import JudgedAnswer
+from inferway.frontends.http.tracing import Tracing
+from inferway.frontends.observers import Observer, Watched, observe, pod_score
 from inferway.indexer import Indexer
-from inferway.openai_api.paths import PARSERS, Parse
+from inferway.openai_api.paths import Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.upstream.pool import Pool
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+Table = dict[str, dict[str, Handler]]  # path -> method -> handler
 
-_ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query"})
+_ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query", *LORA})
 _ADMIN_PREFIX = "/admin/"
+_CHANGES = "/admin/engines/"
+_OPEN = frozenset({"/health", "/ready", "/metrics"})  # whoever asks
 _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
@@ -47,42 +67,77 @@ class Routes:
         indexer: Indexer,
         pool: Pool,
         metrics: MetricsPage,
+        admission: Admission,
+        entrance: Entrance,
         observers: Sequence[Observer] = (),
-        admin_key: AdminKey | None = None,
+        *,
+        forwards: bool = True,
+        admin_apart: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
+        """`admin_apart`: what is for admins is not answered here, but by `admin`."""
         self._indexer = indexer
         self._director, self._fleet = indexer.director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
         self._observers = observers
-        self._admin_key = admin_key
-        self._table: dict[str, dict[str, Handler]] = {
-            **{path: {"POST": self._infer} for path in PARSERS},
-            "/v1/models": {"GET": self._models},
+        self._admission = admission
+        self._tracing = tracing
+        self._entrance = entrance
+        self._inference = entrance.paths if forwards else {}
+        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
+        state: Table = {"/health": {"GET": self._health}, "/ready": {"GET": self._ready}}
+        for_admins: Table = {
             "/score_chat_completions": {"POST": self._score_chat},
             "/score_completions": {"POST": self._score_completion},
             "/query": {"POST": self._query},
-            "/admin/engines": {"GET": AdminPages(indexer.fleet, indexer.index).engines},
-            "/health": {"GET": self._health},
-            "/ready": {"GET": self._ready},
+            "/admin/engines": {"GET": self._admin.engines},
             "/metrics": {"GET": self._page},
         }
+        if forwards:
+            self._lora = Lora(indexer.fleet, pool)
+            for_admins |= {path: {"POST": self._adapter} for path in LORA}
+        self._table: Table = {
+            **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
+            EXPLAIN: {"POST": Explain(indexer.director)},
+            "/v1/models": {"GET": self._models},
+            **state,
+            **({} if admin_apart else for_admins),
+        }
+        self._admin_table: Table = {**state, **for_admins}
+        self._admin_apart = admin_apart
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
-        if self._admin_key is not None and _is_for_admins(request.path):
-            self._admin_key.check(request.headers)
-        await self._handler(request)(request, responder)
+        path, admission = request.path, self._admission
+        if not self._admin_apart and _is_for_admins(path):
+            admission.check_admin(request)
+        elif admission.is_guarded and path not in self._inference and path not in _OPEN:
+            admission.check(request)
+        await self._handler(request, self._table)(request, responder)
 
-    def _handler(self, request: Request) -> Handler:
-        methods = self._table.get(request.path)
+    @property
+    def paths(self) -> Container[str]:
+        """Those that have a name."""
+        return self._table
+
+    async def admin(self, request: Request, responder: Responder) -> None:
+        """The handler of the port for admins."""
+        if _is_for_admins(request.path):
+            self._admission.check_admin(request)
+        await self._handler(request, self._admin_table)(request, responder)
+
+    def _handler(self, request: Request, table: Table) -> Handler:
+        methods = table.get(request.path)
+        if methods is None and request.path.startswith(_CHANGES) and "/admin/engines" in table:
+            methods = {"POST": self._admin.change}
         if methods is None:
             if request.path.startswith(_STORED):
                 raise UnknownPathError(
                     f"{request.path[:200]}: what an engine has stored, it alone has, and which one"
                     " is not kept here; ask the engine that x-inferway-engine named"
                 )
-            known = ", ".join(self._table)
+            known = ", ".join(table)
             raise UnknownPathError(f"no path {request.path[:200]!r} here; known: {known}")
         method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
@@ -96,38 +151,32 @@ class Routes:
 
     async def _infer(self, request: Request, responder: Responder) -> None:
         started = time.perf_counter()
-        explain = self._may_be_told(request)
-        journey = self._director.open(request.head, request.body, request.id.decode())
+        admission = self._admission
+        caller = admission.caller(request)
+        tenant = admission.tenant(caller, request)
+        journey = self._entrance.open(request, tenant, caller.priority)
+        place = admission.ticket(responder, tenant)
         try:
-            decision = await journey.decide()
-            seconds = time.perf_counter() - started
+            decision = await journey.decide(place)
+            seconds = time.perf_counter() - started - (place.waited if place is not None else 0.0)
             self._metrics.decided_in(seconds)
-            ended = self._observe(request, journey.routed, seconds)
+            ended = observe(self._observers, request.id.decode(), journey.routed, seconds)
         except BaseException as e:
-            journey.close("refused" if isinstance(e, RequestError) else "error")
+            journey.close(_outcome(e))
+            if place is not None:
+                place.leave()
             raise
-        watched = Watched(journey, ended) if ended else journey
-        forward(request, responder, watched, decision, self._pool, explain=explain)
-
-    def _may_be_told(self, request: Request) -> bool:
-        """Whether the client may see how its request is decided. An admin's key ends here: the
-        request travels on without it."""
-        key = self._admin_key
-        if key is None:
-            return True
-        if not key.is_carried(request.headers):
-            return False
-        request.headers = key.without(request.headers)
-        request.fields.pop(b"authorization", None)
-        return True
-
-    def _observe(self, request: Request, routed: Routed | None, seconds: float) -> list[Ended]:
-        """Tells the observers; those that want to know how it ends."""
-        if routed is None:
-            return []
-        request_id = request.id.decode()
-        told = [observer(request_id, routed, seconds) for observer in self._observers]
-        return [ended for ended in told if ended is not None]
+        watched: JourneyLike = Watched(journey, ended) if ended else journey
+        if self._tracing is not None:
+            watched = self._tracing.follow(responder, watched, decision, seconds)
+        shape = journey.shape
+        client = responder if shape is None else JudgedAnswer(responder, shape)
+        forward(
+            *(request, client, watched, decision, self._pool),
+            traffic=admission.traffic,
+            place=place,
+            explain=caller.admin,
+        )
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
         await self._score(parse_chat, "messages", request, responder)
@@ -136,15 +185,17 @@ class Routes:
         await self._score(parse_completion, "prompt", request, responder)
 
     async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
-        """Seed 003's form: pod_scores in blocks, beside the model and what was asked."""
-        asked = await self._director.parse(parse, request.body)
+        """Seed 003's form: pod_scores in blocks, beside the model and what was asked. With salts,
+        of the tenant that the header names: a key here is an admin's."""
+        body = self._entrance.salted(request.body, named_tenant(request))
+        asked = await self._director.parse(parse, body)
         scores = await self._indexer.score_request(asked)
-        body = {
+        told = {
             "pod_scores": {name: pod_score(e.score) for name, e in scores.engines.items()},
             "model": scores.model,
             echo: getattr(asked, echo),
         }
-        responder.send(200, JSON, msgspec.json.encode(body))
+        responder.send(200, JSON, msgspec.json.encode(told))
 
     async def _query(self, request: Request, responder: Responder) -> None:
         query = await self._director.parse(parse_query, request.body)
@@ -155,6 +206,14 @@ class Routes:
         except RequestError as e:
             raise in_our_fields(e) from e
         responder.send(200, JSON, msgspec.json.encode(query_answer(query, scores)))
+
+    async def _adapter(self, request: Request, responder: Responder) -> None:
+        if not self._admission.knows_admins:  # everybody would be one
+            raise UnknownPathError(
+                f"{request.path}: adapters are loaded by admins, and none is known here"
+                " (admin_key_env, api_keys)"
+            )
+        await self._lora(request, responder)
 
     async def _models(self, _: Request, responder: Responder) -> None:
         """OpenAI's list; fields beyond it are those vLLM gives."""
@@ -190,6 +249,13 @@ class Routes:
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
+
+
+def _outcome(error: BaseException) -> str:
+    """Of a request that has not come as far as an engine."""
+    if isinstance(error, ClientGoneError):
+        return "client_gone"
+    return "refused" if isinstance(error, RequestError) else "error"
 
 
 def _is_for_admins(path: str) -> bool:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any
+from typing import Any, Protocol
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import ConfigError, InferwayError, crash_report
-from inferway.frontends.http.access_log import AccessLog
+from inferway.errors import InferwayError, crash_report
+from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
+from inferway.frontends.http.listening import Listener
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 
@@ -24,6 +24,15 @@ from inferway.frontends.http.responder import Responder
 # there up to its first real wait, without a task of its own: what needs one before that
 # (asyncio.timeout, wait_for, current_task) awaits asyncio.sleep(0) first.
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+
+
+class AnswerLog(Protocol):
+    """Is told of each answer that has ended (access_log, tracing)."""
+
+    def add(self, responder: Responder) -> None: ...
+    def flush(self) -> None:
+        """Called each second, and at the end."""
+
 
 _SWEEP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -45,7 +54,8 @@ class HttpStats:
 
 
 class HttpServer:
-    """`start`, then `port`; `stop` ends it. Everything runs in one loop."""
+    """`start`, then `port` and `url`; `stop` ends it. Everything runs in one loop. `host` may be
+    `unix:/path`; with a certificate it speaks TLS alone."""
 
     def __init__(
         self,
@@ -55,17 +65,18 @@ class HttpServer:
         port: int = 0,
         limits: LimitSettings | None = None,
         timeouts: TimeoutSettings | None = None,
-        access_log: bool = False,
+        logs: Sequence[AnswerLog] = (),
+        certificate: Certificate | None = None,
     ) -> None:
         self.handler = handler
-        self.host = host
-        self.port = port
+        self._certificate = certificate
+        self._listener = Listener(host, port, certificate.context if certificate else None)
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""
-        self._access_log = AccessLog() if access_log else None
+        self._logs = tuple(logs)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -76,13 +87,7 @@ class HttpServer:
         """Listens. Raises ConfigError when the address cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
-        try:
-            self._listener = await self.loop.create_server(
-                lambda: ClientConnection(self), self.host, self.port, backlog=2048
-            )
-        except OSError as e:
-            raise _cannot_listen(self.host, self.port, e) from e
-        self.port = self._listener.sockets[0].getsockname()[1]
+        await self._listener.open(lambda: ClientConnection(self))
         timeouts = self.timeouts
         self._sweep_seconds = min(
             _SWEEP_SECONDS,
@@ -91,6 +96,22 @@ class HttpServer:
             timeouts.idle_stream / 4,
         )
         self._sweep()
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 on a Unix socket."""
+        return self._listener.port
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as a client writes it."""
+        return self._listener.url
+
+    def reload_tls(self) -> None:
+        """New connections see the certificate that is in its files now. Raises ConfigError, and
+        then goes on with the one it had."""
+        if self._certificate is not None:
+            self._certificate.reload()
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Accepts no more, lets answers under way finish for so long, then closes them."""
@@ -111,8 +132,8 @@ class HttpServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._listener.wait_closed()
         self._timer.cancel()
-        if self._access_log is not None:
-            self._access_log.flush()
+        for log in self._logs:
+            log.flush()
 
     def buffered_bytes(self) -> int:
         """Bytes of answers that wait in us for clients to read."""
@@ -175,8 +196,8 @@ class HttpServer:
         stats.body_bytes += responder.body_bytes
         status = responder.status
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        if self._access_log is not None:
-            self._access_log.add(responder)
+        for log in self._logs:
+            log.add(responder)
 
     # ------------------------------------------------------------------------------- handlers
 
@@ -210,8 +231,8 @@ class HttpServer:
         self.date = formatdate(usegmt=True).encode()
         for connection in [c for c in self._connections if c.deadline <= now]:
             connection.timed_out()
-        if self._access_log is not None:
-            self._access_log.flush()
+        for log in self._logs:
+            log.flush()
         self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
 
 
@@ -227,11 +248,3 @@ def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[
             return
         yield waited
     yield from coroutine
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(
-            f"port {port} on {host} is in use; stop what listens there or choose another port"
-        )
-    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")

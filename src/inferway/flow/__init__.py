@@ -1,0 +1,1 @@
+"""Who may go where, and when: callers, limits, the queue, ejected engines, further tries. Pure."""

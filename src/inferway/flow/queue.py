@@ -1,0 +1,215 @@
+"""Those who wait for a place: by priority, and within one priority fair between tenants.
+
+Fair is start-time fair queueing (Goyal, Vin and Cheng, 1996) with requests of equal cost: each
+tenant's next request has a start tag, the later of the queue's virtual time and the end of the
+tenant's last one; the smallest goes next, and the virtual time becomes its tag. So of two tenants
+that both keep waiting neither is served more than one request ahead of the other, however many
+each has sent, and who was idle has saved nothing up. A request is of one *lane*, the model it is
+for, and of a tenant's requests only those of one lane keep their order: who waits for a full model
+holds up nobody else.
+
+Who comes when the queue is full displaces the newest request of the tenant that has most of them in
+the lowest priority, if that is lower than its own, or if that tenant has more of them than it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from operator import itemgetter
+
+_SLACK = 16  # what has gone is kept up to as much again, and this
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One request that waits."""
+
+    lane: str
+    tenant: str
+    priority: int
+    deadline: float  # it waits no longer
+    came: float
+    number: int = 0  # in order of arrival
+
+
+@dataclass(slots=True)
+class _Line:
+    """One lane's of one priority. Of each tenant the heap has an entry for its first request, with
+    its start tag; entries of requests that are not first any more are dropped when they come up."""
+
+    waiting: dict[str, deque[Waiter]] = field(default_factory=dict)  # by tenant; none is empty
+    heap: list[tuple[float, int, str]] = field(default_factory=list)  # tag, number, tenant
+    size: int = 0
+
+    def enter(self, tenant: str, tag: float) -> None:
+        """Its first request, once it is another one."""
+        heappush(self.heap, (tag, self.waiting[tenant][0].number, tenant))
+        if len(self.heap) > 2 * len(self.waiting) + _SLACK:
+            self.heap = [entry for entry in self.heap if self._is_first(entry)]
+            heapify(self.heap)
+
+    def first(self, ends: dict[str, float]) -> tuple[float, int, str]:
+        """Of those whose turn it is next; there must be one."""
+        heap = self.heap
+        while True:
+            tag, number, tenant = heap[0]
+            if not self._is_first(heap[0]):
+                heappop(heap)
+            elif ends.get(tenant, 0.0) > tag:  # served in another lane since
+                heapreplace(heap, (ends[tenant], number, tenant))
+            else:
+                return heap[0]
+
+    def _is_first(self, entry: tuple[float, int, str]) -> bool:
+        waiters = self.waiting.get(entry[2])
+        return waiters is not None and waiters[0].number == entry[1]
+
+
+@dataclass(slots=True)
+class _Level:
+    """One priority."""
+
+    virtual: float = 0.0
+    ends: dict[str, float] = field(default_factory=dict)  # of tenants served lately
+    lines: dict[str, _Line] = field(default_factory=dict)  # by lane; none is empty
+    sizes: dict[str, int] = field(default_factory=dict)  # of tenants
+    size: int = 0
+
+    def begin(self, tenant: str) -> float:
+        """The start tag of its next request."""
+        return max(self.virtual, self.ends.get(tenant, 0.0))
+
+    def served(self, tenant: str, tag: float) -> None:
+        """A request with this tag has had its turn."""
+        self.virtual = max(self.virtual, tag)
+        self.ends[tenant] = tag + 1.0
+        if len(self.ends) > 2 * len(self.sizes) + _SLACK:
+            self.ends = {name: end for name, end in self.ends.items() if end > self.virtual}
+
+
+class FairQueue:
+    """See the module. A turn costs log(tenants that wait), whatever they have sent."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level] = {}
+        self._lanes: dict[str, int] = {}  # how many wait for each
+        self._number = 0
+        self.size = 0
+
+    def __iter__(self) -> Iterator[Waiter]:
+        for level in self._levels.values():
+            for line in level.lines.values():
+                for waiters in line.waiting.values():
+                    yield from waiters
+
+    def sizes(self) -> dict[int, int]:
+        """priority -> how many wait."""
+        return {priority: level.size for priority, level in self._levels.items()}
+
+    def lanes(self) -> Collection[str]:
+        """Those for which somebody waits."""
+        return self._lanes.keys()
+
+    def add(self, waiter: Waiter) -> None:
+        self._number += 1
+        waiter.number = self._number
+        tenant = waiter.tenant
+        level = self._levels.get(waiter.priority)
+        if level is None:
+            level = self._levels[waiter.priority] = _Level()
+        line = level.lines.setdefault(waiter.lane, _Line())
+        waiters = line.waiting.get(tenant)
+        if waiters is None:
+            line.waiting[tenant] = deque([waiter])
+            line.enter(tenant, level.begin(tenant))
+        else:
+            waiters.append(waiter)
+        line.size += 1
+        level.sizes[tenant] = level.sizes.get(tenant, 0) + 1
+        level.size += 1
+        self._lanes[waiter.lane] = self._lanes.get(waiter.lane, 0) + 1
+        self.size += 1
+
+    def remove(self, waiter: Waiter) -> bool:
+        """False if it does not wait."""
+        level = self._levels.get(waiter.priority)
+        line = level.lines.get(waiter.lane) if level is not None else None
+        waiters = line.waiting.get(waiter.tenant) if line is not None else None
+        if level is None or line is None or waiters is None or waiter not in waiters:
+            return False
+        was_first = waiters[0] is waiter
+        waiters.remove(waiter)
+        if waiters and was_first:
+            line.enter(waiter.tenant, level.begin(waiter.tenant))
+        self._gone(level, line, waiter)
+        return True
+
+    def pop(self, is_open: Callable[[str], bool]) -> Waiter | None:
+        """Whose turn it is, of those whose lane is open."""
+        opened = [lane for lane in self._lanes if is_open(lane)]
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            lines = [level.lines[lane] for lane in opened if lane in level.lines]
+            if lines:
+                (tag, _, tenant), line = min(
+                    ((line.first(level.ends), line) for line in lines), key=itemgetter(0)
+                )
+                waiters = line.waiting[tenant]
+                waiter = waiters.popleft()
+                level.served(tenant, tag)
+                if waiters:
+                    line.enter(tenant, level.begin(tenant))
+                self._gone(level, line, waiter)
+                return waiter
+        return None
+
+    def victim(self, priority: int, tenant: str) -> Waiter | None:
+        """Whom a newcomer displaces."""
+        lowest = min(self._levels, default=None)
+        if lowest is None or lowest > priority:
+            return None
+        level = self._levels[lowest]
+        most = max(level.sizes, key=level.sizes.__getitem__)
+        if lowest == priority and level.sizes[most] <= level.sizes.get(tenant, 0) + 1:
+            return None
+        newest = [line.waiting[most][-1] for line in level.lines.values() if most in line.waiting]
+        return max(newest, key=lambda waiter: waiter.number)
+
+    def ahead(self, lane: str, priority: int, tenant: str) -> int:
+        """How many of the lane go before a newcomer, if nobody else comes."""
+        count = 0
+        for other, level in self._levels.items():
+            line = level.lines.get(lane)
+            if line is None or other < priority:
+                continue
+            own = len(line.waiting.get(tenant, ()))
+            if other > priority:
+                count += line.size
+            elif not own:
+                count += len(line.waiting)
+            else:
+                count += sum([min(len(waiters), own + 1) for waiters in line.waiting.values()])
+        return count
+
+    def _gone(self, level: _Level, line: _Line, waiter: Waiter) -> None:
+        lane, tenant = waiter.lane, waiter.tenant
+        if not line.waiting[tenant]:
+            del line.waiting[tenant]
+        line.size -= 1
+        if not line.size:
+            del level.lines[lane]
+        level.size -= 1
+        if not level.size:
+            del self._levels[waiter.priority]
+        self.size -= 1
+        _less(level.sizes, tenant)
+        _less(self._lanes, lane)
+
+
+def _less(counts: dict[str, int], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

@@ -1,0 +1,64 @@
+"""Settings -> the endpoint picker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+
+from inferway.config import PickerSettings, ServeSettings
+from inferway.frontends.ext_proc.counts import PickerCounts
+from inferway.frontends.ext_proc.exchange import Rules
+from inferway.frontends.ext_proc.health import Health
+from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.server import PickerServer
+from inferway.frontends.ext_proc.tls import credentials
+from inferway.frontends.observers import Observer
+from inferway.indexer import Indexer
+from inferway.openai_api.usage import Usage
+
+_COSTS: dict[str, Callable[[Usage], float]] = {
+    "prompt": lambda usage: usage.prompt,
+    "completion": lambda usage: usage.completion,
+    "total": lambda usage: usage.prompt + usage.completion,
+}
+
+
+def build_picker(
+    settings: ServeSettings,
+    indexer: Indexer,
+    observers: Sequence[Observer],
+    is_ready: Callable[[], bool],
+    decided_in: Callable[[float], None],
+) -> PickerServer:
+    """Raises ConfigError."""
+    picker = settings.picker
+    indexer.director.behind_proxy = True
+    counts = PickerCounts()
+    return PickerServer(
+        Picker(indexer.director, indexer.fleet, observers, decided_in, counts=counts),
+        Rules(
+            find=indexer.fleet.find,
+            max_body_bytes=settings.limits.body_bytes,
+            most_targets=1 + picker.fallbacks,
+            heed_subset=picker.heed_subset,
+            explain=settings.admin_key_env is None,
+            cost=None if picker.report_cost is None else _COSTS[picker.report_cost],
+            conformance=picker.conformance,
+            counts=counts,
+        ),
+        Health(is_ready),
+        host=settings.host,
+        port=picker.grpc_port,
+        health_port=picker.grpc_health_port,
+        credentials=_credentials(picker),
+        health_beside=picker.health_checking,
+    )
+
+
+def _credentials(picker: PickerSettings) -> grpc.ServerCredentials | None:
+    if not picker.secure:
+        return None
+    directory = None if picker.cert_path is None else Path(picker.cert_path)
+    return credentials(directory, reload=picker.reload_cert)

@@ -1,0 +1,401 @@
+"""One request's stream: Envoy's messages in, answers out. No I/O, no clock, no waiting.
+
+state      request_headers  request_body     request_trailers  response_*
+START      -> BODY, or ASK
+BODY                        kept; at its end -> ASK
+ASK        what the driver has to find out is in `ask`; then `decided` or `refused`
+DECIDED                     ignored                            passed on; at its end -> OVER
+OVER       nothing is answered any more; the stream may be closed: all of the request was passed on
+
+The headers' answer is held until the body is complete: the pick needs it, and Envoy goes on sending
+meanwhile. So the mode must be full duplex: in another, Envoy waits for the headers' answer, and we
+for the body.
+
+Ends of a body: end_of_stream, or trailers; what comes after it is ignored (Envoy 1.35 to 1.37 may
+send a large body's end twice).
+
+A stream may end anywhere, cleanly or not; `close` frees what the request holds. Only a response
+that has come to its end counts as answered; a stream that ends after the request phase (NGINX has
+no response phase) frees its slot there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+
+from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
+from inferway.frontends.ext_proc import answers
+from inferway.frontends.ext_proc.counts import PickerCounts
+from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
+from inferway.frontends.ext_proc.reading import (
+    DESTINATION,
+    LOAD_BALANCER,
+    headers_of,
+    request_head,
+    served_of,
+    status_of,
+    subset_of,
+)
+from inferway.frontends.http.forward import ROUTING_HEADERS, ROUTING_PREFIXES
+from inferway.model import Endpoint, Headers, RequestHead, Target
+from inferway.openai_api.usage import Usage
+
+_COST = "x-gateway-inference-request-cost"
+_SEEN = (b"x-went-into-resp-headers", b"true")  # gateways' tests look for it
+# Conformance tests of gateways choose the endpoint, and want to be told who has served.
+_CHOSEN = b"test-epp-endpoint-selection"
+_CONFORMANCE_SERVED = b"x-conformance-test-served-endpoint"
+_ECHO = b"x-echo-set-header"
+
+
+_WRONG_MODE = (
+    "inference error: Internal - ext_proc filter: request_body_mode must be FULL_DUPLEX_STREAMED;"
+    " in any other the proxy sends no body before its headers are answered, and the endpoint is"
+    " picked by the body"
+)
+
+
+class Journey(Protocol):
+    """What a request is to its director, once it is decided (director.Journey)."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def changes_length(self) -> bool: ...
+    def attempt(self, target: Target) -> Headers: ...
+    def on_head(self, status: int) -> Headers: ...
+    def on_chunk(self, chunk: bytes) -> bytes: ...
+    def on_end(self) -> bytes: ...
+    def close(self, outcome: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How requests are answered, whatever they are."""
+
+    find: Callable[[str], Endpoint | None]  # an address -> who is there
+    max_body_bytes: int = 32 << 20
+    most_targets: int = 1  # in the destination, ordered; ORIGINAL_DST clusters take one
+    heed_subset: bool = True  # the addresses that the gateway allows
+    explain: bool = True  # headers that say how it was decided go to the client
+    cost: Callable[[Usage], float] | None = None  # of an answer; told to the gateway
+    conformance: bool = False  # a client's header may choose the endpoint
+    counts: PickerCounts = field(default_factory=PickerCounts)
+
+
+class Pick(NamedTuple):
+    """What was found out."""
+
+    journey: Journey
+    targets: Sequence[Target]  # best first
+    watched: bool = True  # false: nobody wants to see the answer
+    usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
+    ended: Callable[[str, int], None] = lambda _, __: None  # how; bytes of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request wants to be found out. `body` is None if it has none, or none is sent."""
+
+    head: RequestHead
+    body: bytes | None
+    request_id: str
+    subset: frozenset[str] | None  # addresses; None: all
+    is_read: bool = True  # false: a conformance test's, whatever its body is
+
+
+class _State(Enum):
+    START = auto()
+    BODY = auto()
+    ASK = auto()
+    DECIDED = auto()
+    OVER = auto()
+
+
+class Exchange:
+    """See the module. Messages of one stream, in order."""
+
+    __slots__ = (
+        "_address",
+        "_answer_bytes",
+        "_body",
+        "_body_bytes",
+        "_conformance",
+        "_ended",
+        "_ending",
+        "_failed",
+        "_head",
+        "_journey",
+        "_names_request",
+        "_response_mode",
+        "_rules",
+        "_state",
+        "_subset",
+        "_targets",
+        "_usage",
+        "ask",
+    )
+
+    def __init__(self, rules: Rules) -> None:
+        self.ask: Ask | None = None  # to be found out now
+        self._rules = rules
+        self._state = _State.START
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._ended = True  # the body, without trailers
+        self._journey: Journey | None = None
+        self._usage: Callable[[], Usage | None] = lambda: None
+        self._ending: Callable[[str, int], None] = lambda _, __: None
+        self._answer_bytes = 0
+        self._targets: Sequence[Target] = ()
+        self._address = ""  # of the target that has the slot
+        self._failed = False  # the answer is none of an engine's
+        self._conformance = False
+        self._names_request = False  # its id is ours
+        self._response_mode = FULL_DUPLEX_STREAMED
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream can be closed."""
+        return self._state is _State.OVER
+
+    def receive(self, message: Any) -> Sequence[Any]:
+        """The answers to it, in order."""
+        answer = _ANSWERED.get(message.WhichOneof("kind"))
+        return () if answer is None else answer(self, message)
+
+    # -------------------------------------------------------------------------- the request
+
+    def _request_headers(self, message: Any) -> Sequence[Any]:
+        if self._state is not _State.START:
+            return ()
+        received = message.request_headers
+        self._head = request_head(headers_of(received.headers))
+        self._subset = subset_of(message) if self._rules.heed_subset else None
+        bodiless = received.end_of_stream
+        if message.HasField("protocol_config"):
+            self._response_mode = message.protocol_config.response_body_mode
+            mode = message.protocol_config.request_body_mode
+            if mode not in (FULL_DUPLEX_STREAMED, NONE):
+                return [self._over(answers.immediate(500, _WRONG_MODE))]
+            bodiless = bodiless or mode == NONE
+        if bodiless:
+            self._asks(None)
+        else:
+            self._state = _State.BODY
+        return ()
+
+    def _request_body(self, message: Any) -> Sequence[Any]:
+        if self._state is not _State.BODY:
+            return ()
+        received = message.request_body
+        self._body.append(received.body)
+        self._body_bytes += len(received.body)
+        if self._body_bytes > self._rules.max_body_bytes:
+            limit = self._rules.max_body_bytes
+            return self.refused(
+                BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
+            )
+        if received.end_of_stream:
+            self._asks(b"".join(self._body))
+        return ()
+
+    def _request_trailers(self, _: Any) -> Sequence[Any]:
+        if self._state is _State.BODY:
+            self._ended = False
+            self._asks(b"".join(self._body))
+        return ()
+
+    def _asks(self, body: bytes | None) -> None:
+        self._body.clear()
+        self._state = _State.ASK
+        given = dict(self._head.headers)
+        request_id = given.get(b"x-request-id", b"").decode("latin-1")
+        self._names_request = not request_id
+        chosen = given.get(_CHOSEN) if self._rules.conformance else None
+        if chosen is not None:
+            self._conformance = True
+            self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
+        self.ask = Ask(
+            *(self._head, body, request_id or str(uuid4()), self._subset),
+            is_read=not self._conformance,
+        )
+
+    def decided(self, pick: Pick) -> Sequence[Any]:
+        """The answer to `ask`. From now on the journey is the exchange's to close."""
+        asked, self.ask = self.ask, None
+        assert asked is not None
+        self._journey, self._usage, self._ending = pick.journey, pick.usage, pick.ended
+        journey = pick.journey
+        self._targets = targets = pick.targets[: self._rules.most_targets]
+        if not targets:
+            return self.refused(NoEndpointError("the decision has no target"))
+        self._state = _State.DECIDED
+        self._address = targets[0].endpoint.address
+        told = list(journey.attempt(targets[0]))
+        if self._names_request:
+            told.append((b"x-request-id", asked.request_id.encode()))
+        if self._conformance:
+            served = b"%b:%b" % (_CONFORMANCE_SERVED, self._address.encode())
+            told.append((_ECHO, served))
+        addresses = ",".join([target.endpoint.address for target in targets])
+        body = None if asked.body is None else journey.body
+        removed = _steering(asked.head.headers) - {name for name, _ in told}
+        length = None if body is None else len(body)
+        answered = [answers.request_headers(addresses, told, sorted(removed), length)]
+        if body is not None:
+            answered += answers.request_pieces(body, ended=self._ended)
+            if not self._ended:
+                answered.append(answers.request_trailers())
+        if not pick.watched:
+            self._finish()
+        return answered
+
+    def refused(self, error: InferwayError) -> Sequence[Any]:
+        """The client is answered, and no engine sees the request."""
+        self.ask = None
+        return [self._over(answers.refusal(error))]
+
+    def _over(self, answer: Any) -> Any:
+        self._state = _State.OVER
+        self._rules.counts.refusals[answer.immediate_response.status.code] += 1
+        return answer
+
+    # ------------------------------------------------------------------------- the response
+
+    def _response_headers(self, message: Any) -> Sequence[Any]:
+        if self._state is _State.OVER:
+            return ()
+        received = message.response_headers
+        headers = headers_of(received.headers)
+        status = status_of(headers)
+        told: list[tuple[bytes, bytes]] = [_SEEN]
+        removed: list[bytes] = []
+        served = served_of(message)
+        if self._journey is not None:
+            self._note_served(served)
+            self._failed = served is None and _is_local_reply(status, headers)
+            decided = self._journey.on_head(status)
+            told += [h for h in decided if self._rules.explain or not _is_explanation(h[0])]
+            if self._journey.changes_length:
+                removed.append(b"content-length")
+        if self._rules.conformance:
+            told.append((_CONFORMANCE_SERVED, _served_words(message, served)))
+        if received.end_of_stream or self._response_mode == NONE:
+            self._finish()  # before it is said: the stream may end as soon as it has been
+        return [answers.response_headers(told, removed)]
+
+    def _note_served(self, served: str | None) -> None:
+        """The proxy has sent it elsewhere than to the first: that is who has the slot."""
+        assert self._journey is not None
+        if served is None or served == self._address:
+            return
+        known = [target for target in self._targets if target.endpoint.address == served]
+        endpoint = None if known else self._rules.find(served)
+        self._rules.counts.elsewhere += 1
+        if known or endpoint is not None:
+            self._address = served
+            self._journey.attempt(known[0] if known else _unranked(endpoint))
+
+    def _response_body(self, message: Any) -> Sequence[Any]:
+        if self._state is _State.OVER:
+            return ()
+        received = message.response_body
+        body, ended = received.body, received.end_of_stream
+        self._answer_bytes += len(body)
+        if self._journey is not None:
+            if body:
+                body = self._journey.on_chunk(body)
+            if ended:
+                body += self._journey.on_end()
+        if self._response_mode == FULL_DUPLEX_STREAMED:
+            answer = answers.response_piece(body, ended=ended)
+        else:
+            answer = answers.response_body(body, changed=body != received.body)
+        if ended:
+            self._tell_cost(answer)
+            self._finish()
+        return [answer]
+
+    def _response_trailers(self, _: Any) -> Sequence[Any]:
+        if self._state is _State.OVER:
+            return ()
+        rest = b"" if self._journey is None else self._journey.on_end()
+        answered = [answers.response_piece(rest, ended=False)] if rest else []
+        answered.append(answers.response_trailers())
+        self._tell_cost(answered[-1])
+        self._finish()
+        return answered
+
+    def _tell_cost(self, answer: Any) -> None:
+        if self._rules.cost is None:
+            return
+        usage = self._usage()
+        if usage is not None:
+            answer.dynamic_metadata.update({LOAD_BALANCER: {_COST: self._rules.cost(usage)}})
+
+    def _finish(self) -> None:
+        self._state = _State.OVER
+        self.close("upstream_error" if self._failed else "ok")
+
+    def close(self, outcome: str = "client_gone") -> None:
+        """The stream has ended; frees what the request holds. Only the first call counts."""
+        if self._journey is not None:
+            self._journey.close(outcome)
+            self._journey = None
+            self._ending(outcome, self._answer_bytes)
+
+
+_ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[Any]]] = {
+    "request_headers": Exchange._request_headers,
+    "request_body": Exchange._request_body,
+    "request_trailers": Exchange._request_trailers,
+    "response_headers": Exchange._response_headers,
+    "response_body": Exchange._response_body,
+    "response_trailers": Exchange._response_trailers,
+}
+
+
+def is_allowed(endpoint: Endpoint, subset: frozenset[str]) -> bool:
+    """Whether an address, or its host for all ports, is in `subset`."""
+    address = endpoint.address
+    return address in subset or address.rpartition(":")[0] in subset
+
+
+def _unranked(endpoint: Endpoint | None) -> Target:
+    """Somebody we have not picked: nothing is known of what it holds of the prompt."""
+    assert endpoint is not None
+    return Target(endpoint, 0.0, 0, 0)
+
+
+def _steering(headers: Headers) -> set[bytes]:
+    """What a client has said that would steer the fleet, and what is only for us."""
+    return {
+        name
+        for name, _ in headers
+        if name != DESTINATION.encode()  # overwritten
+        and (name in ROUTING_HEADERS or name.startswith(ROUTING_PREFIXES))
+    }
+
+
+def _is_explanation(name: bytes) -> bool:
+    return name.startswith(b"x-inferway-")
+
+
+def _is_local_reply(status: int, headers: Headers) -> bool:
+    """Envoy answers itself where it reaches nobody; an engine's errors are JSON."""
+    return status in (502, 503, 504) and (b"content-type", b"text/plain") in headers
+
+
+def _served_words(message: Any, served: str | None) -> bytes:
+    """As the conformance tests' own picker says it (GIE pkg/lwepp/handlers/response.go)."""
+    if served is not None:
+        return served.encode()
+    namespaces = [entry.key for entry in message.metadata_context.filter_metadata]
+    if LOAD_BALANCER not in namespaces:
+        return b"fail: missing envoy lb metadata"
+    return b"fail: missing destination endpoint served metadata"

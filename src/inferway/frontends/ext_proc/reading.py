@@ -1,0 +1,69 @@
+"""What Envoy's messages say. Header names are in lower case; repeated ones stay repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferway.model import Headers, RequestHead
+
+DESTINATION = "x-gateway-destination-endpoint"
+LOAD_BALANCER = "envoy.lb"  # namespace of dynamic metadata
+_SUBSET_HINT = "envoy.lb.subset_hint"
+_SUBSET = f"{DESTINATION}-subset"
+_SERVED = f"{DESTINATION}-served"
+
+
+def headers_of(header_map: Any) -> list[tuple[bytes, bytes]]:
+    """Envoy writes `raw_value`; NGINX's shim, and tests, `value`."""
+    return [
+        (header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode())
+        for header in header_map.headers
+    ]
+
+
+def request_head(headers: Headers) -> RequestHead:
+    """NGINX's shim sends no pseudo headers: then the method is POST and the path is not known."""
+    pseudo = {name: value for name, value in headers if name[:1] == b":"}
+    path, _, query = pseudo.get(b":path", b"").decode("latin-1").partition("?")
+    return RequestHead(
+        pseudo.get(b":method", b"POST").decode("latin-1"),
+        path,
+        query,
+        [header for header in headers if header[0][:1] != b":"],
+    )
+
+
+def status_of(headers: Headers) -> int:
+    """0 if there is none. llm-d's own tests say `status` for the pseudo header."""
+    for name, value in headers:
+        if name in (b":status", b"status"):
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def subset_of(message: Any) -> frozenset[str] | None:
+    """The addresses that the proxy allows, `ip:port` or `ip` for all its ports; None if it does not
+    say. What it says and cannot be read allows none: a hint that is there never fails open."""
+    hint = _in_metadata(message, _SUBSET_HINT, _SUBSET)
+    if hint is None:
+        return None
+    kind = hint.WhichOneof("kind")
+    if kind == "list_value":
+        listed = [value.string_value for value in hint.list_value.values]
+    else:
+        listed = [hint.string_value] if kind == "string_value" else []
+    addresses = [address.strip() for text in listed for address in text.split(",")]
+    return frozenset(filter(None, addresses))
+
+
+def served_of(message: Any) -> str | None:
+    """The address that the proxy says has answered."""
+    served = _in_metadata(message, LOAD_BALANCER, _SERVED)
+    return None if served is None else served.string_value or None
+
+
+def _in_metadata(message: Any, namespace: str, key: str) -> Any:
+    for entry in message.metadata_context.filter_metadata:
+        if entry.key == namespace:
+            return entry.value.fields.get(key)
+    return None

@@ -1,0 +1,146 @@
+"""Who is let in: by an API key, by the admin key, or everybody; and what their requests may take.
+
+configured        a request without a key      an admin is
+nothing           is anybody's                 everybody
+the admin key     is anybody's                 who bears it
+API keys          401                          who bears the admin key, or a key with `admin`
+
+What a key says of tenant and priority holds, and headers that say so count only where there are no
+keys. A key that was checked ends here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from inferway.config import ServeSettings
+from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.fleet.fleet import Fleet
+from inferway.flow.callers import Caller, Callers, read_callers, without_credentials
+from inferway.flow.retries import Retries
+from inferway.flow.standing import Standing
+from inferway.flow.traffic import Traffic
+from inferway.frontends.http.admin_key import AdminKey
+from inferway.frontends.http.flow_control import FlowControl, Ticket
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import Responder
+
+_TENANT = b"x-gateway-inference-fairness-id"  # llm-d's word for it
+_MAX_TENANT_BYTES = 128
+_EVERYBODY = Caller(admin=True)
+_ANYBODY = Caller()
+_ADMIN = Caller(admin=True)
+_NAMED_ADMIN = Caller(tenant="admin", priority=0, admin=True, name="admin")
+
+
+@dataclass(slots=True)
+class Admission:
+    """`callers` is replaced when the keys are read again."""
+
+    traffic: Traffic
+    control: FlowControl
+    admin_key: AdminKey | None = None
+    callers: Callers | None = None
+    refused: int = 0  # for want of a key
+    requests: dict[str, int] = field(default_factory=dict)  # by name of the key
+    reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether all paths for requests want a key."""
+        return self.callers is not None
+
+    @property
+    def knows_admins(self) -> bool:
+        """Whether anybody can show to be one; else everybody counts as one."""
+        return self.admin_key is not None or self.callers is not None
+
+    def caller(self, request: Request) -> Caller:
+        """Whose it is; without the key from then on. Raises UnauthorizedError."""
+        if self.callers is None:
+            if self.admin_key is None:
+                return _EVERYBODY
+            if not self.admin_key.is_carried(request.headers):
+                return _ANYBODY
+            request.headers = self.admin_key.without(request.headers)
+            request.fields.pop(b"authorization", None)
+            return _ADMIN
+        caller = self._known(self.callers, request)
+        request.headers = without_credentials(request.headers)
+        request.fields.pop(b"authorization", None)
+        self.requests[caller.name] = self.requests.get(caller.name, 0) + 1
+        return caller
+
+    def tenant(self, caller: Caller, request: Request) -> str:
+        """Whose share of the engines it takes."""
+        return caller.tenant if caller.name else named_tenant(request)
+
+    def check_admin(self, request: Request) -> None:
+        """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
+        if self.callers is None:
+            if self.admin_key is not None:
+                self.admin_key.check(request.headers)
+        elif not self._known(self.callers, request).admin:
+            raise ForbiddenError("this path is for admins, and this key is not one's")
+
+    def check(self, request: Request) -> None:
+        """Raises UnauthorizedError if it wants a key and has none."""
+        if self.callers is not None:
+            self._known(self.callers, request)
+
+    def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
+        """None while nothing is limited."""
+        if not self.control.is_on:
+            return None
+        return Ticket(self.control, responder, tenant)
+
+    def _known(self, callers: Callers, request: Request) -> Caller:
+        if self.admin_key is not None and self.admin_key.is_carried(request.headers):
+            return _NAMED_ADMIN
+        try:
+            return callers.of(request.headers)
+        except UnauthorizedError:
+            self.refused += 1
+            raise
+
+
+class Keys(NamedTuple):
+    """Those that are known."""
+
+    admin: AdminKey | None
+    callers: Callers | None
+
+
+def named_tenant(request: Request) -> str:
+    """Whom its header names. Two long names are two tenants, though not kept as they are."""
+    name = request.fields.get(_TENANT, b"")
+    if len(name) > _MAX_TENANT_BYTES:
+        return hashlib.blake2b(name, digest_size=32).hexdigest()
+    return name.decode("latin-1")
+
+
+def read_keys(settings: ServeSettings) -> Keys:
+    """Raises ConfigError."""
+    key, path = settings.admin_key(), settings.api_keys
+    return Keys(
+        None if key is None else AdminKey(key), None if path is None else read_callers(Path(path))
+    )
+
+
+def build_admission(
+    settings: ServeSettings, keys: Keys, fleet: Fleet, clock: Callable[[], float]
+) -> Admission:
+    """`clock` counts seconds."""
+    traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
+
+    def engines_of(model: str) -> frozenset[str]:
+        names = fleet.engines_of(model)
+        if traffic.standing.is_plain:
+            return names
+        return traffic.standing.allowed(names, clock())
+
+    return Admission(traffic, FlowControl(settings.flow, engines_of, clock), *keys)

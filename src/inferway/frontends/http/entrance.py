@@ -1,0 +1,104 @@
+"""Which paths lead to engines, and what is made of a request before anything is decided: a salt for
+its tenant, a refusal of what clients may not say, a journey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from random import Random
+
+import msgspec
+
+from inferway.config import ALLOWED_PATH
+from inferway.director import Director, Journey
+from inferway.fleet.fleet import Fleet
+from inferway.frontends.http.message import Request
+from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
+from inferway.openai_api.transfer import refuse_transfers, untrusting
+from inferway.openai_api.unread import UnreadBody, read_unread
+from inferway.steps.objectives import objectives
+from inferway.steps.salt import EDIT, TenantSalt
+from inferway.steps.unread import UnreadJourney
+
+
+class Entrance:
+    """`paths`, then `open`."""
+
+    def __init__(
+        self,
+        director: Director,
+        fleet: Fleet,
+        allowed: Iterable[str] = (),
+        *,
+        salt: TenantSalt | None = None,
+        trusts_transfers: bool = False,
+    ) -> None:
+        """`allowed`: paths beside those that are known, `[METHOD ]/path`."""
+        self._director = director
+        self._fleet = fleet
+        self._salt = salt
+        self._trusts_transfers = trusts_transfers
+        self._random = Random()
+        self._parsers: Mapping[str, Parse] = PARSERS
+        if not trusts_transfers:
+            self._parsers = {path: untrusting(parse) for path, parse in PARSERS.items()}
+        self.paths: dict[str, set[str]] = {path: {"POST"} for path in PARSERS}
+        for path, how in UNREAD.items():
+            if salt is None or how != UNSALTED:
+                self.paths[path] = {"POST"}
+        for text in allowed:
+            found = ALLOWED_PATH.fullmatch(text)
+            assert found is not None, text  # config has checked it
+            self.paths.setdefault(found[2], set()).add(found[1] or "POST")
+
+    def open(
+        self, request: Request, tenant: str = "", priority: int | None = None
+    ) -> Journey | UnreadJourney:
+        """`priority`: it has this one, whatever its headers say. Raises InvalidRequestError."""
+        parse = self._parsers.get(request.path)
+        if parse is None:
+            return self._unread(request, tenant, priority)
+        body = self.salted(request.body, tenant)
+        edits = () if body is request.body else (EDIT,)
+        return self._director.open(
+            request.head, body, request.id.decode(), parse=parse, priority=priority, edits=edits
+        )
+
+    def salted(self, body: bytes, tenant: str) -> bytes:
+        """As the engine gets it; `body` itself if it has no salt, or cannot have one: then parsing
+        says what is wrong with it."""
+        if self._salt is None:
+            return body
+        return self._salt.salted(body, tenant) or body
+
+    def _unread(self, request: Request, tenant: str, priority: int | None) -> UnreadJourney:
+        director = self._director
+        asked = objectives(request.headers, director.priorities)
+        if priority is not None:
+            asked = msgspec.structs.replace(asked, priority=priority)
+        read = partial(read_unread, content_type=request.fields.get(b"content-type", b""))
+
+        async def reading() -> UnreadBody:
+            found = await director.parse(read, request.body)
+            if not self._trusts_transfers:
+                refuse_transfers(found.members)
+            return self._salted_unread(found, request.path, tenant)
+
+        return UnreadJourney(
+            headers=request.headers,
+            objectives=asked,
+            body=request.body,
+            read=reading,
+            endpoints=self._fleet,
+            candidates_of=director.candidates,
+            rewrites=director.rewrites,
+            stats=director.stats,
+            random=self._random,
+        )
+
+    def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:
+        if self._salt is None or not found.is_json or UNREAD.get(path) != SALTED:
+            return found
+        raw = self._salt.salted(found.raw, tenant)
+        assert raw is not None  # it has been read as an object, its salt as text
+        return msgspec.structs.replace(found, raw=raw, edits=(EDIT,))

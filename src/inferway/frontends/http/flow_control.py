@@ -1,0 +1,187 @@
+"""Where requests wait for their turn: futures and a timer around flow.turnstile.
+
+Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn
+comes, its time is over, somebody displaces it, or its client goes away, whichever is first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from inferway.config import FlowSettings
+from inferway.errors import ClientGoneError, InferwayError
+from inferway.flow.deadline import patience
+from inferway.flow.queue import Waiter
+from inferway.flow.turnstile import EnginesOf, Turnstile
+from inferway.frontends.http.families import Histogram
+from inferway.frontends.http.responder import Responder
+from inferway.model import Headers
+
+WAIT_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
+
+
+class FlowControl:
+    """One for the gateway. `clock` counts seconds."""
+
+    def __init__(
+        self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
+    ) -> None:
+        self.turnstile = Turnstile(settings, engines_of)
+        self.waited = Histogram(WAIT_BUCKETS)
+        self.clock = clock
+        self._futures: dict[Waiter, asyncio.Future[str]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is limited."""
+        settings = self.turnstile.settings
+        return settings.in_flight is not None or settings.engine_in_flight is not None
+
+    def set_settings(self, settings: FlowSettings) -> None:
+        """From now on; those who wait may have their turn."""
+        self.turnstile.set_settings(settings)
+        self.turns()
+
+    def turns(self) -> None:
+        """Whoever has room now goes on."""
+        now = self.clock()
+        while turns := self.turnstile.turns(now):
+            for waiter, place in turns:
+                future = self._futures.pop(waiter)
+                if future.cancelled():  # and its task does not know yet
+                    self.turnstile.leave(place)
+                    continue
+                self.waited.observe(now - waiter.came)
+                future.set_result(place)
+
+    async def wait(self, responder: Responder, waiter: Waiter) -> str:
+        """Its place, when its turn has come. Raises SaturatedError or ClientGoneError."""
+        if responder.ended:
+            raise ClientGoneError("the client has gone")
+        victim = self.turnstile.wait(waiter)
+        if victim is not None:
+            self._refuse(victim, self.turnstile.refusal(victim))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        self._futures[waiter] = future
+        if self._timer is None:
+            self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
+        responder.attach(_InQueue(self, waiter))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self.withdraw(waiter)
+            elif future.exception() is None:
+                self.leave(future.result())
+            raise
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """It does not wait any more; nothing if it has not."""
+        future = self._futures.pop(waiter, None)
+        if future is None:
+            return
+        self.turnstile.withdraw(waiter)
+        if not future.done():
+            future.set_exception(ClientGoneError("the client has gone"))
+
+    def leave(self, place: str) -> None:
+        """A request has ended."""
+        self.turnstile.leave(place)
+        self.freed()
+
+    def freed(self) -> None:
+        """There may be room."""
+        if self._futures:
+            self.turns()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sweep(self) -> None:
+        for waiter, error in self.turnstile.expire(self.clock()):
+            self._refuse(waiter, error)
+        self.turns()
+        self._timer = None
+        if self._futures:
+            self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _refuse(self, waiter: Waiter, error: InferwayError) -> None:
+        future = self._futures.pop(waiter)
+        if not future.done():
+            future.set_exception(error)
+
+
+class _InQueue:
+    """The source of an answer that has not even an engine."""
+
+    __slots__ = ("_control", "_waiter")
+
+    def __init__(self, control: FlowControl, waiter: Waiter) -> None:
+        self._control = control
+        self._waiter = waiter
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def client_gone(self) -> None:
+        self._control.withdraw(self._waiter)
+
+
+class Ticket:
+    """One request's: `enter`, then it may go to engines, and `leave`, whatever happens."""
+
+    __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
+
+    def __init__(self, control: FlowControl, responder: Responder, tenant: str) -> None:
+        self._control = control
+        self._responder = responder
+        self._tenant = tenant
+        self._inside = False
+        self._place = ""
+        self.waited = 0.0  # seconds
+
+    @property
+    def limits_engines(self) -> bool:
+        """Whether `takes` may say no now."""
+        return bool(self._control.turnstile.full)
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        """Whether it had to wait. Raises SaturatedError or ClientGoneError."""
+        control = self._control
+        place = control.turnstile.enter(model)
+        if place is not None:
+            self._place, self._inside = place, True
+            return False
+        now = control.clock()
+        most = patience(headers, control.turnstile.settings.queue_seconds)
+        waiter = Waiter(model, self._tenant, priority, now + most, now)
+        self._place = await control.wait(self._responder, waiter)
+        self._inside = True
+        self.waited = control.clock() - now
+        return True
+
+    def takes(self, engine: str) -> bool:
+        """Whether it may go there."""
+        return self._control.turnstile.takes(engine, self._place)
+
+    def move(self, engine: str) -> None:
+        """It goes there."""
+        control, place = self._control, self._place
+        if engine == place:
+            return
+        control.turnstile.move(place, engine)
+        self._place = engine
+        if place:
+            control.freed()
+
+    def leave(self) -> None:
+        """Only the first call counts."""
+        if self._inside:
+            self._inside = False
+            self._control.leave(self._place)

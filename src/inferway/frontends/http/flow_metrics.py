@@ -1,0 +1,93 @@
+"""Limits, the queue, ejected engines, further tries and keys, as /metrics has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import HistogramMetricFamily
+
+from inferway.fleet.fleet import Fleet
+from inferway.flow.breaker import BreakerState
+from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.families import Family, counter, gauge
+
+
+def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
+    yield from _queue(admission)
+    yield from _engines(admission, fleet)
+    retries = admission.traffic.retries
+    yield counter("retries", "Tries of a request on a further engine.", value=retries.made)
+    yield counter("retries_refused", "Tries not made for want of budget.", value=retries.refused)
+    yield counter(
+        "reloads",
+        "Times that the settings were read again.",
+        ["outcome"],
+        {(outcome,): n for outcome, n in admission.reloads.items()},
+    )
+    yield counter(
+        "key_requests",
+        "Requests by the name of their API key.",
+        ["key"],
+        {(name,): n for name, n in admission.requests.items()},
+    )
+    yield counter("key_refused", "Requests without a known key.", value=admission.refused)
+
+
+def _queue(admission: Admission) -> Iterator[Family]:
+    control = admission.control
+    turnstile = control.turnstile
+    stats = turnstile.stats
+    yield gauge("flow_in_flight", "Requests that have had their turn.", value=turnstile.in_flight)
+    yield gauge(
+        "flow_waiting",
+        "Requests that wait for their turn.",
+        ["priority"],
+        {(str(priority),): size for priority, size in turnstile.queue.sizes().items()},
+    )
+    yield counter(
+        "flow_refused",
+        "Requests refused with 429, by why: full, displaced, too-long.",
+        ["why"],
+        {
+            ("full",): stats.full,
+            ("displaced",): stats.displaced,
+            ("too-long",): stats.too_long,
+        },
+    )
+    yield counter(
+        "flow_left", "Requests whose client went away while they waited.", value=stats.left
+    )
+    wait = HistogramMetricFamily("inferway_flow_wait_seconds", "Of those that had to wait.")
+    wait.add_metric([], control.waited.buckets(), control.waited.total)
+    yield wait
+
+
+def _engines(admission: Admission, fleet: Fleet) -> Iterator[Family]:
+    traffic = admission.traffic
+    standing, now = traffic.standing, traffic.clock()
+    names = [engine.name for engine in fleet.engines]
+    label = ["engine"]
+    yield gauge(
+        "engine_drained",
+        "1 if it gets no new requests because an operator says so.",
+        label,
+        {(name,): name in standing.drained for name in names},
+    )
+    yield gauge(
+        "engine_ejected",
+        "1 if it gets no new requests, or one at a time, because it has failed too often.",
+        label,
+        {(name,): standing.state(name, now) is not BreakerState.CLOSED for name in names},
+    )
+    yield counter(
+        "engine_failures",
+        "Requests that it has not answered, or with 502, 503 or 504, or not to the end.",
+        label,
+        {(name,): standing.failures.get(name, 0) for name in names},
+    )
+    yield counter(
+        "engine_ejections",
+        "Times that it was ejected.",
+        label,
+        {(name,): standing.ejections.get(name, 0) for name in names},
+    )

@@ -1,0 +1,109 @@
+"""Where a server listens: a port, or a Unix socket's path."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+
+from inferway.errors import ConfigError
+
+UNIX = "unix:"
+_BACKLOG = 2048
+_HANDSHAKE_SECONDS = 10.0  # a handshake is no connection yet, and in no limit
+_SHUTDOWN_SECONDS = 5.0
+
+Make = Callable[[], asyncio.Protocol]
+
+
+class Listener:
+    """Listens from `open` to `close`. `port` is 0 for a Unix socket."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self.host = host
+        self.port = port
+        self._tls = tls
+        self._path = host.removeprefix(UNIX) if host.startswith(UNIX) else None
+        self._inode: int | None = None
+
+    @property
+    def url(self) -> str:
+        """As a client writes it."""
+        if self._path is not None:
+            return self.host
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
+
+    async def open(self, make: Make) -> None:
+        """Raises ConfigError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        seconds = (_HANDSHAKE_SECONDS, _SHUTDOWN_SECONDS) if self._tls else (None, None)
+        try:
+            if self._path is None:
+                self._server = await loop.create_server(
+                    make,
+                    self.host,
+                    self.port,
+                    backlog=_BACKLOG,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=seconds[0],
+                    ssl_shutdown_timeout=seconds[1],
+                )
+                self.port = self._server.sockets[0].getsockname()[1]
+                return
+            _remove_stale(self._path)
+            self._server = await loop.create_unix_server(
+                make,
+                self._path,
+                backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=seconds[0],
+                ssl_shutdown_timeout=seconds[1],
+            )
+            self._inode = os.stat(self._path).st_ino
+        except OSError as e:
+            raise self._cannot(e) from e
+
+    def close(self) -> None:
+        """Accepts no more. The socket's path goes, unless it is another's by now."""
+        self._server.close()
+        if self._path is not None and _inode(self._path) == self._inode:
+            os.unlink(self._path)
+
+    async def wait_closed(self) -> None:
+        await self._server.wait_closed()
+
+    def _cannot(self, error: OSError) -> ConfigError:
+        where = f"port {self.port} on {self.host}" if self._path is None else self.host
+        if error.errno == errno.EADDRINUSE:
+            return ConfigError(f"{where} is in use; stop what listens there or choose another")
+        return ConfigError(f"cannot listen on {where}: {error.strerror or error}")
+
+
+def _remove_stale(path: str) -> None:
+    """What a process left that was killed. Raises OSError (EADDRINUSE) if somebody listens."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None

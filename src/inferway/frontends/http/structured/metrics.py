@@ -1,0 +1,51 @@
+"""What /metrics shows of requests that ask for the shape of their answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferway.frontends.http.families import Family, counter, gauge
+from inferway.gate.counts import GateCounts
+from inferway.gate.gate import Gate
+from inferway.helper.helper import Helper
+
+
+def structured_families(gate: Gate | None) -> Iterator[Family]:
+    """Without a gate, no samples."""
+    counts = GateCounts() if gate is None else gate.counts
+    yield counter(
+        "structured_requests",
+        "Requests that ask for a shape.",
+        ["kind", "outcome"],
+        dict(counts.requests),
+    )
+    yield counter(
+        "structured_check_seconds", "They waited so long for the check.", value=counts.waited
+    )
+    yield counter(
+        "structured_answers",
+        "Their answers, by whether they have the shape.",
+        ["valid"],
+        {(valid,): n for valid, n in counts.answers.items()},
+    )
+    yield counter(
+        "structured_warmed",
+        "Shapes that an engine was to be told in advance.",
+        ["outcome"],
+        {(outcome,): n for outcome, n in counts.warmed.items()},
+    )
+    yield gauge(
+        "structured_quarantined",
+        "Shapes that are refused for what they have brought down.",
+        value=0 if gate is None else len(gate.quarantine),
+    )
+
+
+def structured_helpers(gate: Gate | None) -> dict[str, Helper]:
+    """By their work."""
+    if gate is None:
+        return {}
+    helpers = {} if gate.trial is None else {"structured-trial": gate.trial.helper}
+    if gate.library is not None and gate.library.helper is not None:
+        helpers["structured"] = gate.library.helper
+    return helpers

@@ -1,0 +1,61 @@
+"""Settings -> a gate, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from inferway.config import StructuredSettings
+from inferway.errors import ConfigError
+from inferway.gate.gate import Engines, Gate
+from inferway.gate.library import Library, Trial
+from inferway.gate.warm import Post, Warmer
+
+log = logging.getLogger("inferway.gate")
+
+_NEEDED = ("jsonschema_rs", "llguidance")  # by checks; and to compile on trial
+_CURE = "pip install 'inferway[structured]'"
+
+
+def build_gate(
+    settings: StructuredSettings,
+    engines: Engines,
+    post: Post,
+    *,
+    clock: Callable[[], float],
+    is_busy: Callable[[], bool],
+    find: Callable[[str], object] = find_spec,
+) -> Gate | None:
+    """None if nothing is to be checked. Close it. `find`: a library that can be imported, or None.
+    Raises ConfigError if what was asked for in so many words cannot be had."""
+    if not settings.check:
+        return None
+    missing = [name for name in _NEEDED if find(name) is None]
+    if missing and (settings.trial_compile or settings.report_validity):
+        setting = "trial_compile" if settings.trial_compile else "report_validity"
+        raise ConfigError(
+            f"structured.{setting}: {' and '.join(missing)} cannot be imported; {_CURE}"
+        )
+    library: Library | None = None
+    trial: Trial | None = None
+    if missing:
+        log.warning(
+            "requests that ask for the shape of their answer pass unchecked: %s cannot be imported;"
+            " %s, or set structured.check: false",
+            " and ".join(missing),
+            _CURE,
+        )
+    else:
+        from inferway.gate.checking import Checking
+        from inferway.gate.trial import TrialCompile
+
+        library, trial = Checking(), TrialCompile(keep_spare=settings.trial_compile)
+        if settings.trial_compile:
+            trial.helper.start()
+    gate = Gate(settings, library, engines, clock=clock, trial=trial)
+    if library is not None and settings.warm_per_second:
+        gate.warmer = Warmer(
+            post, settings.warm_per_second, gate.counts, gate.costs.took, clock, is_busy
+        )
+    return gate

@@ -1,0 +1,73 @@
+"""The extra `structured`, as the gate uses it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from inferway.errors import SpecError, crash_report
+from inferway.gate.library import Verdict
+from inferway.helper.helper import Helper
+from inferway.structured.backends import cascade
+from inferway.structured.checker import Checker, is_costly
+from inferway.structured.cost import estimated_seconds
+from inferway.structured.explain import explain
+from inferway.structured.limits import Limits
+from inferway.structured.spec import Asked, Spec
+from inferway.structured.valid import Validator
+
+log = logging.getLogger("inferway.gate")
+
+
+class Checking:
+    """A `library.Library`."""
+
+    def __init__(self) -> None:
+        self._checker = Checker()
+        self._validator = Validator(self._checker.helper)
+
+    @property
+    def helper(self) -> Helper:
+        """What is large, or may hang, is checked there, and answers are held against it."""
+        return self._checker.helper
+
+    async def check(self, asked: Asked) -> None:
+        await self._checker.check(asked)
+
+    def close(self) -> None:
+        self._checker.close()
+
+    def is_costly(self, spec: Spec) -> bool:
+        return is_costly(spec)
+
+    def verdict(self, spec: Spec, strict: bool) -> Verdict:
+        try:
+            backend, unenforced = cascade.verdict(spec, strict)
+        except SpecError:
+            raise
+        except BaseException as e:  # a panic in Rust is no Exception
+            log.error("a verdict failed: %s", crash_report(e))
+            raise SpecError(f"the grammar library fails on it: {type(e).__name__}") from None
+        return Verdict(backend, unenforced, estimated_seconds(spec) * 1000)
+
+    def explain(
+        self, asked: Asked, refused: SpecError | None, found: Verdict | SpecError | None
+    ) -> dict[str, Any]:
+        def check(_: Spec) -> None:
+            if refused is not None:
+                raise refused
+
+        def verdict(_: Spec) -> Verdict:
+            assert found is not None
+            if isinstance(found, SpecError):
+                raise found
+            return found
+
+        return explain(asked.spec, asked.strict, check=check, verdict=verdict, limits=Limits())
+
+    def keeps(self, spec: Spec, text: str) -> bool | None:
+        try:
+            return self._validator.verdict(spec, text).valid
+        except BaseException as e:
+            log.error("judging an answer failed: %s", crash_report(e))
+            return None

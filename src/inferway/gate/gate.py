@@ -1,0 +1,395 @@
+"""The gate: what the director asks before an engine gets a request that wants a shape.
+
+asked      what                                        then
+unreadable, invalid, over a limit                      400, `param` at the place
+in quarantine                                          400, with the reason
+the model has engines with our plugin:
+           no backend takes it                         400, as the engine would say
+           `strict`, and a keyword cannot be enforced  400, with the keyword and its place
+           else                                        named in `x-inferway-unenforced`
+the model has stock engines only                       passes: what these enforce is not known
+
+Verdicts are kept by spec. Nothing here takes long on the event loop: reading a large body, verdicts
+and judging answers are done in threads, or in a helper process that can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from inferway.config import StructuredSettings
+from inferway.errors import (
+    ChecksBusyError,
+    HelperError,
+    InferwayError,
+    JobKilledError,
+    SpecError,
+    crash_report,
+)
+from inferway.gate.costs import CompileCosts
+from inferway.gate.counts import GateCounts
+from inferway.gate.library import Library, Trial, Verdict
+from inferway.gate.once import Once
+from inferway.gate.quarantine import InFlight, Quarantine
+from inferway.gate.shape import Shape
+from inferway.gate.warm import Warmer
+from inferway.model import Column, Endpoint
+from inferway.structured.grammar import Unenforced
+from inferway.structured.report import in_request, keeps_all
+from inferway.structured.requests import asked as asked_in
+from inferway.structured.spec import Asked, Spec
+from inferway.structured.texts import Said
+
+log = logging.getLogger("inferway.gate")
+
+MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
+MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
+MAX_VERDICTS = 4096
+MAX_WAITING = 64  # verdicts that are worked out or wait for it, and as many judgements
+JUDGE_SECONDS = 2.0
+_THREADS = 2
+# When an engine that has failed a request is looked at: whether it is gone.
+_CONFIRM_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+_T = TypeVar("_T")
+
+
+class Engines(Protocol):
+    """What the gate needs of the fleet. Engines are named."""
+
+    def has_plugin(self, engine: str) -> bool:
+        """Whether it runs our structured output."""
+
+    def is_up(self, engine: str) -> bool: ...
+
+    def num_in_flight(self, engine: str) -> int:
+        """Requests that we have sent there, whatever they ask."""
+
+
+class Gate:
+    """One for each director. `library` None: the extra is not installed, or checks are off; then
+    requests pass, and are counted. Close it."""
+
+    def __init__(
+        self,
+        settings: StructuredSettings,
+        library: Library | None,
+        engines: Engines,
+        *,
+        clock: Callable[[], float],
+        trial: Trial | None = None,
+    ) -> None:
+        """`clock` counts seconds. `trial`: works verdicts out where it can be killed; all of them
+        if the settings say so, else those that may take long."""
+        self.counts = GateCounts()
+        self.quarantine = Quarantine(settings.quarantine_seconds)
+        self.costs = CompileCosts()
+        self.answer_bytes = settings.answer_bytes
+        self.report_validity = settings.report_validity
+        self.library = library
+        self.trial = trial
+        self._tries_all = settings.trial_compile
+        self._engines = engines
+        self._clock = clock
+        self.warmer: Warmer | None = None
+        self._in_flight = InFlight()
+        self._verdicts: Once[Verdict | SpecError] = Once(MAX_VERDICTS)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="structured")
+        # an answer may keep a helper busy; that must not hold up requests
+        self._judges = ThreadPoolExecutor(_THREADS, thread_name_prefix="judges")
+        self._num_verdicts = self._num_judged = 0
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for timer in self._timers:
+            timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.warmer is not None:
+            await self.warmer.close()
+        for threads in (self._threads, self._judges):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for closing in (self.trial, self.library):
+            if closing is not None:
+                await asyncio.to_thread(closing.close)
+
+    # ------------------------------------------------------------------ before an engine sees it
+
+    async def check(
+        self,
+        path: str,
+        fields: Mapping[str, Any],
+        body_bytes: int,
+        endpoints: Sequence[Endpoint],
+        *,
+        is_echoed: bool = False,
+    ) -> Shape | None:
+        """`fields` of a body of that size, which may go to one of `endpoints`; `is_echoed`: the
+        answer begins with the prompt. None if no shape is asked for, or none is checked. Raises
+        SpecError, or ChecksBusyError when too many wait."""
+        if self.library is None:
+            self._pass_by(path, fields, body_bytes)
+            return None
+        try:
+            if body_bytes <= MAX_BODY_ON_LOOP:
+                asked = asked_in(path, fields)
+            else:
+                asked = await self.in_thread(asked_in, path, fields)
+        except SpecError:
+            self.counts.asked("unreadable", "refused")
+            raise
+        if not asked:
+            return None
+        started, outcome = self._clock(), "refused"
+        kind = asked[0].spec.kind
+        try:
+            shape = await self._shape(asked, endpoints)
+            shape.can_be_judged = not is_echoed
+            outcome = "checked"
+        except _Quarantined as e:
+            outcome = "quarantined"
+            raise e.error from None
+        except ChecksBusyError:
+            outcome = "busy"
+            raise
+        except InferwayError:
+            raise
+        except Exception as e:
+            log.error("a shape could not be checked, it passes: %s", crash_report(e))
+            outcome = "unchecked"
+            return None
+        finally:
+            self.counts.asked(kind, outcome)
+            self.counts.waited += self._clock() - started
+        return shape
+
+    def _pass_by(self, path: str, fields: Mapping[str, Any], body_bytes: int) -> None:
+        """Counts it. What it asks is not worth a thread."""
+        kind = "unread"
+        if body_bytes <= MAX_BODY_ON_LOOP:
+            try:
+                asked = asked_in(path, fields)
+            except SpecError:
+                kind = "unreadable"
+            else:
+                if not asked:
+                    return
+                kind = asked[0].spec.kind
+        self.counts.asked(kind, "unchecked")
+
+    async def _shape(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Shape:
+        assert self.library is not None
+        for each in asked:
+            self._refuse_in_quarantine(each.spec.key, each)
+        if len(asked) > 1:
+            self._refuse_in_quarantine(_together(asked), asked[0])
+        for_us = any(self._engines.has_plugin(endpoint.engine) for endpoint in endpoints)
+        for number, each in enumerate(asked, 1):
+            # what `strict` promises is not ours to keep for stock engines, nor to refuse
+            await self.library.check(each if for_us else replace(each, strict=False))
+            await _breathe(number)
+        if not for_us and not self._tries_all:
+            return Shape(self, asked, None)
+        unenforced: list[Unenforced] = []
+        for number, each in enumerate(asked, 1):
+            verdict = await self._verdict(each)
+            await _breathe(number)
+            if not for_us:
+                continue
+            if isinstance(verdict, SpecError):
+                raise in_request(each, verdict) from None
+            unenforced += verdict.unenforced
+        return Shape(self, asked, unenforced if for_us else None)
+
+    def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
+        why = self.quarantine.refusal(key, self._clock())
+        if why is not None:
+            raise _Quarantined(_in_quarantine(asked, why))
+
+    async def explain(self, asked: Asked) -> dict[str, Any]:
+        """What would become of it, keyword by keyword: its JSON. Raises ChecksBusyError."""
+        assert self.library is not None
+        if self._num_verdicts >= MAX_WAITING:
+            raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
+        found: Verdict | SpecError | None = None
+        refused: SpecError | None = None
+        try:
+            await self.library.check(asked)
+        except SpecError as e:
+            refused = e
+        else:
+            try:
+                found = await self._verdict(replace(asked, strict=False))
+            except _Quarantined as e:
+                found = e.error
+        told = await self.in_thread(self.library.explain, asked, refused, found)
+        return {"place": asked.place, **told}
+
+    async def _verdict(self, asked: Asked) -> Verdict | SpecError:
+        spec, strict = asked.spec, asked.strict
+        key = f"{spec.key} strict" if strict else spec.key
+        try:
+            return await self._verdicts.get(key, partial(self._work_out, spec, strict))
+        except JobKilledError as e:
+            if e.limit == "wall":  # the machine may have been busy
+                raise ChecksBusyError(f"{asked.place}: compiling it {e}; try again") from None
+            self.quarantine.put(spec.key, f"compiling it {e}", self._clock())
+            raise _Quarantined(_in_quarantine(asked, f"compiling it {e}")) from None
+        except HelperError as e:
+            raise ChecksBusyError(f"{asked.place}: cannot be compiled now: {e}") from None
+
+    async def _work_out(self, spec: Spec, strict: bool) -> Verdict | SpecError:
+        """Raises HelperError."""
+        assert self.library is not None
+        if self._num_verdicts >= MAX_WAITING:
+            raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
+        self._num_verdicts += 1
+        try:
+            if self.trial is not None and (self._tries_all or self.library.is_costly(spec)):
+                found = await self.trial.verdict(spec, strict)
+            else:
+                found = await self.in_thread(self.library.verdict, spec, strict)
+        except SpecError as e:
+            return e.with_traceback(None)
+        finally:
+            self._num_verdicts -= 1
+        self.costs.took(spec.key, found.compile_ms)
+        return found
+
+    def in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        """One of ours."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    # --------------------------------------------------------------------- while an engine has it
+
+    def has_plugin(self, engine: str) -> bool:
+        return self._engines.has_plugin(engine)
+
+    def is_proven(self, key: str) -> bool:
+        return self.quarantine.is_proven(key)
+
+    def missing_ms(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Column | None:
+        """What each endpoint would still have to compile; None if that is next to nothing."""
+        keys = [each.spec.key for each in asked]
+        return self.costs.missing_ms(keys, endpoints, self._engines.has_plugin)
+
+    def sent(self, asked: Sequence[Asked], endpoint: Endpoint) -> None:
+        """It goes there now."""
+        self._in_flight.sent(endpoint.engine, _together(asked))
+        if not self._engines.has_plugin(endpoint.engine):
+            return
+        for each in asked:
+            is_first = self.costs.see(endpoint.engine, each.spec.key)
+            if is_first and self.warmer is not None:
+                self.warmer.tell(endpoint, each)
+
+    def left(self, asked: Sequence[Asked], engine: str) -> None:
+        """It is no longer there."""
+        self._in_flight.over(engine, _together(asked))
+
+    def answered(self, asked: Sequence[Asked]) -> None:
+        """It was answered to its end."""
+        for each in asked:
+            self.quarantine.answered(each.spec.key)
+        if len(asked) > 1:
+            self.quarantine.answered(_together(asked))
+
+    def failed(self, asked: Sequence[Asked], engine: str, now: float) -> None:
+        """It failed there. If the engine turns out to be lost, and nothing else was there, the
+        spec is to blame."""
+        key = _together(asked)
+        others = self._engines.num_in_flight(engine)
+        if self._in_flight.was_alone(engine, key, others + 1, now):
+            self._confirm(engine, key, _CONFIRM_SECONDS)
+
+    def failed_beside(self, engine: str) -> None:
+        """A request that asks for no shape has failed there."""
+        self._in_flight.failed_beside(engine, self._clock())
+
+    @property
+    def num_suspected(self) -> int:
+        """Losses of engines that may yet turn out to be a shape's fault."""
+        return len(self._timers)
+
+    def _confirm(self, engine: str, key: str, waits: Sequence[float]) -> None:
+        def look() -> None:
+            self._timers.discard(timer)
+            if not self._engines.is_up(engine):
+                self.costs.forget(engine)
+                self.quarantine.strike(key, self._clock())
+                log.warning("engine %s was lost with a shape alone, %s", engine, key)
+            elif len(waits) > 1:
+                self._confirm(engine, key, waits[1:])
+
+        timer = asyncio.get_running_loop().call_later(waits[0], look)
+        self._timers.add(timer)
+
+    # ------------------------------------------------------------------------ when it is answered
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """A task of ours."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("telling what an answer keeps failed: %s", crash_report(error))
+
+    async def judge(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
+        """Whether what was said has the shape. Counts it."""
+        valid = await self._judged(asked, said)
+        self.counts.answered(valid)
+        return valid
+
+    async def _judged(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
+        if said is None or self.library is None or self._num_judged >= MAX_WAITING:
+            return None
+        try:
+            work = asyncio.get_running_loop().run_in_executor(
+                self._judges, keeps_all, asked, said, self.library.keeps
+            )
+        except RuntimeError:  # we are closed
+            return None
+        self._num_judged += 1
+        work.add_done_callback(self._judged_one)
+        done, _ = await asyncio.wait([work], timeout=JUDGE_SECONDS)
+        return work.result() if done and work.exception() is None else None
+
+    def _judged_one(self, done: asyncio.Future[bool | None]) -> None:
+        self._num_judged -= 1
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("an answer could not be judged: %s", crash_report(error))
+
+
+class _Quarantined(Exception):
+    def __init__(self, error: SpecError) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def _breathe(number: int) -> None:
+    """What is known is known at once; a thousand of it is not."""
+    if number % MAX_IN_ONE_GO == 0:
+        await asyncio.sleep(0)
+
+
+def _together(asked: Sequence[Asked]) -> str:
+    """One key for all that a request asks."""
+    if len(asked) == 1:
+        return asked[0].spec.key
+    return "+".join(sorted(each.spec.key for each in asked))
+
+
+def _in_quarantine(asked: Asked, why: str) -> SpecError:
+    return SpecError(f"{asked.place}: is refused for a while: {why}", param=asked.place)

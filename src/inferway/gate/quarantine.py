@@ -1,0 +1,120 @@
+"""Specs that have brought something down, and are refused for a while.
+
+what happened                                             then
+a trial compile was killed with its helper                refused from now on
+an engine was lost while this spec alone was there        a strike; the second one: refused
+the spec was answered by an engine, to the end            strikes are forgotten, and it gets none
+                                                          any more: engines are lost for other
+                                                          reasons, and half of all requests may
+                                                          have the same schema
+
+When an engine is lost, the requests there fail one after the other. The first of them is judged,
+while all the others still count as being there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+STRIKES = 2
+INCIDENT_SECONDS = 5.0  # failures at one engine within it are one loss
+MAX_REMEMBERED = 4096
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """`seconds`: for how long a spec is refused. Specs are known by their key."""
+
+    seconds: float = 600.0
+    most: int = MAX_REMEMBERED
+    _until: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
+    _strikes: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _proven: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def refusal(self, key: str, now: float) -> str | None:
+        """Why it is refused; None if it is not."""
+        found = self._until.get(key)
+        if found is None:
+            return None
+        until, why = found
+        if now >= until:
+            del self._until[key]
+            return None
+        return why
+
+    def put(self, key: str, why: str, now: float) -> None:
+        """Refused from now on, for `seconds`."""
+        self._until[key] = (now + self.seconds, why)
+        self._strikes.pop(key, None)
+        _bound(self._until, self.most)
+
+    def strike(self, key: str, now: float) -> None:
+        """An engine was lost while it alone was there."""
+        if key in self._proven:
+            return
+        strikes = self._strikes[key] = self._strikes.get(key, 0) + 1
+        _bound(self._strikes, self.most)
+        if strikes >= STRIKES:
+            self.put(key, f"{strikes} engines were lost while they worked on it alone", now)
+
+    def answered(self, key: str) -> None:
+        """An engine has answered it to the end."""
+        self._strikes.pop(key, None)
+        self._proven[key] = None
+        self._proven.move_to_end(key)
+        _bound(self._proven, self.most)
+
+    def is_proven(self, key: str) -> bool:
+        return key in self._proven
+
+    def __len__(self) -> int:
+        """How many are refused, those among them whose time is over and who were not asked for."""
+        return len(self._until)
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Which specs are at which engine."""
+
+    _keys: dict[str, Counter[str]] = field(default_factory=dict)
+    _judged: dict[str, float] = field(default_factory=dict)  # engine -> its last loss
+
+    def sent(self, engine: str, key: str) -> None:
+        self._keys.setdefault(engine, Counter())[key] += 1
+
+    def over(self, engine: str, key: str) -> None:
+        at = self._keys.get(engine)
+        if at is None:
+            return
+        at[key] -= 1
+        if at[key] <= 0:
+            del at[key]
+        if not at:
+            del self._keys[engine]
+
+    def failed_beside(self, engine: str, now: float) -> None:
+        """A request that asks for no shape has failed there."""
+        self._note(engine, now)
+
+    def was_alone(self, engine: str, key: str, num_requests: int, now: float) -> bool:
+        """A request with `key` has failed at `engine`, where `num_requests` are, or were until
+        it did, this one among them. Whether they all have this key; False for the others that
+        fail of the same loss."""
+        judged = self._judged.get(engine)
+        if judged is not None and now - judged < INCIDENT_SECONDS:
+            return False
+        self._note(engine, now)
+        at = self._keys.get(engine, Counter())
+        return list(at) == [key] and at[key] >= num_requests
+
+    def _note(self, engine: str, now: float) -> None:
+        if len(self._judged) >= MAX_REMEMBERED:
+            self._judged.clear()
+        self._judged[engine] = now
+
+
+def _bound(table: OrderedDict[str, Any], most: int) -> None:
+    while len(table) > most:
+        table.popitem(last=False)

@@ -1,0 +1,107 @@
+"""One request whose answer is to have a shape, on its way: the director's follower of it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inferway.model import Candidates, Headers, Target
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway.scheduling.plugin import Ending, Follower
+from inferway.structured.grammar import Unenforced
+from inferway.structured.report import UNENFORCED_HEADER, named
+from inferway.structured.spec import Asked
+from inferway.structured.texts import Said, StreamTexts
+
+if TYPE_CHECKING:
+    from inferway.gate.gate import Gate
+
+UNKNOWN = b"unknown"  # the engine has not our plugin
+
+
+class Shape(Follower):
+    """`unenforced`: by engines with our plugin; None if no engine of the model has it."""
+
+    __slots__ = ("_engine", "_gate", "_status", "asked", "can_be_judged", "may_try", "unenforced")
+
+    def __init__(
+        self, gate: Gate, asked: Sequence[Asked], unenforced: Sequence[Unenforced] | None
+    ) -> None:
+        self.asked = asked
+        self.unenforced = unenforced
+        self.can_be_judged = True
+        # what has never been answered must not bring down one engine after the other
+        self.may_try = None if all(gate.is_proven(each.spec.key) for each in asked) else 2
+        self._gate = gate
+        self._engine: str | None = None
+        self._status = 0
+
+    def weigh(self, candidates: Candidates) -> None:
+        """Adds what compiling would still take beyond the prompt: engines do both at once."""
+        cost, ttft = candidates.get(COST_MS), candidates.get(EXPECTED_TTFT_MS)
+        if cost is None or ttft is None:
+            return
+        missing = self._gate.missing_ms(self.asked, candidates.endpoints)
+        if missing is not None:
+            cost += np.maximum(missing - ttft, 0.0)
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        if self._engine is not None:
+            self._gate.failed(self.asked, self._engine, now)
+        self._leave()
+        self._engine = target.endpoint.engine
+        self._gate.sent(self.asked, target.endpoint)
+        return ()
+
+    def on_head(self, status: int) -> Headers:
+        self._status = status
+        if status >= 400 or self._engine is None:
+            return ()
+        if not self._gate.has_plugin(self._engine):
+            return ((UNENFORCED_HEADER, UNKNOWN),)
+        return ((UNENFORCED_HEADER, named(self.unenforced)),) if self.unenforced else ()
+
+    def on_end(self, ending: Ending) -> None:
+        if self._engine is not None:
+            if ending.outcome == "upstream_error" or self._status >= 500:
+                self._gate.failed(self.asked, self._engine, ending.now)
+            elif ending.outcome == "ok" and self._status < 400:
+                self._gate.answered(self.asked)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._engine is not None:
+            self._gate.left(self.asked, self._engine)
+            self._engine = None
+
+    # ---------------------------------------------------------------- its answer, as it passes
+
+    def texts(self) -> StreamTexts:
+        """For the pieces of a streamed answer."""
+        return StreamTexts(self._gate.answer_bytes)
+
+    @property
+    def answer_bytes(self) -> int:
+        """A whole answer of more is not judged."""
+        return self._gate.answer_bytes
+
+    @property
+    def reports_streams(self) -> bool:
+        """Whether a stream ends with a word on it."""
+        return self._gate.report_validity
+
+    async def judge(self, said: Sequence[Said] | None) -> bool | None:
+        """Whether the answer has its shape; None if that cannot be told. Counts it."""
+        return await self._gate.judge(self.asked, said if self.can_be_judged else None)
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """What goes on after the answer's last byte; ends with the gate."""
+        self._gate.spawn(work)
+
+    def was_judged(self, valid: bytes | None) -> None:
+        """By its engine, in the words of the header; None: the answer is too long."""
+        told = {b"true": True, b"false": False}
+        self._gate.counts.answered(None if valid is None else told.get(valid))

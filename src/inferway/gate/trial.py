@@ -1,0 +1,36 @@
+"""A trial compile where it can be killed: a spec -> its verdict, or what it was killed for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferway.gate.library import Verdict
+from inferway.helper.helper import Helper
+from inferway.helper.process import Limits
+from inferway.structured import trial
+from inferway.structured.cost import estimated_seconds
+from inferway.structured.spec import Spec
+
+
+class TrialCompile:
+    """Close it."""
+
+    def __init__(self, limits: Limits = trial.LIMITS, *, keep_spare: bool = True) -> None:
+        self.helper = Helper(
+            trial.__name__,
+            limits=limits,
+            max_waiting=trial.MAX_WAITING,
+            patience_seconds=trial.PATIENCE_SECONDS,
+            keep_spare=keep_spare,
+            prepare=(trial.PREPARE, b"-"),
+        )
+
+    async def verdict(self, spec: Spec, strict: bool) -> Verdict:
+        """Raises SpecError, JobKilledError, or another HelperError if it cannot be tried now."""
+        said = await self.helper.call_async(trial.JUDGE, trial.argument(spec, strict))
+        found = trial.judged(said)
+        seconds = await asyncio.to_thread(estimated_seconds, spec)
+        return Verdict(found.backend, found.unenforced, seconds * 1000)
+
+    def close(self) -> None:
+        self.helper.close()

@@ -1,0 +1,130 @@
+"""Tells an engine what it will have to compile while the prompt is still on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from inferway.errors import UpstreamError
+from inferway.gate.counts import GateCounts
+from inferway.model import Endpoint
+from inferway.structured.spec import Asked
+
+log = logging.getLogger("inferway.gate")
+
+MAX_OPEN = 4  # at one engine
+MAX_OPEN_ALL = 32
+MAX_BYTES = 64 * 1024
+MAX_ENGINES = 1024  # whose rate is remembered
+PATH = "/v1/structured/warm"
+
+# (endpoint, body) -> status and body of the answer; raises UpstreamError
+Post = Callable[[Endpoint, bytes], Awaitable[tuple[int, bytes]]]
+Took = Callable[[str, float], None]  # (key, milliseconds)
+
+
+class _Told(msgspec.Struct):
+    """Of one spec, by the engine."""
+
+    compile_ms: float | None = None
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled: float  # when
+
+
+class Warmer:
+    """What cannot be sent now is dropped: the request itself brings the spec a moment later.
+    `took` is told what engines say of their compile times."""
+
+    def __init__(
+        self,
+        post: Post,
+        per_second: float,
+        counts: GateCounts,
+        took: Took,
+        clock: Callable[[], float],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        """`is_busy`: whether we have enough to do with the rest."""
+        self._post = post
+        self._per_second = per_second
+        self._counts = counts
+        self._took = took
+        self._clock = clock
+        self._is_busy = is_busy
+        self._buckets: dict[str, _Bucket] = {}
+        self._open: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def tell(self, endpoint: Endpoint, asked: Asked) -> None:
+        """Now, or never."""
+        engine = endpoint.engine
+        if not self._may(engine) or len(asked.spec.text) > MAX_BYTES:
+            self._counts.warm("dropped")
+            return
+        self._open[engine] = self._open.get(engine, 0) + 1
+        task = asyncio.ensure_future(self._tell(endpoint, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _may(self, engine: str) -> bool:
+        if self._is_busy() or len(self._tasks) >= MAX_OPEN_ALL:
+            return False
+        if self._open.get(engine, 0) >= MAX_OPEN:
+            return False
+        now = self._clock()
+        bucket = self._buckets.get(engine)
+        if bucket is None:
+            if len(self._buckets) >= MAX_ENGINES:
+                self._buckets.clear()
+            bucket = self._buckets[engine] = _Bucket(self._per_second, now)
+        bucket.tokens += (now - bucket.filled) * self._per_second
+        bucket.tokens = min(bucket.tokens, max(self._per_second, 1.0))
+        bucket.filled = now
+        if bucket.tokens < 1.0:
+            return False
+        bucket.tokens -= 1.0
+        return True
+
+    async def _tell(self, endpoint: Endpoint, asked: Asked) -> None:
+        try:
+            status, answer = await self._post(endpoint, body_of(asked))
+            self._counts.warm("sent" if status < 300 else "failed")
+            if status < 300:
+                told = _TOLD.decode(answer)
+                if told.compile_ms is not None:
+                    self._took(asked.spec.key, told.compile_ms)
+        except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError):
+            self._counts.warm("failed")
+        finally:
+            self._open[endpoint.engine] -= 1
+            if not self._open[endpoint.engine]:
+                del self._open[endpoint.engine]
+
+
+def body_of(asked: Asked) -> bytes:
+    """As the engine takes it."""
+    spec = asked.spec
+    return msgspec.json.encode(
+        {
+            "kind": spec.kind,
+            "text": spec.text,
+            "options": spec.options,
+            "strict": asked.strict,
+        }
+    )

@@ -1,0 +1,231 @@
+"""The picker over gRPC, asked as Envoy and kubelet ask it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
+
+from inferway.errors import ConfigError
+from inferway.frontends.ext_proc import tls
+from inferway.frontends.ext_proc.exchange import Rules
+from inferway.frontends.ext_proc.health import (
+    NOT_SERVING,
+    SERVING,
+    CheckRequest,
+    CheckResponse,
+    Health,
+)
+from inferway.frontends.ext_proc.messages import (
+    METHOD,
+    SERVICE,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from inferway.frontends.ext_proc.server import PickerServer
+
+PODS = {"10.0.0.1:8000": {"q": 3}, "10.0.0.2:8000": {}}
+BODY = b'{"model":"m","prompt":"p"}'
+
+
+class Running:
+    """A picker of two pods, and who asks it."""
+
+    def __init__(self, ready: bool = True, **options: Any) -> None:
+        self.stream = Stream(PODS)
+        self.ready = ready
+        self.server = PickerServer(
+            self.stream.picker,
+            Rules(self.stream.fleet.find, max_body_bytes=5 << 20),
+            Health(lambda: self.ready),
+            **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},
+        )
+
+    async def __aenter__(self) -> Running:
+        await self.server.start()
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}")
+        self.health = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.health_port}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        await self.health.close()
+        await self.server.stop(0)
+
+    def process(self, channel: grpc.aio.Channel | None = None) -> Any:
+        return (channel or self.channel).stream_stream(
+            f"/{SERVICE}/{METHOD}",
+            ProcessingRequest.SerializeToString,
+            ProcessingResponse.FromString,
+        )()
+
+    async def check(self, service: str, channel: grpc.aio.Channel | None = None) -> int:
+        check = (channel or self.health).unary_unary(
+            "/grpc.health.v1.Health/Check",
+            CheckRequest.SerializeToString,
+            CheckResponse.FromString,
+        )
+        status: int = (await check(CheckRequest(service=service))).status
+        return status
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with Running() as picker:
+        yield picker
+
+
+async def test_a_request_and_its_answer_pass_through_one_stream(running: Running) -> None:
+    call = running.process()
+
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    head, body = await call.read(), await call.read()
+    assert head.request_headers.response.clear_route_cache
+    assert body.request_body.response.body_mutation.streamed_response.body == BODY
+    assert running.stream.fleet.booked == ["10.0.0.2:8000"]
+
+    await call.write(rsh((":status", "200")))
+    await call.write(rsb(b"{}", eos=True))
+    assert (await call.read()).WhichOneof("kind") == "response_headers"
+    assert (await call.read()).response_body.response.body_mutation.streamed_response.end_of_stream
+    assert await call.read() is grpc.aio.EOF
+    assert running.stream.fleet.booked == []
+    assert running.stream.director.stats.outcomes == {"ok": 1}
+
+
+async def test_who_goes_away_frees_the_slot(running: Running) -> None:
+    call = running.process()
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await call.read()
+    await call.read()
+    assert running.stream.fleet.booked
+
+    call.cancel()
+    # another stream's answer comes after what the server does with the first one's end
+    other = running.process()
+    while running.stream.fleet.booked:
+        await other.write(rqh((":path", "/v1/models"), (":method", "GET"), eos=True))
+        await other.read()
+        other = running.process()
+
+    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+
+
+async def test_a_body_in_one_message_may_be_larger_than_grpc_takes_by_itself(
+    running: Running,
+) -> None:
+    call = running.process()
+    large = b'{"model":"m","prompt":"%b"}' % (b"x" * (4_500_000))
+
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(large, eos=True))
+
+    assert (await call.read()).WhichOneof("kind") == "request_headers"
+
+
+async def test_a_body_over_the_limit_is_answered_with_413(running: Running) -> None:
+    call = running.process()
+
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(b"x" * (5 << 20)))
+    await call.write(rqb(b"x"))
+
+    reply = (await call.read()).immediate_response
+    assert reply.status.code == 413
+    assert b"over the limit of 5242880 bytes" in reply.body
+
+
+@pytest.mark.parametrize("service", ["", "readiness", "inference-extension", SERVICE])
+async def test_it_is_ready_under_every_name_that_is_asked_for(
+    running: Running, service: str
+) -> None:
+    assert await running.check(service) == SERVING
+
+    running.ready = False
+
+    assert await running.check(service) == NOT_SERVING
+    assert await running.check("liveness") == SERVING
+
+
+async def test_an_unknown_name_is_told_with_the_known_ones(running: Running) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="known are 'liveness'"):
+        await running.check("nobody")
+
+
+async def test_its_health_may_be_asked_beside_it() -> None:
+    async with Running(health_beside=True) as running:
+        assert await running.check("", running.channel) == SERVING
+
+
+async def test_an_occupied_port_is_an_error_that_names_it(running: Running) -> None:
+    other = Running(port=running.server.port, health_port=None)
+
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{running.server.port}"):
+        await other.server.start()
+
+
+def write_pair(directory: Path) -> bytes:
+    key, certificate = tls.self_signed()
+    (directory / "tls.key").write_bytes(key)
+    (directory / "tls.crt").write_bytes(certificate)
+    return certificate
+
+
+async def trusted(running: Running, certificate: bytes) -> bool:
+    """Whether a client that trusts this certificate alone is answered."""
+    credentials = grpc.ssl_channel_credentials(certificate)
+    async with grpc.aio.secure_channel(
+        f"127.0.0.1:{running.server.port}",
+        credentials,
+        options=[("grpc.ssl_target_name_override", "localhost")],
+    ) as channel:
+        call = running.process(channel)
+        try:
+            await call.write(rqh((":path", "/v1/models"), eos=True))
+            return (await call.read()) is not grpc.aio.EOF
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return False
+
+
+async def test_a_changed_certificate_is_served_from_the_next_connection_on(tmp_path: Path) -> None:
+    old = write_pair(tmp_path)
+    async with Running(credentials=tls.credentials(tmp_path, reload=True)) as running:
+        assert await trusted(running, old)
+
+        new = write_pair(tmp_path)
+
+        assert await trusted(running, new)
+        assert not await trusted(running, old)
+
+
+async def test_a_broken_certificate_leaves_the_old_one_in_place(tmp_path: Path) -> None:
+    old = write_pair(tmp_path)
+    async with Running(credentials=tls.credentials(tmp_path, reload=True)) as running:
+        (tmp_path / "tls.crt").write_bytes(b"garbage")
+
+        assert await trusted(running, old)
+
+
+async def test_without_a_certificate_it_makes_one() -> None:
+    async with Running(credentials=tls.credentials(None)) as running:
+        assert not await trusted(running, tls.self_signed()[1])
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    (tmp_path / "tls.key").write_bytes(tls.self_signed()[0])
+
+    with pytest.raises(ConfigError, match=r"tls.key is not the key of tls.crt"):
+        tls.credentials(tmp_path)
+
+
+def test_a_missing_certificate_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tls.key: No such file"):
+        tls.credentials(tmp_path)

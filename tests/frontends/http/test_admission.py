@@ -1,0 +1,110 @@
+"""Who is let in, and as whom."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from inferway.config import FlowSettings
+from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.flow.callers import Callers, KeySettings, hash_of, new_key
+from inferway.flow.traffic import Traffic
+from inferway.frontends.http.admin_key import AdminKey
+from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.flow_control import FlowControl
+from inferway.frontends.http.message import Request
+
+USER, ADMIN = new_key(), new_key()
+CALLERS = Callers(
+    [
+        KeySettings(name="user", hash=hash_of(USER), tenant="team", priority=2),
+        KeySettings(name="boss", hash=hash_of(ADMIN), admin=True),
+    ]
+)
+
+
+def admission(*, admin_key: bool = False, keys: bool = False) -> Admission:
+    control = FlowControl(FlowSettings(), lambda _: [], monotonic)
+    return Admission(
+        *(Traffic(monotonic), control),
+        AdminKey("s3cret") if admin_key else None,
+        CALLERS if keys else None,
+    )
+
+
+def bearing(key: str | None) -> Request:
+    request = Request("POST", b"/v1/chat/completions", 0.0)
+    request.headers = [(b"host", b"h")]
+    if key is not None:
+        request.headers.append((b"authorization", b"Bearer " + key.encode()))
+    request.fields = dict(request.headers)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("admin_key", "keys", "key", "tenant", "priority", "is_admin", "travels_on"),
+    [
+        (False, False, None, "", None, True, True),
+        (False, False, "engines own", "", None, True, True),
+        (True, False, None, "", None, False, True),
+        (True, False, "engines own", "", None, False, True),
+        (True, False, "s3cret", "", None, True, False),
+        (False, True, USER, "team", 2, False, False),
+        (False, True, ADMIN, "boss", 0, True, False),
+        (True, True, USER, "team", 2, False, False),
+        (True, True, "s3cret", "admin", 0, True, False),
+    ],
+)
+def test_a_request_is_its_bearers(
+    admin_key: bool,
+    keys: bool,
+    key: str | None,
+    tenant: str,
+    priority: int | None,
+    is_admin: bool,
+    travels_on: bool,
+) -> None:
+    request = bearing(key)
+
+    caller = admission(admin_key=admin_key, keys=keys).caller(request)
+
+    assert (caller.tenant, caller.priority, caller.admin) == (tenant, priority, is_admin)
+    carried = b"authorization" in dict(request.headers)
+    assert carried == (b"authorization" in request.fields) == (travels_on and key is not None)
+
+
+@pytest.mark.parametrize("key", [None, "", "s3cret", new_key()])
+def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) -> None:
+    guarded = admission(keys=True)
+
+    with pytest.raises(UnauthorizedError):
+        guarded.caller(bearing(key))
+    with pytest.raises(UnauthorizedError):
+        guarded.check(bearing(key))
+    with pytest.raises(UnauthorizedError):
+        guarded.check_admin(bearing(key))
+
+    assert (guarded.refused, guarded.requests) == (3, {})
+
+
+def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
+    guarded = admission(keys=True)
+
+    with pytest.raises(ForbiddenError, match="this path is for admins, and this key is not one's"):
+        guarded.check_admin(bearing(USER))
+
+    guarded.check_admin(bearing(ADMIN))
+
+
+def test_without_any_key_admin_paths_are_open() -> None:
+    admission().check_admin(bearing(None))
+    admission().check(bearing(None))
+
+
+def test_requests_are_counted_by_the_name_of_their_key() -> None:
+    guarded = admission(keys=True)
+    for key in (USER, USER, ADMIN):
+        guarded.caller(bearing(key))
+
+    assert guarded.requests == {"user": 2, "boss": 1}

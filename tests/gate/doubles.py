@@ -1,0 +1,122 @@
+"""Small stand-ins for what the gate is built on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferway.config import StructuredSettings
+from inferway.errors import SpecError
+from inferway.gate.gate import Gate
+from inferway.gate.library import Trial, Verdict
+from inferway.helper.helper import Helper
+from inferway.model import Endpoint, Target
+from inferway.structured.grammar import Unenforced
+from inferway.structured.spec import Asked, Spec
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Words:
+    """A library that goes by words in a spec's text, and counts what it is asked."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def helper(self) -> Helper | None:
+        return None
+
+    async def check(self, asked: Asked) -> None:
+        self.asked["check"] += 1
+        if "breaks" in asked.spec.text:
+            raise RecursionError
+        if "invalid" in asked.spec.text:
+            raise SpecError("type: is none", param=f"{asked.place}/type", place="/type")
+
+    def close(self) -> None:
+        pass
+
+    def is_costly(self, spec: Spec) -> bool:
+        return "costly" in spec.text
+
+    def verdict(self, spec: Spec, strict: bool) -> Verdict:
+        self.asked["verdict"] += 1
+        if "refused" in spec.text:
+            raise SpecError("'oneOf' cannot be compiled", place="/oneOf", keyword="oneOf")
+        if strict and "uniqueItems" in spec.text:
+            raise SpecError(
+                "uniqueItems cannot be enforced", place="/properties/a b,c", keyword="uniqueItems"
+            )
+        if "uniqueItems" in spec.text:
+            return Verdict("llguidance", [Unenforced("/properties/a b,c", "uniqueItems")])
+        return Verdict("llguidance")
+
+    def explain(
+        self, asked: Asked, refused: SpecError | None, found: Verdict | SpecError | None
+    ) -> dict[str, Any]:
+        return {"key": asked.spec.key, "refused": str(refused or found)}
+
+    def keeps(self, spec: Spec, text: str) -> bool | None:
+        if "unsure" in spec.text:
+            return None
+        return text.startswith("{") and text.endswith("}")
+
+
+@dataclass
+class Engines:
+    """`plugins`: engines that have it."""
+
+    plugins: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
+    in_flight: dict[str, int] = field(default_factory=dict)
+
+    def has_plugin(self, engine: str) -> bool:
+        return engine in self.plugins
+
+    def is_up(self, engine: str) -> bool:
+        return engine not in self.down
+
+    def num_in_flight(self, engine: str) -> int:
+        return self.in_flight.get(engine, 0)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_gate(
+    engines: Engines | None = None,
+    library: Words | None = None,
+    clock: Clock | None = None,
+    trial: Trial | None = None,
+    **settings: Any,
+) -> Gate:
+    return Gate(
+        StructuredSettings(**settings),
+        library or Words(),
+        engines or Engines(),
+        clock=clock or Clock(),
+        trial=trial,
+    )
+
+
+def endpoints(*names: str) -> list[Endpoint]:
+    return [Endpoint(name, f"http://{name}", holder) for holder, name in enumerate(names)]
+
+
+def target(name: str) -> Target:
+    return Target(Endpoint(name, f"http://{name}", 0), 1.0, 0, 0)
+
+
+def schema(*words: str, strict: bool | None = None) -> dict[str, Any]:
+    """Fields of a chat that asks for a schema with these words in it."""
+    asked: dict[str, Any] = {"name": "n", "schema": {"type": "object", "title": " ".join(words)}}
+    if strict is not None:
+        asked["strict"] = strict
+    return {"response_format": {"type": "json_schema", "json_schema": asked}}
