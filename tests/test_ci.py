@@ -31,7 +31,7 @@ class Machine:
             (self.bin / name).symlink_to(found)
         self.install("python3", "echo 3.11.2")
         self.install("id", "echo 0")
-        for name in ("git", "wrk", "redis-server", "npm"):
+        for name in ("git", "wrk", "curl", "redis-server", "npm"):
             self.install(name, "exit 0")
         for name in ("make", "apt-get"):
             self.install(name, f'echo "{name} $*" >>calls')
@@ -69,8 +69,11 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     assert machine.calls == [
         "make check",
         "make test",
+        "make fuzz ARGS=--seconds 60 --out /dev/null",
+        "make soak ARGS=--seconds 60 --out /dev/null",
         "make fidelity NAMES=yi llama2 qwen3 mistral_nemo",
         "make demo ARGS=--exit",
+        "make envoy",
         "make fleet",
     ]
 
@@ -82,8 +85,11 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "system",
         "check",
         "test",
+        "fuzz",
+        "soak",
         "fidelity",
         "demo",
+        "envoy",
         "fleet",
     ]
 

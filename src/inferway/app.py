@@ -6,24 +6,37 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import zmq
 import zmq.asyncio
 
-from inferway.config import ServeSettings
+from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.discovery.members import Members, build_members
 from inferway.events.dialect import SEEDS
 from inferway.events.wire import Batch, normalise
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
-from inferway.frontends.http.admin_key import AdminKey
+from inferway.frontends.fleet_gate import FleetGate
+from inferway.frontends.http.access_log import LINES, AccessLog
+from inferway.frontends.http.admission import Admission, build_admission, read_keys
+from inferway.frontends.http.certificate import Certificate
+from inferway.frontends.http.cors import Cors
+from inferway.frontends.http.entrance import Entrance
 from inferway.frontends.http.metrics import MetricsPage
+from inferway.frontends.http.reload import Reloading
 from inferway.frontends.http.routes import Routes
-from inferway.frontends.http.server import HttpServer
+from inferway.frontends.http.server import AnswerLog, Handler, HttpServer
+from inferway.frontends.http.tracing import Tracing, otlp
 from inferway.frontends.observers import (
     AlarmObserver,
     DecisionPublisher,
@@ -35,7 +48,13 @@ from inferway.frontends.publisher import Publisher, topic_name
 from inferway.indexer import Indexer
 from inferway.model import HolderId
 from inferway.prompts.renderer import Renderer
+from inferway.steps.rewrite import Rewrites
+from inferway.steps.salt import TenantSalt
+from inferway.tasks import Tasks
 from inferway.upstream.pool import Pool
+
+if TYPE_CHECKING:
+    from inferway.frontends.ext_proc.server import PickerServer
 
 log = logging.getLogger("inferway")
 
@@ -43,16 +62,26 @@ log = logging.getLogger("inferway")
 # CPython's default 5 ms at a time (DESIGN.md, decision 4).
 SWITCH_INTERVAL_SECONDS = 0.0005
 
+LOOPBACK = "127.0.0.1"
+
+# With more answers under way engines are not told of shapes in advance.
+BUSY_WITH_ANSWERS = 1000
+
 
 class Gateway:
     """`inferway serve` as an object: `start`, then `port`; `close` ends it. A `renderer` that
     is given stays the giver's, who closes it."""
 
-    def __init__(self, settings: ServeSettings, renderer: Renderer | None = None) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self, settings: ServeSettings, renderer: Renderer | None = None, *, picks: bool = False
+    ) -> None:
+        """`picks`: it forwards nothing, but says to a proxy where requests go (`inferway epp`).
+        Raises ConfigError."""
         self.settings = settings
-        key = settings.admin_key()
-        self._admin_key = None if key is None else AdminKey(key)
+        keys = read_keys(settings)
+        self.picker: PickerServer | None = None
+        self.members: Members | None = None
+        self._picks = picks
         self._stack = AsyncExitStack()
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self.indexer = Indexer(
@@ -65,14 +94,26 @@ class Gateway:
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
         self._adopter = Adopter(self.fleet.engines, seeds=seeds)
+        self._admission: Admission = build_admission(settings, keys, self.fleet, time.monotonic)
+        self.indexer.director.standing = self._admission.traffic.standing
+        self._reloading: Reloading | None = None  # once it has started
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
+        self._admin_server: HttpServer | None = None
+        self._logs: list[AnswerLog] = []
+        if settings.access_log is not None:
+            self._logs.append(AccessLog(LINES[settings.access_log_format]))
 
     @property
     def port(self) -> int:
         """Where it listens; with port 0 in the settings, the one that was free."""
         assert self._server is not None
         return self._server.port
+
+    @property
+    def admin_port(self) -> int | None:
+        """Where admin paths and metrics are, if they are apart."""
+        return None if self._admin_server is None else self._admin_server.port
 
     @property
     def publish_endpoint(self) -> str | None:
@@ -91,10 +132,17 @@ class Gateway:
         """Closes everything in reverse and says so."""
         await self._stack.aclose()
 
+    async def reload(self, read: Callable[[], ServeSettings]) -> None:
+        """Goes on with the settings that `read` gives, or raises ConfigError. If they cannot hold,
+        all is as it was, and the log says why."""
+        if self._reloading is not None:
+            await self._reloading.reload(read)
+
     def hurry(self) -> None:
         """A `close` that waits for running answers cuts them off instead."""
-        if self._server is not None:
-            self._server.cut()
+        for server in (self._server, self._admin_server):
+            if server is not None:
+                server.cut()
 
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -103,8 +151,10 @@ class Gateway:
         if settings.publish is not None:
             self._publisher = Publisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", _soon(self._publisher.close))
-        pool = Pool(settings.timeouts)
+        self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
+        self._certificate = _certificate(settings)
+        self._open_gate()
         metrics = MetricsPage(
             self.indexer.director,
             self.fleet,
@@ -112,19 +162,23 @@ class Gateway:
             self.indexer.renderer,
             self._publisher,
             self.indexer.request_templates,
+            self._admission,
         )
-        routes = Routes(self.indexer, pool, metrics, self._observers(), self._admin_key)
-        server = HttpServer(
-            routes,
-            host=settings.host,
-            port=settings.port,
-            limits=settings.limits,
-            timeouts=settings.timeouts,
-            access_log=settings.access_log is not None,
+        self._stack.callback(self._admission.control.close)
+        tracing = self._open_tracing()
+        observers = self._observers()
+        routes = Routes(
+            *(self.indexer, pool, metrics, self._admission, self._entrance(), observers),
+            forwards=not self._picks,
+            admin_apart=settings.admin_port is not None,
+            tracing=tracing,
         )
+        server = self._http_server(self._wrapped(routes, tracing), settings.host, settings.port)
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
-        # The port first: an occupied one is known before anything else takes time.
+        # The ports first: an occupied one is known before anything else takes time.
+        if settings.admin_port is not None:
+            await self._open_admin_port(routes.admin, settings.admin_port)
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
@@ -132,10 +186,116 @@ class Gateway:
         await self.indexer.start()
         self._adopter.start()
         self._closes("adoption of orphans", self._adopter.close)
+        self._find_engines()
+        if self._picks:
+            await self._pick(observers, metrics)
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
-        log.info("listening on http://%s:%d", settings.host, server.port)
+        log.info("listening on %s", server.url)
+
+    def _open_tracing(self) -> Tracing | None:
+        if self.settings.otlp is None:
+            return None
+        tracing = Tracing(otlp(self.settings.otlp))
+        self._closes("tracing", tracing.close)
+        self._logs.append(tracing)
+        return tracing
+
+    def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
+        """What stands before the routes."""
+        handler: Handler = routes
+        if tracing is not None:
+            handler = tracing.around(handler, routes.paths)
+        if self.settings.cors_origins:
+            handler = Cors(handler, self.settings.cors_origins)
+        return handler
+
+    def _entrance(self) -> Entrance:
+        settings = self.settings
+        secret = settings.salt_secret()
+        return Entrance(
+            self.indexer.director,
+            self.fleet,
+            settings.allow_paths,
+            salt=None if secret is None else TenantSalt(secret),
+            trusts_transfers=settings.trust_kv_transfer_params,
+        )
+
+    def _http_server(self, handler: Handler, host: str, port: int) -> HttpServer:
+        settings = self.settings
+        return HttpServer(
+            handler,
+            host=host,
+            port=port,
+            limits=settings.limits,
+            timeouts=settings.timeouts,
+            logs=self._logs,
+            certificate=self._certificate,
+        )
+
+    async def _open_admin_port(self, handler: Handler, port: int) -> None:
+        """Closed after the other one: how the last answers end is worth a scrape."""
+        host = self.settings.host
+        self._admin_server = server = self._http_server(
+            handler, LOOPBACK if host.startswith("unix:") else host, port
+        )
+        await server.start()
+        self._closes("admin port", server.stop)
+        log.info("admin paths and metrics at %s", server.url)
+
+    def _find_engines(self) -> None:
+        """Those that are not listed."""
+        settings = self.settings
+        self.members = members = build_members(
+            settings.discovery, settings.engines, self._set_engines, self._follow_rules
+        )
+        members.start()
+        self._closes("search for engines", members.close)
+        servers = [each for each in (self._server, self._admin_server) if each is not None]
+        self._reloading = Reloading(
+            *(settings, self._admission, self._pool, servers, members.relist)
+        )
+
+    async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
+        await self.fleet.set_engines(engines)
+        self._admission.traffic.standing.forget_others(engine.name for engine in self.fleet.engines)
+
+    def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
+        """What Kubernetes says, over what the settings do."""
+        director = self.indexer.director
+        director.priorities = {**self.settings.objectives, **objectives}
+        director.rewrites = Rewrites([*rewrites, *self.settings.model_rewrites])
+
+    async def _pick(self, observers: Sequence[Observer], metrics: MetricsPage) -> None:
+        from inferway.frontends.ext_proc.build import build_picker  # gRPC is an extra
+        from inferway.frontends.ext_proc.metrics import picker_families
+
+        self.picker = picker = build_picker(
+            self.settings, self.indexer, observers, self._is_ready, metrics.decided_in
+        )
+        await picker.start()
+        kubernetes = self.settings.discovery.kubernetes
+        pool = (kubernetes.pool if kubernetes is not None else None) or "inferway"
+        metrics.joined_by(lambda: picker_families(picker.counts, self.fleet.engines, pool))
+        self._closes("endpoint picker", partial(picker.stop, self.settings.timeouts.drain))
+        log.info(
+            "picking for a proxy at %s:%d (%s), health on port %s",
+            *(picker.host, picker.port, "TLS" if self.settings.picker.secure else "in the clear"),
+            picker.health_port,
+        )
+
+    def _is_ready(self) -> bool:
+        return self.members is not None and self.members.synced
+
+    def _open_gate(self) -> None:
+        """Before the director sees its first request."""
+        gate = FleetGate(self.settings, self.fleet, self._is_busy)
+        self.indexer.director.gate = gate.gate
+        self._closes("checks of structured output", gate.close)
+
+    def _is_busy(self) -> bool:
+        return self._server is not None and self._server.stats.answering > BUSY_WITH_ANSWERS
 
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
         async def closing() -> None:
@@ -164,16 +324,27 @@ class Gateway:
             self._publisher.publish(topic, {"engine": engine.name, **normalise(event)})
 
 
-async def serve(settings: ServeSettings) -> None:
-    """Runs a gateway until SIGINT or SIGTERM. Raises ConfigError at start only."""
+async def serve(
+    settings: ServeSettings,
+    *,
+    picks: bool = False,
+    reread: Callable[[], ServeSettings] | None = None,
+) -> None:
+    """Runs a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings
+    that `reread` gives. Raises ConfigError at start only."""
+    _raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, stop.set)
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, picks=picks)
+    reloads = Tasks(log, "a reload failed")
+    if reread is not None:
+        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.spawn(gateway.reload(reread)))
     if not await _start_unless(stop, gateway):
         return
     await stop.wait()
+    await reloads.close()
     drain = settings.timeouts.drain
     log.info("shutting down; running answers have %g s, another Ctrl-C cuts them off", drain)
     for sig in (signal.SIGINT, signal.SIGTERM):
@@ -194,6 +365,18 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
+
+
+def _raise_file_limit() -> None:
+    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _certificate(settings: ServeSettings) -> Certificate | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
 
 
 def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

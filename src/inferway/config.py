@@ -7,6 +7,8 @@ that names its place. docs/configuration.md lists every key (a test keeps it tru
 from __future__ import annotations
 
 import os
+import re
+import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -94,6 +96,85 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     connections: Count = 20_000
 
 
+class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many requests are with the engines at a time, and how many wait for that."""
+
+    in_flight: Count | None = 10_000  # in total; null: no limit
+    engine_in_flight: Count | None = None  # with each engine; null: no limit
+    queue: Annotated[int, msgspec.Meta(ge=0)] = 1000  # that wait
+    queue_seconds: Positive = 60.0  # that one waits, unless it says less
+
+
+class RetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tries on further engines, before an answer has begun."""
+
+    attempts: Count = 3  # engines in all
+    statuses: tuple[Annotated[int, msgspec.Meta(ge=400, le=599)], ...] = (502, 503)
+    share: Share = 0.2  # of the requests under way, that may be in a further try
+    floor: Annotated[int, msgspec.Meta(ge=0)] = 3  # so many always may
+
+
+class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an engine that fails gets no requests for a while."""
+
+    failures: Count = 5  # in a row
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5  # or of its requests, lately
+    least: Count = 20  # if there were so many
+    window: Positive = 30.0  # seconds that are "lately"
+    seconds: Positive = 5.0  # out, at first; then twice as long each time
+    max_seconds: Positive = 300.0
+
+
+class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests that ask for the shape of their answer (docs/structured.md)."""
+
+    check: bool = True  # what is asked, before an engine sees it; and answers
+    trial_compile: bool = False  # in a helper process, with limits
+    report_validity: bool = False  # on streams too, as a comment before their end
+    answer_bytes: Count = 1024 * 1024  # of one answer that is held back until it is judged
+    warm_per_second: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # told to each engine; 0: none
+    quarantine_seconds: Positive = 600.0
+
+
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines are the ready pods of an InferencePool, or of a selector."""
+
+    pool: str | None = None
+    group: str = "inference.networking.k8s.io"  # of the pool
+    selector: dict[str, str] = {}  # instead of a pool: labels that its pods have
+    ports: list[Port] = []  # with a selector: where its pods listen
+    namespace: str | None = None  # absent: $NAMESPACE, else our pod's, else default
+    api: str | None = None  # the API server's URL; absent: as every pod is told
+
+
+class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where engines come from, beside those that are listed; they come and go while we run."""
+
+    file: str | None = None  # YAML or JSON with `engines`; followed
+    dns: list[str] = []  # http://NAME:PORT: every address of the name is an engine
+    kubernetes: KubernetesSettings | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is any other source than the list."""
+        return self.file is not None or bool(self.dns) or self.kubernetes is not None
+
+
+class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`inferway epp`: the endpoint picker behind a proxy (docs/endpoint-picker.md)."""
+
+    grpc_port: Port = 9002
+    grpc_health_port: Port = 9003
+    health_checking: bool = False  # answers health checks on the first port, too
+    secure: bool = True  # TLS, by a certificate of our own unless one is given
+    cert_path: str | None = None  # a directory with tls.crt and tls.key
+    reload_cert: bool = False  # when they change
+    heed_subset: bool = True  # false: whatever addresses the gateway allows
+    fallbacks: Annotated[int, msgspec.Meta(ge=0)] = 0  # addresses told behind the first
+    report_cost: Literal["prompt", "completion", "total"] | None = None  # tokens, to the gateway
+    conformance: bool = False  # a client's header may choose the endpoint: for tests of gateways
+
+
 class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds."""
 
@@ -101,6 +182,7 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     request_body: Positive = 60.0  # from a request's first byte to its last
     connect: Positive = 2.0  # to an engine
     first_byte: Positive = 600.0  # of an engine's answer: prefill and queueing
+    hold_head: Positive = 30.0  # that a stream's head waits for its first event
     idle_stream: Positive = 300.0  # between two pieces of an answer
     drain: Positive = 30.0  # for running answers at shutdown
 
@@ -109,8 +191,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Everything `inferway serve` can be told."""
 
     engines: list[EngineSettings]
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # or unix:/path
     port: Port = 8080
+    tls_cert: str | None = None  # PEM certificate chain for clients; with tls_key
+    tls_key: str | None = None
+    engine_ca: str | None = None  # PEM certificates trusted to sign https engines', beside none
     models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
     scheduling: str | dict[str, Any] | None = None  # how endpoints are chosen: a file, or it
     scoring: bool = True  # false: by load only, prompts are not looked at
@@ -118,6 +203,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
+    access_log_format: Literal["text", "json"] = "text"
     log_level: str = "info"
     scrape_seconds: Positive | None = (
         None  # between two looks at an engine's load; else max(0.2, 2 ms x engines)
@@ -129,14 +215,47 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     state_dir: str | None = None  # where what is known of the engines' caches outlives us
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
     admin_key_env: str | None = None  # environment variable with the key for scores and admin paths
+    admin_port: Port | None = None  # those paths and metrics there, and then not on `port`
+    allow_paths: list[str] = []  # forwarded beside those that are known: [METHOD ]/path
+    trust_kv_transfer_params: bool = False  # clients may say where engines fetch blocks from
+    salt_per_tenant_env: str | None = None  # environment variable with a secret: no shared blocks
+    cors_origins: list[str] = []  # of browsers' pages that may ask; "*": all
+    otlp: str | None = None  # where OpenTelemetry's spans go: OTLP over HTTP
     remote_render_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # 0: engines are not asked
+    api_keys: str | None = None  # a file of callers' keys, hashed (inferway keys)
     limits: LimitSettings = LimitSettings()
+    flow: FlowSettings = FlowSettings()
+    retries: RetrySettings = RetrySettings()
+    ejection: EjectionSettings = EjectionSettings()
+    structured: StructuredSettings = StructuredSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
+    picker: PickerSettings = PickerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def admin_key(self) -> str | None:
         """What admin paths want to see. Raises ConfigError if it is unset."""
         return _secret(self.admin_key_env, "admin_key_env")
 
+    def salt_secret(self) -> str | None:
+        """What tenants' salts are made with. Raises ConfigError if it is unset."""
+        return _secret(self.salt_per_tenant_env, "salt_per_tenant_env")
+
+    def engine_tls(self) -> ssl.SSLContext | None:
+        """Who is trusted to be an https engine; None without one. Raises ConfigError."""
+        if self.engine_ca is None and not any(e.url.startswith("https:") for e in self.engines):
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.engine_ca)
+        except OSError as e:  # SSLError is one
+            what = getattr(e, "reason", None) or e.strerror
+            raise ConfigError(
+                f"engine_ca {self.engine_ca!r}: {what}; expected a file of PEM certificates"
+            ) from e
+
+
+# [METHOD ]/path, as `allow_paths` has them
+ALLOWED_PATH = re.compile(r"(?:(GET|POST|PUT|PATCH|DELETE) )?(/[^\s?#]*)")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+")
 
 _ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
 _LABEL = "label."  # before a label's name
@@ -200,12 +319,15 @@ def _laid_over(below: object, above: object) -> object:
 
 
 def _check(settings: ServeSettings) -> None:
-    if not settings.engines:
-        raise ConfigError("no engine: give at least one --engine URL, or `engines:` in --config")
-    labels = [engine.label for engine in settings.engines]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+    if not settings.engines and not settings.discovery.is_any:
+        raise ConfigError(
+            "no engine: give at least one --engine URL, or `engines:` in --config, or a place to"
+            " find them in (--engines-file, --engines-dns, --pool-name)"
+        )
+    kubernetes = settings.discovery.kubernetes
+    if kubernetes is not None:
+        _check_kubernetes(kubernetes)
+    check_engines(settings.engines)
     for name, model in settings.models.items():
         if "chat_template" in model.chat_template_kwargs:
             raise ConfigError(
@@ -218,7 +340,49 @@ def _check(settings: ServeSettings) -> None:
             "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
             "server (maxmemory), or leave one of the two out"
         )
-    for engine in settings.engines:
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigError("tls_cert and tls_key: give both, or neither")
+    _check_surface(settings)
+
+
+def _check_surface(settings: ServeSettings) -> None:
+    for path in settings.allow_paths:
+        if not ALLOWED_PATH.fullmatch(path):
+            raise ConfigError(
+                f"allow_paths: {path!r}: expected a path, '/v2/embed', or 'METHOD /path' with one"
+                " of GET, POST, PUT, PATCH, DELETE"
+            )
+    for origin in settings.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origins: {origin!r}: expected 'https://HOST' as browsers send it, or '*'"
+            )
+    if settings.admin_port and settings.admin_port == settings.port:
+        raise ConfigError(f"admin_port: {settings.admin_port} is `port`; leave one of them out")
+    if settings.otlp is not None and not settings.otlp.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp: {settings.otlp!r}: expected http://HOST:4318/v1/traces")
+
+
+def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
+    if (kubernetes.pool is None) == (not kubernetes.selector):
+        raise ConfigError(
+            "discovery: kubernetes: give either pool (--pool-name) or selector"
+            " (--endpoint-selector)"
+        )
+    if bool(kubernetes.selector) != bool(kubernetes.ports):
+        raise ConfigError(
+            "discovery: kubernetes: selector and ports (--endpoint-target-ports) go together;"
+            " a pool brings its own"
+        )
+
+
+def check_engines(engines: list[EngineSettings]) -> None:
+    """Raises ConfigError."""
+    labels = [engine.label for engine in engines]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+    for engine in engines:
         _check_url(engine.url)
         for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
             if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):

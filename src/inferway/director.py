@@ -4,6 +4,8 @@ journey = director.open(head, body)     bytes       -> a typed request     opena
 decision = await journey.decide()       model       -> its target          steps/rewrite
                                         headers     -> objectives          steps/objectives
                                         load        -> may it go in?       scheduling/admitters
+                                        its shape   -> can it be kept?     steps/shape
+                                        limits      -> is it its turn?     steps/entry
                                         request     -> token ids           prompts
                                         token ids   -> block keys          blocks
                                         block keys  -> blocks held         index
@@ -18,12 +20,13 @@ Plugins join in between (scheduling.plugin): producers, admitters, and followers
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from inferway.errors import (
     IndexAwayError,
@@ -35,6 +38,8 @@ from inferway.errors import (
     UnknownPathError,
     crash_report,
 )
+from inferway.gate.gate import Gate
+from inferway.gate.shape import Shape
 from inferway.index.speculative import Speculation
 from inferway.model import (
     Candidates,
@@ -53,14 +58,22 @@ from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import REPORT_MODE, asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
+from inferway.scheduling.narrowing import Narrowing
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.counts import DirectorStats
+from inferway.steps.entry import Entry
 from inferway.steps.match import Matched, MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites
+from inferway.steps.shape import shape_of
 
 _Parsed = TypeVar("_Parsed")
+Within = Callable[[Endpoint], bool]
+
+
+# A proxy in front of us says here which model the request is for (field notes 3.5).
+MODEL_HEADER = b"x-gateway-model-name-rewrite"
 
 
 class OffLoop(Protocol):
@@ -104,6 +117,16 @@ class FleetView(Protocol):
         """A request has just failed there."""
 
 
+class Standing(Protocol):
+    """Which engines get new requests (flow.standing)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """All of them."""
+
+    def allowed(self, engines: Iterable[str], now: float) -> Collection[str]: ...
+
+
 class Routed(msgspec.Struct, frozen=True):
     """All that was found out about a request: what the alarm and the publisher get."""
 
@@ -127,23 +150,69 @@ class Director:
     rewrites: Rewrites = field(default_factory=Rewrites)
     priorities: Mapping[str, int] = field(default_factory=dict)  # objective -> priority
     scoring: bool = True
+    behind_proxy: bool = False  # its headers count: MODEL_HEADER
     off_loop: OffLoop | None = None
     off_loop_bytes: int = 256 * 1024
     later: Callable[[Callable[[], None]], object] | None = None  # calls in a moment
+    gate: Gate | None = None  # None: shapes of answers are the engines' matter
+    standing: Standing | None = None
     stats: DirectorStats = field(default_factory=DirectorStats)
+    _narrowing: Narrowing = field(default_factory=Narrowing)
 
-    def open(self, head: RequestHead, body: bytes, request_id: str = "") -> Journey:
-        """Raises UnknownPathError for a path that carries no prompt."""
-        parse = PARSERS.get(head.path)
+    def open(
+        self,
+        head: RequestHead,
+        body: bytes,
+        request_id: str = "",
+        *,
+        parse: Parse | None = None,
+        within: Within | None = None,
+        priority: int | None = None,
+        edits: Sequence[bytes] = (),
+    ) -> Journey:
+        """`parse`: what the body is, if the path does not say; `within`: which endpoints a proxy
+        in front of us allows; `priority`: it has this one, whatever its headers say; `edits`: what
+        of the client's bytes has been changed already. Raises UnknownPathError for a path that
+        carries no prompt."""
+        parse = parse or PARSERS.get(head.path)
         if parse is None:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
-        return Journey(self, head, body, parse, request_id)
+        return Journey(self, head, body, parse, request_id, within, priority, edits)
 
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
         """bytes -> typed request, in a thread when that would hold up everybody else."""
         if self.off_loop is None or len(body) <= self.off_loop_bytes:
             return parse(body)
         return await self.off_loop(parse, body)
+
+    def candidates(self, model: str, within: Within | None = None) -> Candidates:
+        """The endpoints of `model` that get requests now. Raises NoEndpointError."""
+        candidates = self.fleet.candidates(model)
+        if within is not None:
+            candidates = self.allowed(candidates, within)
+        standing = self.standing
+        if standing is None or standing.is_plain:
+            return candidates
+        names = {endpoint.engine for endpoint in candidates.endpoints}
+        left = standing.allowed(names, self.clock())
+        if not left:
+            raise NoEndpointError(f"model {model!r}: its engines are drained: {_list(names)}")
+        return self.kept(candidates, lambda endpoint: endpoint.engine in left)
+
+    def allowed(self, candidates: Candidates, within: Within) -> Candidates:
+        """Raises NoEndpointError if none is, in llm-d's words."""
+        left = self.kept(candidates, within)
+        if not left.endpoints:
+            raise NoEndpointError("failed to find endpoint candidates for serving the request")
+        return left
+
+    def kept(self, candidates: Candidates, within: Within) -> Candidates:
+        """Maybe none."""
+        endpoints = candidates.endpoints
+        keep = np.fromiter(
+            (within(each) for each in endpoints), dtype=np.bool_, count=len(endpoints)
+        )
+        return self._narrowing.kept(candidates, keep)
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
         """Raises SaturatedError."""
@@ -168,31 +237,45 @@ class Journey:
         "_matched",
         "_names",
         "_parse",
+        "_priority",
         "_prompt_tokens",
         "_request_id",
         "_reused_tokens",
         "_speculations",
         "_target",
         "_usage",
+        "_within",
         "body",
         "closed",
         "routed",
+        "shape",
     )
 
     def __init__(
-        self, director: Director, head: RequestHead, body: bytes, parse: Parse, request_id: str
+        self,
+        director: Director,
+        head: RequestHead,
+        body: bytes,
+        parse: Parse,
+        request_id: str,
+        within: Within | None = None,
+        priority: int | None = None,
+        edits: Sequence[bytes] = (),
     ) -> None:
         self.routed: Routed | None = None
         self.closed = False
+        self.shape: Shape | None = None  # that is asked of the answer
         self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
         self._director = director
         self._head = head
         self._body = body  # the same, without what one attempt adds
         self._parse = parse
         self._request_id = request_id
+        self._within = within
+        self._priority = priority
         self._matched: MatchedPrompts = {}
         self._goes_on = False  # the engine's prompts are longer than what we know of them
-        self._edits: list[bytes] = []
+        self._edits: list[bytes] = [*edits]
         self._healing = False  # this attempt asks for a report
         self._names: ModelNames | None = None
         self._target: Target | None = None
@@ -202,51 +285,83 @@ class Journey:
         self._usage = UsageReader()
 
     @property
+    def usage(self) -> Usage | None:
+        """What the engine says it has taken and made, as far as it has said so."""
+        return self._usage.usage()
+
+    @property
     def changes_length(self) -> bool:
         """Whether the answer's bytes are not as many as the engine's."""
         return self._names is not None
 
-    async def decide(self) -> Decision:
-        """Where to send it. Raises RequestError (answer it) or NoEndpointError."""
+    async def decide(self, entry: Entry | None = None) -> Decision:
+        """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
+        NoEndpointError, or what `entry` raises."""
         director = self._director
         request = self._rewritten(await self._parsed())
         model = self._model(request)
-        candidates = director.fleet.candidates(model.name)
+        candidates = self._candidates(model)
         director.admit(request, candidates)
+        self.shape = shape = await shape_of(director.gate, self._head.path, request, candidates)
+        waited = entry is not None and await entry.enter(
+            model.name, self._head.headers, request.objectives.priority
+        )
         reason = Reason.LOAD_ONLY
         if director.scoring:
             reason = await self._match(model, request)
             request = _with_prompts(request, self._matched)
-            candidates = director.fleet.candidates(model.name)  # as they are by now
+        if director.scoring or waited:
+            candidates = self._candidates(model)
+        if entry is not None and entry.limits_engines:
+            candidates = self._with_room(candidates, entry)
         candidates.now = director.clock()
         director.matcher.fill(candidates, self._matched)
         for producer in director.scheduling.producers:
             producer.produce(request, candidates)
+        if shape is not None:
+            shape.weigh(candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
-        decision = Decision(choice.targets, reason, choice.headers)
+        targets = choice.targets if shape is None else choice.targets[: shape.may_try]
+        decision = Decision(targets, reason, choice.headers)
         director.stats.decided(reason)
         self.routed = Routed(request, model, self._matched, decision, candidates)
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
             if follower is not None:
                 self._followers.append(follower)
+        if shape is not None:
+            self._followers.append(shape)
         return decision
+
+    def _candidates(self, model: ServedModel) -> Candidates:
+        """As they are by now."""
+        return self._director.candidates(model.name, self._within)
+
+    def _with_room(self, candidates: Candidates, entry: Entry) -> Candidates:
+        left = self._director.kept(candidates, lambda endpoint: entry.takes(endpoint.engine))
+        if not left.endpoints:  # where it had a place is gone
+            raise SaturatedError("all engines are full; try again")
+        return left
 
     async def _parsed(self) -> LLMRequest:
         body = await self._director.parse(self._parse, self._body)
         headers = self._head.headers
+        asked = objectives(headers, self._director.priorities)
+        if self._priority is not None:
+            asked = msgspec.structs.replace(asked, priority=self._priority)
         return LLMRequest(
             request_id=self._request_id,
             target_model=body.model,
             body=body,
             headers=headers,
-            objectives=objectives(headers, self._director.priorities),
+            objectives=asked,
             raw=self._body,
         )
 
     def _rewritten(self, request: LLMRequest) -> LLMRequest:
         asked = request.body.model
-        target = self._director.rewrites.target(asked)
+        named = request.header(MODEL_HEADER) if self._director.behind_proxy else None
+        target = self._director.rewrites.target(named.decode("latin-1") if named else asked)
         if target == asked:
             return request
         self.body = self._body = with_model(self._body, target)
@@ -293,7 +408,7 @@ class Journey:
         """Books a slot on `target`, and counts the prompt as held there until its first token.
         A second attempt takes back the first. Returns headers the engine needs."""
         if self._target is not None:
-            self._director.fleet.suspect(self._target.endpoint)
+            self._suspect(self._target.endpoint)
         self._release()
         director, endpoint = self._director, target.endpoint
         if self.routed is not None and asks_for_report(self.routed.request.body):
@@ -347,7 +462,7 @@ class Journey:
             tokens.prompt += self._prompt_tokens
             tokens.matched += self._reused_tokens
         elif status >= 500:
-            self._director.fleet.suspect(target.endpoint)
+            self._suspect(target.endpoint)
         told: Headers = (
             (b"x-inferway-engine", target.endpoint.engine.encode()),
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
@@ -389,7 +504,7 @@ class Journey:
             if usage is not None and usage.cached is not None:
                 self._director.stats.tokens_of(endpoint.engine).delivered += usage.cached
             if outcome == "upstream_error":
-                self._director.fleet.suspect(endpoint)
+                self._suspect(endpoint)
         self._release()
         self._director.stats.ended(outcome)
         if self._followers:
@@ -415,6 +530,13 @@ class Journey:
         self._director.matcher.overlay.remove_all(self._speculations)
         self._speculations = []
 
+    def _suspect(self, endpoint: Endpoint) -> None:
+        """It has failed this request."""
+        director = self._director
+        director.fleet.suspect(endpoint)
+        if self.shape is None and director.gate is not None:
+            director.gate.failed_beside(endpoint.engine)
+
     def _release(self) -> None:
         if self._speculations:
             self._end_speculation()
@@ -426,6 +548,10 @@ class Journey:
             self._healing, self.body = False, self._body
             self._edits.remove(b"vllm_xargs")
         self._target = None
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:

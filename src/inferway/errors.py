@@ -6,22 +6,29 @@
     - SpecError               400  the shape asked of the answer is invalid or cannot be kept
     - PromptTooLongError      400  the prompt does not fit the model's context
     - TemplateError           400  the model's chat template refuses this conversation
-    - UnauthorizedError       401  the path wants the admin key, and the request has not got it
+    - UnauthorizedError       401  the path wants a key, and the request has not got it
+    - ForbiddenError          403  the path wants an admin's key, and this is another's
     - UnknownModelError       404  no engine serves this model
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
     - BodyTooLargeError       413  the body is over the configured limit
     - SaturatedError          429  the engines are full, and the request may be refused then
+      + QueueFullError        429  they are full, and so is the queue
+      + WaitTooLongError      429  its turn would come, or has come, too late for it
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
     - UpstreamError           502  the engine's connection failed before an answer
-    - UpstreamTimeoutError    504  the engine did not answer in time
+      + UpstreamTimeoutError  504  the engine did not answer in time
+      + OurFaultError         500  we have lost its answer, by a fault of ours
     - IndexAwayError          503  the shared index does not answer; a request is still forwarded,
                               by load only: only who asks for scores sees this error
     - RenderError             503  we cannot derive the prompt, for reasons of our own; a request
                               is still forwarded, by load only, and counted: only who asks for
                               scores sees this error
+    - ChecksBusyError         503  too many shapes asked for wait to be checked
+    - CompileError          500  a grammar could not be made, for reasons of our own
+  x ClientGoneError         the client has gone; there is nobody to be told
   x HelperError             the helper process cannot be had; never reaches a client
     - HelperBusyError         too many jobs wait for it, nothing was tried
     - JobKilledError          the job passed a limit, or brought its process down
@@ -91,10 +98,17 @@ class TemplateError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """The path wants the admin key. Nothing of what was sent instead is in the message."""
+    """The path wants a key. Nothing of what was sent instead is in the message."""
 
     status = 401
     code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """The key is known, and is not one for this path."""
+
+    status = 403
+    code = "permission_denied"
 
 
 class UnknownModelError(RequestError):
@@ -130,11 +144,28 @@ class BodyTooLargeError(RequestError):
 
 
 class SaturatedError(RequestError):
-    """The engines are full, and the request is one that may be refused then."""
+    """The engines are full, and the request is one that may be refused then. `retry_after` is in
+    seconds, for the header of that name."""
 
     status = 429
     type = "rate_limit_error"
     code = "saturated"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFullError(SaturatedError):
+    """Who would have to wait finds no room, or has lost it to somebody else."""
+
+    code = "queue_full"
+
+
+class WaitTooLongError(SaturatedError):
+    """It may not wait for as long as it would have to."""
+
+    code = "wait_too_long"
 
 
 class BadHttpError(RequestError):
@@ -177,6 +208,13 @@ class UpstreamTimeoutError(UpstreamError):
     code = "engine_timeout"
 
 
+class OurFaultError(UpstreamError):
+    """An answer was lost by a fault of ours, not the engine's. The log has the reason."""
+
+    status = 500
+    code = "internal_error"
+
+
 class IndexAwayError(FleetError):
     """The shared index does not answer, or not in time."""
 
@@ -193,6 +231,23 @@ class RenderError(FleetError):
         super().__init__(message)
         self.reason = reason
         self.code = reason.replace("-", "_")
+
+
+class ChecksBusyError(FleetError):
+    """Too many shapes wait to be checked. None is let through unchecked: try again."""
+
+    status = 503
+    code = "checks_busy"
+
+
+class CompileError(FleetError):
+    """No grammar could be made of a spec, and it is not known to be the client's fault."""
+
+    code = "compile_failed"
+
+
+class ClientGoneError(InferwayError):
+    """The client has gone while its request waited."""
 
 
 class HelperError(InferwayError):

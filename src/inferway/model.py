@@ -56,6 +56,13 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)  # Kubernetes' words
 
     @property
+    def address(self) -> str:
+        """`host:port`."""
+        scheme, _, address = self.url.partition("://")
+        has_port = address.rpartition(":")[2].isdigit()
+        return address if has_port else f"{address}:{443 if scheme == 'https' else 80}"
+
+    @property
     def name(self) -> str:
         """Unique in the fleet, and the same after a restart."""
         return self.engine if self.rank is None else f"{self.engine}/{self.rank}"
@@ -87,6 +94,7 @@ class Reason(StrEnum):
     RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
     CONVERSATIONS = "conversations"  # its items are not a prompt
     EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
+    UNREAD = "unread"  # its path carries no prompt that we could derive
     REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
     HELPER_BUSY = "helper-busy"  # the helper process has too much to do, or gave this one up
     MEDIA = "media"  # nothing is known before its first part that is not text
@@ -166,29 +174,31 @@ class Candidates:
         self.added[column.name] = values
 
     def narrowed(
-        self, rows: NDArray[np.intp], endpoints: Sequence[Endpoint] | None = None
+        self,
+        rows: NDArray[np.intp],
+        endpoints: Sequence[Endpoint],
+        holders: Mapping[HolderId, int],
+        adapters: Sequence[Adapters],
     ) -> Candidates:
-        """These rows alone. `endpoints`: theirs, from who has made the list before."""
-        columns = {
-            name: getattr(self, name)[rows]
-            for name in self.__slots__
-            if name not in ("endpoints", "rows", "adapters", "added", "now")
-        }
-        at = rows.tolist()
-        if endpoints is None:
-            endpoints = [self.endpoints[row] for row in at]
+        """These rows alone; with what of them is no column."""
         return Candidates(
             endpoints=endpoints,
-            rows={endpoint.holder: row for row, endpoint in enumerate(endpoints)},
-            adapters=[self.adapters[row] for row in at],
+            rows=holders,
+            adapters=adapters,
             added={name: values[rows] for name, values in self.added.items()},
             now=self.now,
-            **columns,
+            **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
     def get(self, column: Added[_ArrayT]) -> _ArrayT | None:
         """None if no producer has added it."""
         return self.added.get(column.name)  # type: ignore[return-value]
+
+
+_COLUMNS = [
+    *("block_sizes", "states", "in_flight", "others", "running", "waiting", "kv_usage"),
+    *("recent_tokens", "matched_blocks", "matched_value", "prompt_blocks"),
+]
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from tests.bench.test_report import MACHINE
 
 from inferway.bench.chats import default_data_dir
+from inferway.bench.director.many_endpoints import TRIPLES
 from inferway.bench.director.plan import Plan
 from inferway.bench.director.report import markdown, missed
 from inferway.bench.director.results import (
@@ -22,10 +23,19 @@ from inferway.bench.director.results import (
 from inferway.bench.director.run import run_director
 from inferway.bench.director.world import Point
 from inferway.cli.bench import bench
+from inferway.scheduling.builtin import BUILTIN
 
 DOCS = Path(__file__).parents[2] / "docs"
 MINIATURE = Plan(
-    chats=1, longest=1_500, probes=2, probe_tokens=300, others=20, other_tokens=200, engines=3
+    chats=1,
+    longest=1_500,
+    probes=2,
+    probe_tokens=300,
+    others=20,
+    other_tokens=200,
+    engines=3,
+    many_endpoints=30,
+    repeats=2,
 )
 
 
@@ -120,6 +130,16 @@ def test_the_same_probes_are_measured_twice(run: DirectorRun) -> None:
 
     assert few == many
     assert len(few) == MINIATURE.probes
+
+
+def test_each_scorer_is_measured_among_many_endpoints_and_three_at_a_time(run: DirectorRun) -> None:
+    assert run.many_endpoints is not None
+    names = {cost.name for cost in run.many_endpoints.scorers}
+
+    assert names < set(BUILTIN)
+    assert {"queue-scorer", "lora-affinity-scorer", "expected-ttft"} <= names
+    assert [cost.name for cost in run.many_endpoints.triples] == list(TRIPLES)
+    assert all(cost.choose > 0 for cost in run.many_endpoints.triples)
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

@@ -80,6 +80,23 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
     assert "timeouts.connect: 2.0  # default" in lines
 
 
+def test_the_flags_about_shapes_leave_the_files_other_words_about_them(tmp_path: Path) -> None:
+    path = file(tmp_path, "structured: {answer_bytes: 5000}\n")
+
+    shown = run("show", *ENGINE, "--config", path, "--structured-trial-compile").output
+    both = run("show", *ENGINE, "--report-validity", "--structured-trial-compile").output
+
+    assert _line(shown, "structured.trial_compile") == ["structured.trial_compile:", "true"]
+    assert _line(shown, "structured.report_validity") == ["structured.report_validity:", "false"]
+    assert _line(shown, "structured.answer_bytes") == ["structured.answer_bytes:", "5000"]
+    assert _line(both, "structured.report_validity") == ["structured.report_validity:", "true"]
+
+
+def _line(shown: str, key: str) -> list[str]:
+    (line,) = [line for line in shown.splitlines() if line.startswith(key)]
+    return line.split()[:2]
+
+
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret-1")
 

@@ -23,6 +23,9 @@ ROOT = HERE.parents[1]
 # Small enough that the tests' own traffic drives blocks out: 159 blocks, 5,088 tokens.
 CACHE = ("--num-gpu-blocks-override", "160")
 
+# Engines of their own settings: `make fleet-full`.
+collect_ignore = [] if os.environ.get("INFERWAY_FLEET_FULL") == "1" else ["test_structured_full.py"]
+
 TEST_SECONDS = 400  # two engines on busy cores take more than a minute to start
 
 Say = Callable[[str], None]

@@ -121,10 +121,32 @@ class RealEngine:
 
     def kill_core(self) -> None:
         """SIGKILL to the process that computes; the HTTP server lives on for a moment."""
+        for pid in self.core():
+            os.kill(pid, signal.SIGKILL)
+
+    def core(self) -> list[int]:
+        """Ids of what computes."""
         assert self._process is not None
-        for pid in processes_of(session=self._process.pid):
-            if "EngineCor" in Path(f"/proc/{pid}/comm").read_text():
-                os.kill(pid, signal.SIGKILL)
+        return [
+            pid
+            for pid in processes_of(session=self._process.pid)
+            if "EngineCor" in Path(f"/proc/{pid}/comm").read_text()
+        ]
+
+    def niceness_of_helpers(self) -> list[int]:
+        """Of the child processes that our plugin keeps for work nobody vouches for."""
+        assert self._process is not None
+        parents = set(processes_of(session=self._process.pid))
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+                command = (stat.parent / "cmdline").read_bytes()
+            except OSError:  # it ended while we looked
+                continue
+            if int(fields[1]) in parents and b"inferway.helper.child" in command:
+                found.append(int(fields[16]))
+        return found
 
     def log_tail(self, num_lines: int = 60) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -48,6 +48,10 @@ class Program:
     ) -> None:
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> int:
         """As Ctrl-C does. Returns the exit status."""
         if self._process.poll() is None:

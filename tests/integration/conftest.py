@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.integration.program import Program, Start
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, ServeSettings
@@ -133,6 +134,26 @@ async def answering(
 
 StartFleet = Callable[..., Awaitable[Fleet]]
 
+# What most tests are about is not what machines that are busy take time for: by weights, a held
+# prefix keeps its chat (docs/scheduling.md). `scheduling=None` is the default.
+BY_WEIGHTS: dict[str, Any] = {
+    "plugins": [
+        {"type": "precise-prefix-cache-scorer"},
+        {"type": "relative-load-scorer"},
+        {"type": "recent-work-scorer"},
+    ],
+    "schedulingProfiles": [
+        {
+            "name": "kv-aware",
+            "plugins": [
+                {"pluginRef": "precise-prefix-cache-scorer", "weight": 1},
+                {"pluginRef": "relative-load-scorer", "weight": 2},
+                {"pluginRef": "recent-work-scorer", "weight": 0.4},
+            ],
+        }
+    ],
+}
+
 
 @pytest.fixture(scope="session")
 def renderer() -> Iterator[Renderer]:
@@ -168,6 +189,7 @@ async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
 
             running = [await start_engine(config, flags) for config in configs]
             describe = by_hand or (lambda engine: EngineSettings(url=engine.url))
+            settings.setdefault("scheduling", BY_WEIGHTS)
             gateway = Gateway(
                 ServeSettings(
                     engines=[*(describe(engine) for engine in running), *more],
@@ -189,3 +211,17 @@ def simulated(**fields: Any) -> SimulatorConfig:
     """A simulated engine's configuration that differs in some fields."""
     plain = SimulatorConfig(str(prepare_smollm2()), served_model_names=("smollm2", "alias"))
     return replace(plain, **fields)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    programs: list[Program] = []
+
+    def starting(*arguments: str) -> Program:
+        programs.append(Program(*arguments))
+        return programs[-1]
+
+    yield starting
+    for program in programs:
+        program.process.kill()
+        program.process.communicate()

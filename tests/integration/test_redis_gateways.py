@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.index.redis_server import RedisServer, running_server
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, until
-from tests.integration.test_serve import Program
+from tests.integration.program import Program
 
 from inferway.config import EngineSettings, IndexSettings
 from inferway.index.redis import RedisIndex
@@ -284,6 +284,8 @@ async def test_a_gateway_starts_without_the_server_and_heals(
 
     assert (await fleet.chat(LONG)).status == 200
     assert await fleet.metric("inferway_decisions_total", reason="index-away") == 1
+    models = (await fleet.get("/ready")).body["models"]
+    assert {model["reason"] for model in models.values()} == {"index-away"}
     assert "is away, requests go by load only" in caplog.text
     answer = await fleet.post("/score_chat_completions", _chat(LONG))
     assert (answer.status, answer.body["error"]["code"]) == (503, "index_away")

@@ -8,53 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-INFERWAY = str(Path(sys.executable).parent / "inferway")
-
-Start = Callable[..., "Program"]
-
-
-class Program:
-    """A running command; its output is read up to a line, and kept."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [INFERWAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.output = ""
-
-    def read_until(self, pattern: str) -> str:
-        """The pattern's first group, once it has been printed."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if match := re.search(pattern, line):
-                return match[1]
-        raise AssertionError(f"ended without {pattern!r}:\n{self.output}")
-
-    def ends(self) -> int:
-        assert self.process.stdout is not None
-        self.output += self.process.stdout.read()
-        return self.process.wait(timeout=30)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    programs: list[Program] = []
-
-    def starting(*arguments: str) -> Program:
-        programs.append(Program(*arguments))
-        return programs[-1]
-
-    yield starting
-    for program in programs:
-        program.process.kill()
-        program.process.communicate()
+from tests.integration.program import INFERWAY, Start
 
 
 def test_the_readmes_first_steps_on_simulated_engines(start: Start) -> None:
@@ -155,3 +114,37 @@ def test_a_setting_that_cannot_hold_is_one_line(
     assert program.ends() == 2
     assert message in program.output
     assert len(program.output.splitlines()) == 1
+
+
+def test_sighup_takes_the_file_as_it_is_now_or_says_why_not(start: Start, tmp_path: Path) -> None:
+    engine = start("simulate", "--port", "0")
+    url = engine.read_until(r"simulated engine (http://\S+)")
+    file, keys = tmp_path / "gw.yaml", tmp_path / "keys.yaml"
+    file.write_text(f"engines: [{{url: {url}}}]\nport: 0\n")
+    gateway = start("serve", "--config", str(file))
+    base = gateway.read_until(r"listening on (http://\S+)")
+
+    file.write_text(f"engines: [{{url: {url}}}]\nport: 0\nflow: {{in_flight: none}}\n")
+    gateway.process.send_signal(signal.SIGHUP)
+    why = gateway.read_until(r"not reloaded, all stays as it was: (.*)")
+    assert why == f"{file}: expected `int | null`, got `str` - at `$.flow.in_flight`"
+    assert status(base + "/v1/models") == 200
+
+    subprocess.run([INFERWAY, "keys", "add", str(keys), "one"], check=True)
+    file.write_text(f"engines: [{{url: {url}}}]\nport: 0\napi_keys: {keys}\n")
+    gateway.process.send_signal(signal.SIGHUP)
+    gateway.read_until(r"(reloaded: )")
+    assert status(base + "/v1/models") == 401
+
+    for program in (gateway, engine):
+        program.process.send_signal(signal.SIGTERM)
+    assert [program.ends() for program in (gateway, engine)] == [0, 0]
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as e:
+        e.close()
+        return e.code

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
+from tests.integration.program import Start
 from tests.integration.test_ranks import RanksInFront
-from tests.integration.test_serve import Program, Start
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, IndexSettings, ProbeSettings, ServeSettings
@@ -69,20 +69,6 @@ async def ask(url: str, text: str) -> None:
 
 async def answered(yes: bool) -> bool:
     return yes
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    programs: list[Program] = []
-
-    def starting(*arguments: str) -> Program:
-        programs.append(Program(*arguments))
-        return programs[-1]
-
-    yield starting
-    for program in programs:
-        program.process.kill()
-        program.process.communicate()
 
 
 def wait_for_blocks(url: str, more_than: int, after: str | None = None) -> int:

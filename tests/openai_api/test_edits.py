@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.openai_api.edits import MAX_BYTES, with_model, with_model_named, with_vllm_xarg
+from inferway.openai_api.edits import (
+    MAX_BYTES,
+    with_cache_salt,
+    with_model,
+    with_model_named,
+    with_vllm_xarg,
+)
 
 ADDED = b'"kv_cache_report_mode":"full"'
 
@@ -162,6 +168,21 @@ def test_another_model_changes_nothing_else(body: bytes) -> None:
     expected = {**json.loads(body), "model": "other"}
 
     assert json.loads(with_model(body, "other")) == expected
+
+
+@given(BODIES.filter(is_text), st.sampled_from(["null", '"own"', "1", "[]", ""]))
+def test_a_salt_changes_nothing_else(body: bytes, own: str) -> None:
+    if own:
+        body = b'{"rest":%b, "cache_salt": %b}' % (body, own.encode())
+    given_one = json.loads(body).get("cache_salt")
+
+    after = with_cache_salt(body, lambda one: f"salted {one}")
+
+    if given_one is not None and not isinstance(given_one, str):
+        assert after is None
+        return
+    assert after is not None
+    assert json.loads(after) == {**json.loads(body), "cache_salt": f"salted {given_one}"}
 
 
 def _with_a_model(body: bytes) -> bytes:

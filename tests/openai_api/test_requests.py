@@ -56,16 +56,34 @@ def test_the_path_chooses_the_kind_and_unknown_fields_are_kept(
     assert body.model == "m"
     assert request(body, raw).fields == {"model": "m", "brand_new": {"x": 1}, **fields}
     # It may have been asked for at a path with a prefix, by way of a proxy.
-    assert type(parser_by_suffix(f"/tenant/a{path}?x=/v1/embeddings")(raw)) is kind
+    parse = parser_by_suffix(f"/tenant/a{path}?x=/v1/embeddings")
+    assert parse is not None
+    assert type(parse(raw)) is kind
 
 
 def test_a_path_that_says_nothing_is_a_completion() -> None:
     assert parser_by_suffix("/") is parse_completion
 
 
+def test_a_path_that_says_something_else_carries_no_prompt() -> None:
+    assert parser_by_suffix("/v1/audio/transcriptions") is None
+
+
 def given_fields(body: Body) -> dict[str, Any]:
     return {name: getattr(body, name) for name in body.__struct_fields__}
 
+
+GUIDED: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
+    "structural_tag": {"structures": [], "triggers": []},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": "start: A",
+    "guided_json_object": True,
+    "guided_whitespace_pattern": " ?",
+}
 
 # Every field that is acted on, with a value of its type.
 OPTIONAL: dict[type[Body], dict[str, Any]] = {
@@ -80,11 +98,12 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "return_assistant_tokens_mask": True,
         "add_special_tokens": True,
         "reasoning_effort": "low",
-        "response_format": {"type": "json_object"},
+        **GUIDED,
         "truncate_prompt_tokens": -1,
         "truncation_side": "right",
         "echo": True,
         "kv_transfer_params": {"prompt_token_ids": [1]},
+        "ec_transfer_params": {"a": 1},
         "cache_salt": "s",
         "max_tokens": 1,
         "max_completion_tokens": 2,
@@ -92,11 +111,15 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "vllm_xargs": {"a": 1},
     },
     CompletionRequest: {
+        **GUIDED,
+        "echo": True,
         "prompt_embeds": "AA==",
         "suffix": "x",
         "add_special_tokens": False,
         "truncate_prompt_tokens": 5,
         "truncation_side": "left",
+        "kv_transfer_params": {"a": 1},
+        "ec_transfer_params": {"a": 1},
         "cache_salt": "s",
         "max_tokens": 1,
         "stream": True,
@@ -108,10 +131,13 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "tool_choice": "none",
         "previous_response_id": "resp_1",
         "previous_input_messages": [{}],
+        "text": {"format": {"type": "json_object"}},
+        "structured_outputs": {"regex": "a"},
         "reasoning": {"effort": "low"},
         "chat_template_kwargs": {"a": 1},
         "truncation": "auto",
         "kv_transfer_params": {"a": 1},
+        "ec_transfer_params": {"a": 1},
         "cache_salt": "s",
         "max_output_tokens": 9,
         "stream": True,
@@ -139,6 +165,13 @@ def test_every_optional_field_is_read_as_it_was_sent(kind: type[Body]) -> None:
     assert given_fields(body) == fields  # so every field of the type is among them
 
 
+def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
+    deep = b'{"model":"m","messages":[],"response_format":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+    with pytest.raises(InvalidRequestError, match=r"^body: nested too deeply$"):
+        PARSERS["/v1/chat/completions"](deep)
+
+
 @pytest.mark.parametrize("kind", OPTIONAL)
 def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
     parse, required = REQUIRED[kind]
@@ -154,7 +187,7 @@ def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
 )
 def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
     parse, required = REQUIRED[kind]
-    anything = {"response_format", "vllm_xargs", "prompt_embeds", "previous_input_messages"}
+    anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:

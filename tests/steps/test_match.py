@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Found, Store
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import BlockKey, Reason, Tokenized
+from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.steps.match import Matcher
+from inferway.scheduling.idle import idle
+from inferway.steps.match import Matched, Matcher
 
 A, B = 0, 1
 PROMPTS = [np.arange(first, first + 12, dtype=np.uint32) for first in (100, 200, 300)]
@@ -45,3 +48,27 @@ async def test_all_prompts_in_all_block_sizes_are_asked_for_at_once_and_get_what
     held = {size: [dict(each.held) for each in items] for size, items in found.prompts.items()}
     assert held == {4: [{A: 3}, {}, {A: 1}], 2: [{}, {B: 5}, {}]}
     assert index.at_a_time == [6]
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 130), st.integers(1, 7)),
+    lower=st.dictionaries(st.integers(0, 130), st.sampled_from([0.5, 1.5])),
+)
+def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_hold_some(
+    held: dict[int, int], lower: dict[int, float]
+) -> None:
+    discount = {holder: less for holder, less in lower.items() if holder in held}
+    table = idle([Endpoint(f"e{i}", "", 2 * i) for i in range(60)], 4)  # odd holders are gone
+    table.block_sizes[10:20] = 2
+    prompt = Prompt(np.zeros(32, np.uint32), range(8))
+
+    Matcher(MemoryIndex(), SpeculativeOverlay()).fill(
+        table, {4: [Matched(prompt, Found(held, discount))] * 2}
+    )
+
+    rows = [(2 * i, not 10 <= i < 20) for i in range(60)]
+    blocks = [2.0 * held.get(holder, 0) if fits else 0.0 for holder, fits in rows]
+    less = [2 * discount.get(holder, 0.0) if fits else 0.0 for holder, fits in rows]
+    assert table.matched_blocks.tolist() == blocks
+    assert table.matched_value.tolist() == [b - n for b, n in zip(blocks, less, strict=True)]
+    assert table.prompt_blocks.tolist() == [16.0 if fits else 0.0 for _, fits in rows]

@@ -12,7 +12,7 @@ nobody has seen before.
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -70,10 +70,16 @@ def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
     return templates
 
 
-def short_chat(model: str) -> list[BodyTemplate]:
+def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
     """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
     history = [{"role": "system", "content": SHOP_RULES}]
-    return [_template(model, history, question, 0) for question in _sample().questions]
+    templates = [_template(model, history, question, 0) for question in _sample().questions]
+    return [_streamed(template) for template in templates] if stream else templates
+
+
+def _streamed(template: BodyTemplate) -> BodyTemplate:
+    assert template.after.endswith(b"}")
+    return replace(template, after=template.after[:-1] + b',"stream":true}')
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:

@@ -196,6 +196,8 @@ class SglangRouter:
         return _prometheus(place)
 
     def evidence(self, counted: Counters) -> str:  # noqa: ARG002
+        if self.policy != "cache_aware":
+            return "prompts not looked at"
         return "compares text with a tree of past requests, not tokens with events"
 
 

@@ -2,7 +2,8 @@
 
 `python -m inferway.bench.upstream --model NAME --root DIR` prints one JSON line with its url
 when it listens, and serves until it gets SIGTERM. It publishes KV events when it is asked to
-(`POST /bench/publish {"token_ids": [...]}`), so that what a router matches is matched for real.
+(`POST /bench/publish {"token_ids": [...]}`), so that what a router matches is matched for real, and
+streams step by step if it is told to (`POST /bench/streams {"tokens": 500, "seconds": 0.004}`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from inferway.bench.engine_answers import (
 )
 from inferway.bench.engine_events import Publisher, ZmqPublisher
 from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.engine_streams import Pace, PacedStreams
+
+_SHORT_BYTES = 4096
+_BACKLOG = 2048  # uvicorn's, which serves vLLM
 
 TokenIdsOf = Callable[[bytes], list[int]]
 
@@ -50,6 +55,7 @@ class Engine:
         self._render = render
         self._answers = fixed_answers(model, root, block_size, publisher.endpoint)
         self._stream = chat_stream(model)
+        self._streams = PacedStreams(model)
 
     def answer(self, path: str, body: bytes) -> bytes:
         """The whole HTTP answer, head and body."""
@@ -57,11 +63,23 @@ class Engine:
         if path == "/bench/publish":
             token_ids = msgspec.json.decode(body, type=dict[str, list[int]])["token_ids"]
             return json_answer({"blocks": self._publisher.publish(token_ids)})
+        if path == "/bench/streams":
+            self._streams.pace = msgspec.json.decode(body, type=Pace)
+            return json_answer({})
+        if path == "/bench/written":
+            return json_answer({"events": self._streams.written})
         if path == "/v1/chat/completions/render":
             return REFUSED if self._render is None else self._rendered(self._render(body))
-        if path == "/v1/chat/completions" and b'"stream":true' in body[-200:]:
+        if path == "/v1/chat/completions" and _wants_stream(body):
             return self._stream
         return self._answers.get(path, NOT_FOUND)
+
+    def streams(self, body: bytes, transport: asyncio.Transport) -> bool:
+        """Whether it is a stream that comes step by step; it has begun then."""
+        if self._streams.pace is None or not _wants_stream(body):
+            return False
+        self._streams.begin(transport)
+        return True
 
     def _rendered(self, token_ids: list[int]) -> bytes:
         return json_answer(
@@ -74,6 +92,12 @@ class Engine:
                 "stream": False,
             }
         )
+
+
+def _wants_stream(body: bytes) -> bool:
+    """Routers may write a body anew, its keys in another order; a long one is searched at its end
+    only."""
+    return b'"stream":true' in (body if len(body) < _SHORT_BYTES else body[-200:])
 
 
 class EngineConnection(asyncio.Protocol):
@@ -102,7 +126,9 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         path = b"".join(self._url).decode("latin-1")
-        self._transport.write(self._engine.answer(path, b"".join(self._body)))
+        body = b"".join(self._body)
+        if not self._engine.streams(body, self._transport):
+            self._transport.write(self._engine.answer(path, body))
         self._url.clear()
         self._body.clear()
 
@@ -110,7 +136,9 @@ class EngineConnection(asyncio.Protocol):
 async def serve(engine: Engine, stop: asyncio.Event) -> None:
     """Listen on a free port of the loopback, print it as JSON, and serve until `stop`."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: EngineConnection(engine), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: EngineConnection(engine), "127.0.0.1", 0, backlog=_BACKLOG
+    )
     port = server.sockets[0].getsockname()[1]
     print(f'{{"url":"http://127.0.0.1:{port}"}}', flush=True)
     async with server:

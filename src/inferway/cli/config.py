@@ -12,6 +12,7 @@ from inferway.cli.effective import effective
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
+from inferway.flow.callers import read_callers
 from inferway.scheduling.config import KIND
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling
@@ -32,6 +33,8 @@ def check(file: Path) -> None:
         else:
             settings = load_settings(file, {})
             scheduling = load_scheduling(settings.scheduling)
+            if settings.api_keys is not None:
+                read_callers(Path(settings.api_keys))
     except ConfigError as e:
         click.echo(f"inferway config check: {e}", err=True)
         sys.exit(2)

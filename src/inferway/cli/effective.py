@@ -11,6 +11,8 @@ import msgspec
 
 from inferway.config import ServeSettings
 
+MILLISECONDS = "expected-ttft (docs/scheduling.md)"  # load_scheduling(None)
+
 # (dotted key, value as JSON, where it comes from)
 Line = tuple[str, str, str]
 
@@ -75,6 +77,8 @@ def _without_password(url: str) -> str:
 
 
 def _note(key: str, value: object) -> str:
+    if key == "scheduling" and value is None:
+        return f"; {MILLISECONDS}, or the least loaded engine where scoring is switched off"
     if not key.endswith(_ENV) or not isinstance(value, str):
         return ""
     return "; it is set" if os.environ.get(value) else "; it is not set"

@@ -15,10 +15,13 @@ COMMANDS = {
     "config": ("inferway.cli.config", "config", "Check and show configurations."),
     "demo": ("inferway.cli.demo", "demo", "Show all of it on an embedded simulated fleet."),
     "doctor": ("inferway.cli.doctor", "doctor", "Say what is wrong here, and the cure."),
+    "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy (Gateway API)."),
+    "keys": ("inferway.cli.keys", "keys", "Make API keys for callers."),
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of engines."),
     "simulate": ("inferway.cli.simulate", "simulate", "Run a simulated vLLM engine."),
     "tail": ("inferway.cli.tail", "tail", "Print published events as they come."),
+    "vllm": ("inferway.cli.vllm", "vllm", "Run vLLM with our structured output."),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,4 +33,4 @@ def _run(config: Path | None, given: dict[str, object]) -> None:
 
     settings = load_settings(config, given)
     set_up(settings.log_level, settings.access_log)
-    uvloop.run(run(settings))
+    uvloop.run(run(settings, reread=partial(load_settings, config, given)))

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from inferway.cli.discovery_options import DISCOVERY, DISCOVERY_OPTIONS, discovery
+from inferway.cli.surface_options import SURFACE
 from inferway.config import parse_engine
 from inferway.errors import ConfigError
 
@@ -23,11 +25,25 @@ _OPTIONS = (
         help="An engine; repeat for each. Keys: name, events, replay, block_size, "
         "api_key_env, label.NAME. What is left out is asked of the engine.",
     ),
+    *DISCOVERY_OPTIONS,
     click.option(
         "--config", type=click.Path(path_type=Path), help="A YAML file; flags win over it."
     ),
-    click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
+    click.option(
+        "--host",
+        metavar="HOST|unix:/PATH",
+        help="Address, or Unix socket, to listen on.  [default: 127.0.0.1]",
+    ),
     click.option("--port", type=int, help="Port to listen on, 0 for a free one.  [default: 8080]"),
+    click.option(
+        "--tls-cert", metavar="FILE", help="Speak TLS with clients: a PEM certificate chain."
+    ),
+    click.option("--tls-key", metavar="FILE", help="Its PEM key."),
+    click.option(
+        "--engine-ca",
+        metavar="FILE",
+        help="PEM certificates that may sign for https engines.  [default: the system's]",
+    ),
     click.option(
         "--tokenizer",
         "tokenizers",
@@ -71,11 +87,34 @@ _OPTIONS = (
         help="Environment variable with the key that scores and admin paths want.",
     ),
     click.option(
+        "--api-keys",
+        metavar="FILE",
+        help="Callers need one of these keys (inferway keys); it says their tenant and priority.",
+    ),
+    click.option(
+        "--hold-head",
+        type=float,
+        metavar="SECONDS",
+        help="How long a stream's head waits for its first event, so that an engine that is lost "
+        "before it is replaced unseen.  [default: 30]",
+    ),
+    click.option(
         "--scheduling",
         metavar="FILE",
         help="How endpoints are chosen: an EndpointPickerConfig, llm-d's or in its form.",
     ),
     click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts."),
+    click.option(
+        "--structured-trial-compile",
+        is_flag=True,
+        help="Compile the shape that a request asks for once, in a process with limits, before an "
+        "engine sees it.",
+    ),
+    click.option(
+        "--report-validity",
+        is_flag=True,
+        help="Say at the end of streams, too, whether the answer has the shape that was asked for.",
+    ),
     click.option(
         "--publish",
         metavar="tcp://…",
@@ -90,6 +129,7 @@ _OPTIONS = (
         metavar="FILE",
         help='One line per answer; "-" is standard error, "none" is off.  [default: -]',
     ),
+    *SURFACE,
     click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
     click.option(
         "--scrape-seconds",
@@ -115,16 +155,27 @@ def overrides(
     trust_request_chat_template: bool,
     no_scoring: bool,
     publish_text: bool,
+    structured_trial_compile: bool,
+    report_validity: bool,
     index: str | None,
+    hold_head: float | None,
     **flags: object,
 ) -> dict[str, object]:
     """Only what was said, by the settings' names. Raises ConfigError."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {
+        name: value
+        for name, value in flags.items()
+        if value is not None and value is not False and value != () and name not in DISCOVERY
+    }
+    if found := discovery(flags):
+        given["discovery"] = found
     if engines:
         parsed = [parse_engine(spec) for spec in engines]
         given["engines"] = [_given(settings) for settings in parsed]
     if tokenizers or chat_templates:
         given["models"] = _models(tokenizers, chat_templates)
+    if hold_head is not None:
+        given["timeouts"] = {"hold_head": hold_head}
     if index is not None:
         given["index"] = {"url": index}
     if trust_request_chat_template:
@@ -133,6 +184,9 @@ def overrides(
         given["scoring"] = False
     if publish_text:
         given["publish_text"] = True
+    structured = {"trial_compile": structured_trial_compile, "report_validity": report_validity}
+    if any(structured.values()):
+        given["structured"] = {name: True for name, said in structured.items() if said}
     if given.get("access_log") == "none":
         given["access_log"] = None
     return given

@@ -55,6 +55,7 @@ def duration(text: str) -> float:
 @click.option("--inter-token-latency", type=duration, default="0")
 @click.option("--time-factor-under-load", default=1.0, help="Times are so much longer when full.")
 @click.option("--enable-scale-out", is_flag=True, help="It renders for others: …/render.")
+@click.option("--structured", is_flag=True, help="It seems to have our structured output.")
 @click.option("--zmq-endpoint", default="tcp://*:0", help="Where KV events go; none: nowhere.")
 @click.option("--kv-events-replay-endpoint", default="tcp://*:0", help="none: no replay.")
 @click.option("--kv-events-replay-queue-size", default=10_000, help="Batches kept for replay.")

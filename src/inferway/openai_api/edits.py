@@ -8,6 +8,7 @@ the last one counts, as in the engines' parsers.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -27,6 +28,10 @@ class _Model(msgspec.Struct):
     model: msgspec.Raw = _NOTHING
 
 
+class _Salt(msgspec.Struct):
+    cache_salt: msgspec.Raw = _NOTHING
+
+
 class _Named(msgspec.Struct):
     """Where vLLM names the model: in the outermost object, and in `response` of the Responses
     API's events. Names elsewhere, in metadata, are the client's own words."""
@@ -37,6 +42,8 @@ class _Named(msgspec.Struct):
 
 _XARGS = msgspec.json.Decoder(_Xargs)
 _MODEL = msgspec.json.Decoder(_Model)
+_SALT = msgspec.json.Decoder(_Salt)
+_TEXT = msgspec.json.Decoder(str | None)
 _NAMED = msgspec.json.Decoder(_Named)
 
 
@@ -65,6 +72,20 @@ def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
 def with_model(body: bytes, model: str) -> bytes:
     """`body`, a JSON object that names a model, with `model` instead. It takes 1 µs a kilobyte."""
     return _with_value(body, _MODEL.decode(body).model, msgspec.json.encode(model))
+
+
+def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:
+    """`body`, a JSON object, with what `salt` makes of its `cache_salt`, or of none. None if it
+    is no JSON object, or its `cache_salt` is neither text nor null. It takes 1 µs a kilobyte."""
+    try:
+        given = _SALT.decode(body).cache_salt
+        made = salt(_TEXT.decode(given) if bytes(given) else None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    new = msgspec.json.encode(made)
+    if bytes(given):
+        return _with_value(body, given, new)
+    return _with_member(body, body.index(b"{"), b'"cache_salt":%b' % new)
 
 
 def with_model_named(answer: bytes, model: str) -> bytes:

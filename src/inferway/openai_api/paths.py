@@ -1,4 +1,5 @@
-"""The path a request came to -> what parses its body."""
+"""The path a request came to -> what parses its body; and paths whose bodies nobody here makes a
+prompt of."""
 
 from __future__ import annotations
 
@@ -23,13 +24,40 @@ PARSERS: Mapping[str, Parse] = {
     "/v1/embeddings": parse_embeddings,
 }
 
+# What engines answer beside those (vLLM 0.32, entrypoints/*/api_router.py; speech: vLLM-Omni). All
+# else that they answer, such as /sleep, /collective_rpc, /update_weights, is their operator's.
+# Whether prompts there can be kept apart by tenant: SALTED by their `cache_salt`; CACHELESS need
+# not be; of UNSALTED ones engines know no salt.
+SALTED, CACHELESS, UNSALTED = "salted", "cacheless", "unsalted"
+UNREAD: Mapping[str, str] = {
+    "/v1/messages": SALTED,
+    "/v1/messages/count_tokens": CACHELESS,
+    "/v1/chat/completions/batch": SALTED,
+    "/tokenize": CACHELESS,
+    "/detokenize": CACHELESS,
+    "/rerank": SALTED,
+    "/v1/rerank": SALTED,
+    "/v2/rerank": SALTED,
+    "/score": SALTED,
+    "/v1/score": SALTED,
+    "/pooling": SALTED,
+    "/classify": SALTED,
+    "/v2/embed": UNSALTED,
+    "/v1/audio/transcriptions": UNSALTED,
+    "/v1/audio/translations": UNSALTED,
+    "/v1/audio/speech": UNSALTED,
+}
+
 # An engine's path may have a prefix, and then its version is the engine's matter. The chat's
 # suffix is the longer one, so it comes first.
 _SUFFIXES = tuple((path.removeprefix("/v1"), parse) for path, parse in PARSERS.items())
 
 
-def parser_by_suffix(path: str) -> Parse:
+def parser_by_suffix(path: str) -> Parse | None:
     """For who sits behind a proxy that rewrites paths, as llm-d: what a path ends with, its query
-    aside, decides; what ends with nothing we know is a completion."""
+    aside, decides. Without a path (NGINX tells none) it is a completion, as llm-d has it; what ends
+    with nothing we know carries no prompt that we could read."""
     bare = path.partition("?")[0].rstrip("/")
-    return next((parse for suffix, parse in _SUFFIXES if bare.endswith(suffix)), parse_completion)
+    if not bare:
+        return parse_completion
+    return next((parse for suffix, parse in _SUFFIXES if bare.endswith(suffix)), None)

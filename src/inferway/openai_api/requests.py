@@ -25,11 +25,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from inferway.errors import InvalidRequestError
+from inferway.openai_api.shapes import Guided
 
 JsonObject = dict[str, Any]
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ChatRequest(Guided, frozen=True, kw_only=True):
     """What we act on of a `/v1/chat/completions` body."""
 
     model: str
@@ -44,11 +45,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_assistant_tokens_mask: bool | None = None  # transformers' own; no engine follows it
     add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
-    response_format: Any = None  # Kimi K3's renderer writes it into the prompt
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     echo: bool | None = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
+    ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -56,16 +57,19 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     vllm_xargs: Any = None  # may ask for a report
 
 
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionRequest(Guided, frozen=True, kw_only=True):
     """What we act on of a `/v1/completions` body."""
 
     model: str
     prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
     prompt_embeds: Any = None
     suffix: str | None = None
+    echo: bool | None = None
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
     max_tokens: int | None = None
     stream: bool | None = None
@@ -93,10 +97,13 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | JsonObject | None = None
     previous_response_id: str | None = None  # known to the engine that gave it
     previous_input_messages: Any = None
+    text: Any = None  # its format
+    structured_outputs: Any = None
     reasoning: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
     truncation: str | UnsetType | None = UNSET  # absent: "disabled"; null is like "auto"
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
+    ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
@@ -258,6 +265,8 @@ def decode_body(
         raise _field_error(str(e), required) from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise InvalidRequestError(f"body: not valid JSON: {e}") from e
+    except RecursionError as e:
+        raise InvalidRequestError("body: nested too deeply") from e
 
 
 # msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required

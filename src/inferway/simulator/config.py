@@ -64,6 +64,7 @@ class SimulatorConfig:
     seed: int = 0
     hash_seed: str = DEFAULT_SEED  # what PYTHONHASHSEED is to vLLM
     enable_scale_out: bool = False  # it renders for others
+    structured: bool = False  # it seems to have our structured output
     latency: Latency = field(default_factory=Latency)
     events: EventsConfig = field(default_factory=EventsConfig)
 

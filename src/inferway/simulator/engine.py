@@ -24,6 +24,7 @@ from inferway.simulator.publisher import EventSource, Publisher
 from inferway.simulator.replies import Reply, echo, random_sentences
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
+from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
 
 
@@ -45,6 +46,7 @@ class SimulatedEngine:
             self._cache, config.latency, config.max_num_seqs, config.max_waiting_queue_length
         )
         self._metrics = EngineMetrics(config, self._scheduler)
+        self.structured = Structured() if config.structured else None
         self._publisher: Publisher | None = None
         self._runner: web.AppRunner | None = None
         self._running: asyncio.Task[None] | None = None
@@ -126,6 +128,7 @@ class SimulatedEngine:
             reset_cache=self._cache.clear,
             max_model_len=limit,
             scale_out=self.config.enable_scale_out,
+            structured=self.structured,
         )
         # A client that leaves cancels its handler, which aborts its jobs.
         self._runner = web.AppRunner(

@@ -30,6 +30,7 @@ from inferway.simulator.publisher import EventSource
 from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
+from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
 
 VLLM_VERSION = "0.32.0"
@@ -56,6 +57,7 @@ class Server:
         reset_cache: Callable[[], bool],
         max_model_len: int,
         scale_out: bool = False,
+        structured: Structured | None = None,
     ) -> None:
         self._core = core
         self._planner = planner
@@ -66,6 +68,7 @@ class Server:
         self._reset_cache = reset_cache
         self._max_model_len = max_model_len
         self._scale_out = scale_out
+        self._structured = structured
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -85,6 +88,7 @@ class Server:
                 web.get("/metrics", self.show_metrics),
                 web.get("/health", self.health),
                 web.get("/version", self.version),
+                *(() if self._structured is None else self._structured.routes()),
             ]
         )
         return app

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.errors import RenderError
 from inferway.index.protocol import Found, Index
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import BlockKey, Candidates, HolderId, Prompt, Reason, TokenIds, Tokenized
+from inferway.model import (
+    BlockKey,
+    Candidates,
+    Column,
+    HolderId,
+    Prompt,
+    Reason,
+    TokenIds,
+    Tokenized,
+)
 from inferway.openai_api.requests import Body
 from inferway.prompts.served import ServedModel
 
+_FEW = 32  # holders: for so many a loop is as fast as arrays
 LONG_BLOCKS = 4_096  # a prompt of more is not derived, matched and weighed in one go
 
 
@@ -94,11 +105,8 @@ class Matcher:
                 held = item.held
                 if speculate:
                     held = self.overlay.extend(item.prompt.block_keys, held)
-                for holder, blocks in held.items():
-                    row = candidates.rows.get(holder)
-                    if row is not None and of_size[row]:
-                        held_blocks[row] += blocks
-                        less[row] += item.found.discount.get(holder, 0.0)
+                _add(held_blocks, candidates.rows, of_size, held)
+                _add(less, candidates.rows, of_size, item.found.discount)
         candidates.matched_value = held_blocks - less
 
     async def _breathe(self, keys: Sequence[BlockKey]) -> None:
@@ -111,3 +119,23 @@ class Matcher:
         if hasher is None:
             hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
         return hasher.keys(ids, extras)
+
+
+def _add(
+    column: Column,
+    rows: Mapping[HolderId, int],
+    of_size: NDArray[np.bool_],
+    amounts: Mapping[HolderId, float],
+) -> None:
+    """To the rows of the holders, where `of_size` says so."""
+    if len(amounts) <= _FEW:
+        for holder, amount in amounts.items():
+            row = rows.get(holder)
+            if row is not None and of_size[row]:
+                column[row] += amount
+        return
+    at = np.fromiter(map(rows.get, amounts, repeat(-1)), np.intp, len(amounts))
+    counts = np.fromiter(amounts.values(), np.float64, len(amounts))
+    known = at >= 0
+    known &= of_size[at]
+    column[at[known]] += counts[known]

@@ -29,6 +29,10 @@ class Rewrites:
                 return self.random.choices(rule.targets, weights)[0].model
         return model
 
+    def names(self, model: str) -> bool:
+        """Whether a rule is for this very model."""
+        return any(model in rule.models for rule in self.rules)
+
     def cards(self, served: Mapping[str, Card]) -> dict[str, Card]:
         """Entries of a model list for the names that rules give to models of `served`: as the
         first target that is served, and no longer than the shortest."""

@@ -50,16 +50,7 @@ class Gateway:
 
     def send(self, plan: Sequence[Planned]) -> tuple[list[Outcome], float]:
         """What became of each request, and the share of a core that the sending took."""
-        planned, out = self.directory / "plan.jsonl", self.directory / "outcomes.jsonl"
-        planned.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in plan))
-        command = [sys.executable, "-m", "inferway.bench.chat_overhead.load"]
-        command += [str(planned), str(out), "--url", self.url]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BenchError(f"the load generator ended: {done.stderr.strip()[-500:]}")
-        share: float = json.loads(done.stdout)["cpu_share"]
-        lines = out.read_bytes().splitlines()
-        return [msgspec.json.decode(line, type=Outcome) for line in lines], share
+        return send_planned(self.url, plan, self.directory)
 
     def prompt_token_ids(self, prompt: Prompt, kind: Kind, arm: Arm, salt: str) -> list[int]:
         """What the engine says it computed. Raises BenchError when it does not say."""
@@ -75,6 +66,21 @@ class Gateway:
         for engine in self.engines:
             for arm in ARMS:
                 _ask_for_ids(engine, make_body(prompt, "text", arm, self.model, salt), arm)
+
+
+def send_planned(url: str, plan: Sequence[Planned], directory: Path) -> tuple[list[Outcome], float]:
+    """What became of each request, and the share of a core that the sending took, in a process of
+    its own. Files go to `directory`."""
+    planned, out = directory / "plan.jsonl", directory / "outcomes.jsonl"
+    planned.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for p in plan))
+    command = [sys.executable, "-m", "inferway.bench.chat_overhead.load"]
+    command += [str(planned), str(out), "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"the load generator ended: {done.stderr.strip()[-500:]}")
+    share: float = json.loads(done.stdout)["cpu_share"]
+    lines = out.read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Outcome) for line in lines], share
 
 
 def _ask_for_ids(url: str, body: dict[str, Any], arm: Arm) -> dict[str, Any]:

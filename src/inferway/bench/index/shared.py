@@ -30,8 +30,7 @@ from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Index, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, RequestHead, TokenIds
-from inferway.scheduling.profile import kv_aware
-from inferway.scheduling.scheduling import Scheduling
+from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Matcher
 
 BLOCKS = 512
@@ -111,7 +110,7 @@ class _Side:
         self._given = GivenTokens(tokens[0])
         fleet = EightEngines(plan.block_size, self._given)
         self._director = Director(
-            fleet, Matcher(index, SpeculativeOverlay()), Scheduling(kv_aware()), time.monotonic
+            fleet, Matcher(index, SpeculativeOverlay()), load_scheduling(None), time.monotonic
         )
         self._server = server
         self._matches: list[float] = []

@@ -29,8 +29,7 @@ from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead, TokenIds
-from inferway.scheduling.profile import kv_aware
-from inferway.scheduling.scheduling import Scheduling
+from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Matcher
 
 BLOCKS = 16  # per event
@@ -88,7 +87,7 @@ class _Growing:
         self._director = Director(
             fleet,
             Matcher(self._index, SpeculativeOverlay()),
-            Scheduling(kv_aware()),
+            load_scheduling(None),
             time.monotonic,
         )
         self._late: list[float] = []

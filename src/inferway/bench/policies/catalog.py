@@ -90,7 +90,7 @@ ENTRIES = (
     Entry("dynamo-cost", "Dynamo's: blocks to compute + blocks in use", _dynamo, is_model=True),
     Entry(
         "kv-aware",
-        "ours by default: blocks held by KV events, load and recent work",
+        "ours by weights: blocks held by KV events, load and recent work",
         lambda _: Policy(kv_aware(), sees_blocks=True),
     ),
     Entry(
@@ -98,7 +98,9 @@ ENTRIES = (
         "queue, kv and precise prefix scorers, the best weights of a grid for each load",
         weighted(Weights(1, 1, 1)),
     ),
-    Entry(OURS, "ours: expected milliseconds, learned from what streams by", expected_ttft),
+    Entry(
+        OURS, "ours by default: expected milliseconds, learned from what streams by", expected_ttft
+    ),
     Entry(ORACLE, "the soonest first token: true caches, queues and latencies", _oracle),
 )
 

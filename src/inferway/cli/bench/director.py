@@ -16,7 +16,7 @@ from inferway.cli.bench import ending
 from inferway.errors import InferwayError
 
 _FULL = Plan()
-_QUICK = Plan(chats=2, longest=8_000, probes=8, others=50)
+_QUICK = Plan(chats=2, longest=8_000, probes=8, others=50, repeats=50)
 
 
 @click.command()

@@ -1,0 +1,1 @@
+"""Endpoint picker -> what it costs, beside one that decides nothing."""

@@ -1,0 +1,1 @@
+"""`inferway bench proxy`: what it costs to stand between clients and engines."""

@@ -1,0 +1,1 @@
+"""`inferway bench structured`: schemas and instances -> what each library keeps of them."""

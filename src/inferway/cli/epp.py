@@ -1,0 +1,218 @@
+"""`inferway epp`: the endpoint picker behind Envoy, or whatever proxy speaks its protocol.
+
+The flags are those that the reference's manifests use (llm-d, Gateway API Inference Extension), so
+that its Deployment's arguments may stay; what we have no use for is taken and said.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from inferway.cli.serve_options import overrides, serve_options
+from inferway.config import ServeSettings, load_settings, read_yaml
+from inferway.errors import ConfigError
+
+# Flags of the reference that change nothing here -> why.
+_NO_USE = {
+    "zap-encoder": "our log is text",
+    "zap-devel": "our log is text",
+    "zap-stacktrace-level": "a crash is logged with its traceback",
+    "zap-time-encoding": "our log has ISO times",
+    "zap-log-level": "--log-level says how much is logged",
+    "v": "--log-level says how much is logged",
+    "grpc-max-recv-msg-size": "limits.body_bytes bounds a body, however it is cut",
+    "grpc-max-send-msg-size": "answers are cut into pieces of 62,000 bytes",
+    "enable-grpc-stream-metrics": "streams are always counted",
+    "ha-enable-leader-election": "replicas all pick, none leads: they see the same events",
+    "refresh-prometheus-metrics-interval": "the page is read when it is asked for",
+    "metrics-staleness-threshold": "figures lose influence by and by (docs/scheduling.md)",
+    "tracing": "spans are not made yet",
+    "enable-pprof": "this is no Go",
+    "metrics-endpoint-auth": "/metrics is open; --admin-key-env guards what tells of caches",
+    "allow-experimental-plugins": "docs/plugins.md lists what is built",
+    **dict.fromkeys(
+        (
+            *("total-queued-requests-metric", "total-running-requests-metric"),
+            *("kv-cache-usage-percentage-metric", "lora-info-metric", "cache-info-metric"),
+        ),
+        "vLLM's, SGLang's and TensorRT-LLM's names are known",
+    ),
+    "emit-endpoint-scores": "/metrics and docs/scheduling.md say why",
+}
+
+# Flags -> keys of the settings.
+_PICKER = {
+    "grpc_port": "grpc_port",
+    "grpc_health_port": "grpc_health_port",
+    "health_checking": "health_checking",
+    "secure_serving": "secure",
+    "cert_path": "cert_path",
+    "enable_cert_reload": "reload_cert",
+    "fallbacks": "fallbacks",
+    "report_cost": "report_cost",
+    "conformance": "conformance",
+}
+_OURS = {
+    *(name.replace("-", "_") for name in _NO_USE),
+    *_PICKER,
+    *("metrics_port", "metrics_cert_dir", "config_file", "config_text"),
+    *("refresh_metrics_interval", "drain_timeout", "disable_endpoint_subset_filter"),
+}
+
+_BOOLEAN: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
+
+
+def _ignored(command: Any) -> Any:
+    for name in reversed(_NO_USE):
+        flags = [f"--{name}", f"-{name}"] if len(name) == 1 else [f"--{name}"]
+        option = click.option(
+            *flags, name.replace("-", "_"), is_flag=False, flag_value="true", hidden=True
+        )
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--grpc-port", type=int, help="Where the proxy asks.  [default: 9002]")
+@click.option("--grpc-health-port", type=int, help="gRPC health checks.  [default: 9003]")
+@click.option("--metrics-port", type=int, help="/metrics, /ready, scores.  [default: 9090]")
+@click.option("--health-checking", **_BOOLEAN, help="Health checks on --grpc-port, too.")
+@click.option("--secure-serving", **_BOOLEAN, help="TLS for the proxy.  [default: true]")
+@click.option("--cert-path", metavar="DIR", help="tls.crt and tls.key.  [default: self-signed]")
+@click.option("--enable-cert-reload", **_BOOLEAN, help="Read them again when they change.")
+@click.option("--config-file", metavar="FILE", help="The same as --scheduling.")
+@click.option("--config-text", metavar="YAML", help="The same, as text.")
+@click.option(
+    "--fallbacks", type=int, help="Addresses told behind the first; 0 for ORIGINAL_DST clusters."
+)
+@click.option(
+    "--report-cost",
+    type=click.Choice(["prompt", "completion", "total"]),
+    help="Tell the gateway an answer's tokens, as x-gateway-inference-request-cost.",
+)
+@click.option("--conformance", **_BOOLEAN, help="For conformance tests of gateways only.")
+@click.option(
+    "--disable-endpoint-subset-filter",
+    **_BOOLEAN,
+    help="Pay no heed to the addresses that the gateway allows.",
+)
+@click.option("--metrics-cert-dir", metavar="DIR", help="TLS for /metrics: tls.crt and tls.key.")
+@click.option("--drain-timeout", metavar="TIME", help="For streams under way at shutdown; 30s.")
+@click.option(
+    "--refresh-metrics-interval", metavar="TIME", help="As --scrape-seconds; 50ms, 1s, 0.2."
+)
+@_ignored
+@serve_options
+def epp(config: Path | None, **flags: Any) -> None:
+    """Say to Envoy which engine each request goes to (ext_proc, Gateway API)."""
+    try:
+        _run(config, flags)
+    except ConfigError as e:
+        click.echo(f"inferway epp: {e}", err=True)
+        sys.exit(2)
+
+
+def _run(config: Path | None, flags: dict[str, Any]) -> None:
+    import uvloop
+
+    from inferway.cli.logs import set_up
+
+    settings, ignored = picker_settings(config, flags)
+    set_up(settings.log_level, settings.access_log)
+    for name in ignored:
+        click.echo(f"inferway epp: --{name} changes nothing: {_NO_USE[name]}", err=True)
+    try:
+        import grpc  # noqa: F401
+    except ImportError:
+        raise ConfigError("gRPC is not installed; pip install 'inferway[epp]'") from None
+    from inferway.app import serve as run
+
+    uvloop.run(run(settings, picks=True, reread=lambda: picker_settings(config, flags)[0]))
+
+
+def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSettings, list[str]]:
+    """What the flags say, over the file's settings; and those that change nothing. Raises
+    ConfigError."""
+    said = {name: value for name, value in flags.items() if value not in (None, ())}
+    ignored = [name for name in _NO_USE if name.replace("-", "_") in said]
+    given = overrides(**{name: value for name, value in flags.items() if name not in _OURS})
+    picker = {_PICKER[name]: said[name] for name in _PICKER if name in said}
+    if "disable_endpoint_subset_filter" in said:
+        picker["heed_subset"] = not said["disable_endpoint_subset_filter"]
+    scheduling = _scheduling(said)
+    if scheduling is not None:
+        given["scheduling"], conforms = scheduling
+        if conforms:
+            picker.setdefault("conformance", True)
+    if picker:
+        given["picker"] = picker
+    if "metrics_cert_dir" in said:
+        pair = Path(said["metrics_cert_dir"])
+        given |= {"tls_cert": str(pair / "tls.crt"), "tls_key": str(pair / "tls.key")}
+    if "refresh_metrics_interval" in said:
+        given["scrape_seconds"] = _seconds("refresh-metrics-interval", said)
+    if "drain_timeout" in said:
+        given["timeouts"] = {"drain": _seconds("drain-timeout", said)}
+    in_file = {} if config is None else read_yaml(config)
+    for key, default in (("port", said.get("metrics_port", 9090)), ("host", "0.0.0.0")):
+        if key not in given and (key not in in_file or f"metrics_{key}" in said):
+            given[key] = default
+    return load_settings(config, given), ignored
+
+
+# What the conformance tests' own configuration wants; the rest of it is any.
+_CONFORMANCE = ("header-based-testing-filter", "destination-endpoint-served-verifier")
+
+
+def _scheduling(said: dict[str, Any]) -> tuple[str | dict[str, object], bool] | None:
+    """How endpoints are chosen, and whether it is for conformance tests. Raises ConfigError."""
+    if "config_file" in said:
+        fields = read_yaml(Path(said["config_file"]))
+    elif "config_text" in said:
+        fields = _parsed(said["config_text"])
+    else:
+        return None
+    plugins = fields.get("plugins")
+    if isinstance(plugins, list) and plugins:
+        types = [plugin.get("type") for plugin in plugins if isinstance(plugin, dict)]
+        if all(kind in _CONFORMANCE for kind in types):
+            return {"plugins": [{"type": "random-picker"}]}, True
+    return said.get("config_file") or fields, False
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = msgspec.yaml.decode(text.encode())
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"--config-text: not valid YAML: {e}") from e
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config-text: expected keys, got {type(found).__name__}")
+    return found
+
+
+def _seconds(flag: str, said: dict[str, Any]) -> float:
+    """Go's durations, of one unit, or plain seconds."""
+    text = said[flag.replace("-", "_")]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", text)
+    if found is None:
+        raise ConfigError(f"--{flag} {text!r}: expected 50ms, 1s, or seconds")
+    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2] or "s"]
+
+
+def _say_our_defaults() -> None:
+    """Two of `inferway serve`'s flags have other defaults here."""
+    for option in epp.params:
+        assert isinstance(option, click.Option)
+        if option.name == "host":
+            option.help = "Address to listen on.  [default: 0.0.0.0]"
+        elif option.name == "port":
+            option.help = "The same as --metrics-port."
+
+
+_say_our_defaults()

@@ -1,0 +1,76 @@
+"""`inferway vllm …` and `dotvllm …`: vLLM's own command, with our structured output in all of its
+processes.
+
+Every flag, endpoint and help text is vLLM's; ours is --report-validity alone. It runs in this
+process and under its own name, so that the processes it starts find what they look for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import click
+
+# inferway.structured.vllm.switch reads them in every process of vLLM's.
+_SWITCH = "INFERWAY_STRUCTURED"
+_REPORT = "INFERWAY_REPORT_VALIDITY"
+
+
+@click.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def vllm(arguments: Sequence[str]) -> None:
+    """Run vLLM with our structured output: `inferway vllm serve MODEL …`.
+
+    All arguments are vLLM's own. --report-validity, with `serve`: every stream of a structured
+    answer says before [DONE] whether the answer is valid.
+    """
+    _run(arguments)
+
+
+def dotvllm() -> None:
+    """The console script: `dotvllm --model MODEL --host HOST --port PORT` serves, and `dotvllm
+    --help` lists what `serve` takes. A command of vLLM's may come first."""
+    try:
+        _run(served(sys.argv[1:]))
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+
+
+def served(arguments: Sequence[str]) -> list[str]:
+    """What begins with an option is meant for `serve`, which takes the model by its place."""
+    given = list(arguments)
+    if given and (not given[0].startswith("-") or given[0] in ("-v", "--version")):
+        return given
+    for at, argument in enumerate(given):
+        if argument == "--model" and at + 1 < len(given):
+            return ["serve", given[at + 1], *given[:at], *given[at + 2 :]]
+        if argument.startswith("--model="):
+            return ["serve", argument.removeprefix("--model="), *given[:at], *given[at + 1 :]]
+    return ["serve", *given]
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if find_spec("vllm") is None:
+        raise click.ClickException(
+            f"vLLM is not installed beside inferway ({sys.prefix}); cure: pip install -e '.[vllm]',"
+            " or, for an engine on the CPU, scripts/install_vllm.sh and the dotvllm in its"
+            " environment"
+        )
+    os.environ.setdefault(_SWITCH, "1")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "inferway" not in allowed.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{allowed},inferway"  # vLLM's list of those it may load
+    own = [argument for argument in arguments if argument == "--report-validity"]
+    if own:
+        os.environ[_REPORT] = "1"
+    from vllm.entrypoints.cli.main import main
+
+    sys.argv = ["vllm", *(argument for argument in arguments if argument not in own)]
+    main()

@@ -1,0 +1,24 @@
+"""A request that wants its answer in a shape -> whether that can be kept. No engine has seen it."""
+
+from __future__ import annotations
+
+from inferway.gate.gate import Gate
+from inferway.gate.shape import Shape
+from inferway.model import Candidates
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.shapes import shape_fields
+
+
+async def shape_of(
+    gate: Gate | None, path: str, request: LLMRequest, candidates: Candidates
+) -> Shape | None:
+    """None for most requests, after a microsecond. Raises SpecError, or ChecksBusyError."""
+    if gate is None:
+        return None
+    fields = shape_fields(request.body)
+    if not fields:
+        return None
+    is_echoed = bool(getattr(request.body, "echo", None))
+    return await gate.check(
+        path, fields, len(request.raw), candidates.endpoints, is_echoed=is_echoed
+    )

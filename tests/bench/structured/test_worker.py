@@ -1,0 +1,61 @@
+"""The worker itself, on our system and a small sample."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferway.bench.processes import BenchError
+from inferway.bench.structured.sample import read
+from inferway.bench.structured.systems import vocabulary_of
+
+MODEL = Path("~/.cache/inferway/smollm2").expanduser()
+AB = {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}
+LINES: list[Any] = [
+    {
+        "id": "one",
+        "schema": AB,
+        "tests": [
+            {"valid": True, "data": {"b": 1, "a": 2}},
+            {"valid": False, "data": {"a": "x"}},
+            {"valid": True, "data": {"a": 1, "b": "long " * 5_000}},
+        ],
+    },
+    {"id": "two", "schema": {"not": {}}, "tests": [{"valid": False, "data": 1}]},
+]
+
+
+def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -> None:
+    path = tmp_path / "sample.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    tokenize = vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str
+    cases = read(path, tokenize, max_tokens=4_000)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "inferway.bench.structured.worker", "inferway", MODEL, "20", "12"],
+        input=b"\n".join(map(msgspec.json.encode, cases)),
+        capture_output=True,
+        timeout=100,
+        check=True,
+    )
+
+    one, two = map(json.loads, done.stdout.splitlines())
+    assert one["taken"] == [False, False]  # the third is too long
+    assert one["ordered"] == [True, False]
+    assert one["num_unenforced"] == 0
+    assert len(one["mask_ns"]) > 10
+    assert two == {"error": "no answer can keep this schema"}
+
+
+def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"id": 1}\n')
+
+    with pytest.raises(BenchError, match=r"other\.jsonl"):
+        read(path, lambda text: [len(text)], max_tokens=10)

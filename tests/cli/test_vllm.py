@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferway.cli.vllm import served
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("--model M --host 0.0.0.0 --port 8000", "serve M --host 0.0.0.0 --port 8000"),
+        ("--port 8000 --model=M", "serve M --port 8000"),
+        ("--help", "serve --help"),
+        ("", "serve"),
+        ("serve M --port 1", "serve M --port 1"),
+        ("bench latency --model M", "bench latency --model M"),
+        ("--version", "--version"),
+    ],
+)
+def test_dotvllm_serves_unless_another_command_comes_first(given: str, wanted: str) -> None:
+    assert served(given.split()) == wanted.split()
+
+
+@pytest.mark.parametrize("command", ["inferway vllm serve M", "dotvllm --model M"])
+def test_without_vllm_it_says_how_to_install_it(command: str) -> None:
+    name, *arguments = command.split()
+    script = Path(sys.executable).parent / name
+
+    done = subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "vLLM is not installed beside inferway" in done.stderr
+    assert "pip install -e '.[vllm]'" in done.stderr

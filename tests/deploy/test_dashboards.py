@@ -1,0 +1,121 @@
+"""The dashboard and the alert rules ask for metrics and labels that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.integration.recorders import Recorder, in_front_of
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy/grafana/inferway.json"
+ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
+
+_SERIES = re.compile(r"\b(inferway_\w+)(?:\{([^}]*)\})?")
+_BY = re.compile(r"\bby \(([^)]*)\)")
+_OF_SCRAPES = {"job", "instance"}  # labels that Prometheus adds
+_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+
+
+def documented() -> dict[str, set[str]]:
+    """Metric -> its labels, as docs/metrics.md has them."""
+    rows = re.findall(
+        r"^\| `(inferway_\w+)` \|([^|]*)\|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
+    )
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [
+        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    ]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [p for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] != "row"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """(who asks, what)."""
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def series(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """(metric as it is documented, labels that are asked for)."""
+    for name, matchers in _SERIES.findall(expression):
+        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
+        for suffix in _OF_HISTOGRAMS:
+            if name not in documented() and name.endswith(suffix):
+                name = name.removesuffix(suffix)
+                labels.discard("le")
+        yield name, labels
+
+
+@pytest.mark.parametrize(("who", "expression"), [*expressions()])
+def test_it_asks_for_what_there_is(who: str, expression: str) -> None:
+    known = documented()
+    asked = list(series(expression))
+    grouped = {label.strip() for text in _BY.findall(expression) for label in text.split(",")}
+
+    assert asked, who
+    for name, labels in asked:
+        assert name in known, f"{who}: no metric {name}"
+        missing = labels - known[name] - _OF_SCRAPES
+        assert not missing, f"{who}: {name} has no label {missing}"
+        assert grouped - {"le"} - _OF_SCRAPES <= known[name], f"{who}: {name} by {grouped}"
+
+
+@pytest.mark.parametrize(("who", "expression"), [*expressions()])
+def test_it_is_written_to_its_end(who: str, expression: str) -> None:
+    for opening, closing in ("()", "{}", "[]"):
+        assert expression.count(opening) == expression.count(closing), who
+    counters = [n for n, _ in _SERIES.findall(expression) if n.endswith("_total")]
+    assert len(counters) == len(re.findall(r"(?:rate|increase)\(inferway_\w+_total", expression)), (
+        f"{who}: a counter's value means nothing without rate or increase"
+    )
+
+
+async def test_a_live_page_has_what_they_ask_for() -> None:
+    """But for what only a shared index, or snapshots, have."""
+    async with in_front_of(Recorder()) as front:
+        await front.ask("/tokenize", b'{"model": "m"}')
+        _, _, page = await front.ask("/metrics", method="GET")
+    live = set(re.findall(r"^# TYPE (\S+)", page.decode(), re.MULTILINE))
+
+    asked = {name for _, expression in expressions() for name, _ in series(expression)}
+
+    elsewhere = {
+        name for name in asked if name.startswith(("inferway_index_away", "inferway_journal"))
+    }
+    assert asked - elsewhere <= live
+
+
+def test_each_alert_says_what_it_means_and_where_the_cure_stands() -> None:
+    for rule in rules():
+        page = rule["annotations"]["runbook"].partition("#")[0]
+
+        assert rule["annotations"]["summary"].endswith("."), rule["alert"]
+        assert (ROOT / page).exists(), rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        grouped = {w.strip() for text in _BY.findall(rule["expr"]) for w in text.split(",")}
+        assert used <= grouped, rule["alert"]
+
+
+def test_each_name_is_given_once() -> None:
+    names = [rule["alert"] for rule in rules()]
+    titles = [panel["title"] for panel in panels()]
+    ids = [panel["id"] for panel in panels()]
+
+    assert len(set(names)) == len(names)
+    assert len(set(titles)) == len(titles)
+    assert len(set(ids)) == len(ids)

@@ -1,0 +1,339 @@
+"""Structured output inside a real engine: every kind is kept, what cannot be is refused with its
+place, and nobody beside it notices."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.fleet import client
+from tests.fleet.chats import CHAT, COMPLETION, user
+from tests.fleet.conftest import ROOT, Say
+from tests.fleet.engine import MODEL, RealEngine, wait_until_ready
+from tests.fleet.hostile_shapes import BAD
+from tests.fleet.shaped import (
+    COMPACT,
+    DATE,
+    KINDS,
+    PERSON,
+    WEATHER,
+    Fields,
+    Shaped,
+    body_of,
+    chat,
+    is_json_of,
+    matches,
+    said,
+    schema_form,
+    streamed,
+    text_of,
+)
+
+SHORT_WORD: Fields = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}},
+    "required": ["code"],
+    "additionalProperties": False,
+}
+SET: Fields = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 3}
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(
+    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
+) -> Iterator[RealEngine]:
+    """An engine of its own, by our own command, with a user's own logits processor."""
+    flags = ("--report-validity", "--logits-processors", "tests.fleet.steering:Steering")
+    log = new_log("engine-structured")
+    dotvllm = vllm.with_name("dotvllm")
+    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": str(ROOT)})
+    try:
+        engine.start()
+        wait_until_ready([engine], say)
+        yield engine
+    finally:
+        engine.kill()
+
+
+@pytest.fixture(scope="module")
+def url(engine: RealEngine) -> str:
+    return engine.url
+
+
+def post(url: str, body: Mapping[str, object]) -> client.Answer:
+    return client.post(url + CHAT, body)
+
+
+@pytest.mark.parametrize("shaped", KINDS, ids=lambda shaped: shaped.name)
+def test_an_answer_has_the_shape_asked_for(url: str, shaped: Shaped) -> None:
+    answer = post(url, body_of(shaped, "Who are you?"))
+
+    assert shaped.holds(said(answer)), answer.raw
+    assert answer.headers["x-inferway-valid"] == "true"
+    assert answer.headers["x-inferway-unenforced"] is None
+
+
+@pytest.mark.parametrize("shaped", KINDS, ids=lambda shaped: shaped.name)
+def test_a_stream_has_the_shape_and_says_so(url: str, shaped: Shaped) -> None:
+    lines = list(streamed(url, body_of(shaped, "Who are you?")))
+
+    assert shaped.holds(text_of(lines)), lines
+    assert lines[-2:] == [": x-inferway-valid true", "data: [DONE]"]
+
+
+def test_completions_and_responses_have_it_too(url: str) -> None:
+    regex = {"structured_outputs": {"regex": DATE}, "temperature": 0}
+    completion = {"model": MODEL, "prompt": "Today is", "max_tokens": 20, **regex}
+    form = {"type": "json_schema", "name": "person", "schema": PERSON}
+    response = {"model": MODEL, "input": "Who are you?", "text": {"format": form}}
+
+    completed = client.post(url + COMPLETION, completion)
+    responded = client.post(f"{url}/v1/responses", {**response, "max_output_tokens": 200})
+
+    assert matches(DATE)(completed.json["choices"][0]["text"]), completed.raw
+    texts = [item["content"][0]["text"] for item in responded.json["output"]]
+    assert is_json_of(PERSON)(texts[-1]), responded.raw
+    assert responded.headers["x-inferway-valid"] == "true"
+
+
+def test_anthropics_messages_have_it_too(url: str) -> None:
+    body = {"model": MODEL, "max_tokens": 200, "messages": [user("The weather in Paris?")]}
+    schema = WEATHER["function"]["parameters"]
+    tool = {"name": "weather", "strict": True, "input_schema": schema}
+    form = {"format": {"type": "json_schema", "schema": PERSON}}
+
+    written = client.post(f"{url}/v1/messages", {**body, "output_config": form})
+    choice = {"tools": [tool], "tool_choice": {"type": "tool", "name": "weather"}}
+    called = client.post(f"{url}/v1/messages", {**body, **choice})
+    refused = client.post(
+        f"{url}/v1/messages", {**body, **choice, "tools": [{**tool, "input_schema": {"type": 5}}]}
+    )
+
+    assert is_json_of(PERSON)(written.json["content"][0]["text"]), written.raw
+    (use,) = [block for block in called.json["content"] if block["type"] == "tool_use"]
+    assert is_json_of(schema)(json.dumps(use["input"])), called.raw
+    assert [answer.headers["x-inferway-valid"] for answer in (written, called)] == ["true"] * 2
+    assert refused.status == 400
+    assert refused.json["error"]["param"] == "tools/0/input_schema/type"
+
+
+def test_32_requests_of_all_kinds_at_once_each_have_their_own_shape(url: str) -> None:
+    def ask(number: int, shaped: Shaped) -> bool:
+        body = {**body_of(shaped, f"Who is number {number}?"), "temperature": 1.0, "seed": number}
+        if number % 2:
+            return shaped.holds(text_of(list(streamed(url, body))))
+        return shaped.holds(said(post(url, body)))
+
+    finite = [shaped for shaped in KINDS if shaped.name != "json_object"]
+    numbered = list(zip(range(32), itertools.cycle(finite), strict=False))
+    with ThreadPoolExecutor(32) as pool:
+        held = list(pool.map(lambda pair: ask(*pair), numbered))
+
+    assert held == [True] * 32
+
+
+def test_a_pattern_and_a_length_are_both_kept(url: str) -> None:
+    """Stock vLLM 0.32 answers {"code": "elephant"} after one simple request: its first request has
+    chosen the one backend of the process, which drops the length."""
+    said(post(url, body_of(KINDS[0], "hello")))
+
+    text = said(post(url, chat("An animal?", response_format=schema_form(SHORT_WORD))))
+
+    assert is_json_of(SHORT_WORD)(text), text
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_tool_call_that_must_come_has_its_arguments_shape(url: str, choice: object) -> None:
+    answer = post(url, chat("The weather in Paris?", tools=[WEATHER], tool_choice=choice))
+
+    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert is_json_of(WEATHER["function"]["parameters"])(call["function"]["arguments"])
+
+
+def test_arguments_that_vllm_leaves_free_are_named_and_held_against_their_shape(url: str) -> None:
+    """Of a tool that is not `strict`, vLLM asks the engine for any JSON."""
+    function = {**WEATHER["function"], "strict": False}
+    tools = [{"type": "function", "function": function}]
+
+    answer = post(url, chat("The weather in Paris?", tools=tools, tool_choice="required"))
+
+    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+    held = is_json_of(function["parameters"])(call["function"]["arguments"])
+    assert answer.headers["x-inferway-unenforced"] == "parameters"
+    assert answer.headers["x-inferway-valid"] == str(held).lower()
+
+
+def test_what_cannot_be_enforced_is_named(url: str) -> None:
+    answer = post(url, chat("Numbers", structured_outputs={"json": SET, **COMPACT}))
+
+    assert answer.status == 200, answer.raw
+    assert answer.headers["x-inferway-unenforced"] == "/properties/a uniqueItems"
+    assert answer.headers["x-inferway-valid"] == str(is_json_of(SET)(said(answer))).lower()
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_kept_is_refused_with_its_place(url: str, name: str) -> None:
+    fields, place = BAD[name]
+
+    for stream in (False, True):
+        answer = post(url, chat("hello", stream=stream, **fields))
+
+        assert answer.status == 400, answer.raw[:500]
+        assert answer.json["error"]["param"].startswith(place), answer.raw[:500]
+
+
+def test_a_users_own_logits_processor_works_beside_the_grammar(url: str) -> None:
+    tokens = client.post(f"{url}/tokenize", {"model": MODEL, "prompt": "no"}).json["tokens"]
+    body = chat("Is the sky green?", structured_outputs={"choice": ["yes", "no"]})
+
+    free = said(post(url, body))
+    banned = said(post(url, {**body, "vllm_xargs": {"ban": tokens[0]}}))
+
+    assert (free, banned) == ("no", "yes")
+
+
+def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say) -> None:
+    """Its gaps are those of the same stream beside a niced CPU burner, and 20 ms at most more. A
+    machine that others use only ever adds to them: the best of three rounds counts."""
+    rounds = []
+    for _ in range(3):
+        with burner():
+            calm = p99(gaps(url))
+        health: list[float] = []
+        with posting_bad_shapes(url), asking_health(url, health):
+            beside = p99(gaps(url))
+        rounds.append((beside - calm, max(health)))
+        say(f"p99 gap {calm:.0f} ms beside a burner, {beside:.0f} ms beside hostile requests")
+        if beside <= calm + 20:
+            break
+
+    assert min(more for more, _ in rounds) <= 20
+    assert min(longest for _, longest in rounds) < 0.5
+
+
+def p99(seconds: list[float]) -> float:
+    """In milliseconds."""
+    return statistics.quantiles(seconds, n=100)[98] * 1000
+
+
+def test_what_may_take_long_is_done_by_helpers_that_give_way(url: str, engine: RealEngine) -> None:
+    """A grammar's check is always theirs."""
+    post(url, chat("hello", structured_outputs={"grammar": "start: nowhere_else"}))
+
+    assert set(engine.niceness_of_helpers()) == {19}
+
+
+def gaps(url: str) -> list[float]:
+    """Seconds between the tokens of a plain stream."""
+    body = chat("Tell me a long story.", max_tokens=200, ignore_eos=True)
+    times = [time.perf_counter() for line in streamed(url, body) if '"content"' in line]
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+# Of bad requests, and of questions for health: the client must not be what takes the CPU.
+PACE_SECONDS = 0.05
+
+
+@contextmanager
+def burner() -> Iterator[None]:
+    burning = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        burning.kill()
+        burning.wait()
+
+
+@contextmanager
+def repeatedly(act: Callable[[], None]) -> Iterator[None]:
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(PACE_SECONDS):
+            act()
+
+    with ThreadPoolExecutor(1) as pool:
+        looping = pool.submit(loop)
+        try:
+            yield
+        finally:
+            ended.set()
+            looping.result()
+
+
+@contextmanager
+def posting_bad_shapes(url: str) -> Iterator[None]:
+    bodies = itertools.cycle(
+        json.dumps(chat("hello", **fields)).encode() for fields, _ in BAD.values()
+    )
+    with repeatedly(lambda: check_refused(client.post(url + CHAT, next(bodies)))):
+        yield
+
+
+def check_refused(answer: client.Answer) -> None:
+    assert answer.status == 400, answer.raw[:300]
+
+
+@contextmanager
+def asking_health(url: str, seconds: list[float]) -> Iterator[None]:
+    def ask() -> None:
+        began = time.perf_counter()
+        assert client.get(f"{url}/health").status == 200
+        seconds.append(time.perf_counter() - began)
+
+    with repeatedly(ask):
+        yield
+
+
+def test_a_warm_shape_is_held_before_it_is_asked_for(url: str) -> None:
+    spec = {"kind": "regex", "text": "warm[0-9]{3}"}
+    warmed = client.post(f"{url}/v1/structured/warm", spec)
+    assert warmed.status == 202, warmed.raw
+
+    def is_held() -> bool:
+        stats = client.get(f"{url}/v1/structured/stats").json
+        held = [each["key"] for core in stats["cores"] for each in core["held"]]
+        return warmed.json["key"] in held
+
+    deadline = time.monotonic() + 10
+    while not is_held():
+        assert time.monotonic() < deadline, "the shape was not compiled within 10 s"
+
+
+def test_a_shape_is_explained(url: str) -> None:
+    spec = {"kind": "json", "text": json.dumps(SET)}
+
+    told = client.post(f"{url}/v1/structured/explain", spec).json
+
+    unenforced = [each for each in told["keywords"] if each["is"] == "unenforced"]
+    assert told["verdict"] == "partly"
+    assert [(each["place"], each["keyword"]) for each in unenforced] == [
+        ("/properties/a", "uniqueItems")
+    ]
+
+
+def test_metrics_count_what_was_kept(url: str) -> None:
+    page = client.get(f"{url}/metrics").raw.decode()
+
+    lines = [line for line in page.splitlines() if line.startswith("inferway_structured_answers")]
+    assert any('valid="true"' in line and float(line.split()[-1]) > 0 for line in lines), lines

@@ -1,0 +1,95 @@
+"""Engines that keep what they are asked, and a gateway in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from tests.integration.conftest import answering
+
+from inferway.app import Gateway
+from inferway.config import EngineSettings, ServeSettings
+
+
+@dataclass
+class Seen:
+    """One request, as it arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+@dataclass
+class Recorder:
+    """Serves `models`; answers all but discovery with `status` and `answer`."""
+
+    models: tuple[str, ...] = ("m",)
+    status: int = 200
+    answer: bytes = b'{"ok": true}'
+    pause: asyncio.Event | None = None  # until which no answer is given
+    seen: list[Seen] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if (request.method, request.path) == ("GET", "/v1/models"):
+            data = [{"id": name, "root": "/nowhere"} for name in self.models]
+            return web.json_response({"data": data})
+        if (request.method, request.path) == ("GET", "/metrics"):
+            return web.Response(text="")
+        if "x-request-id" not in request.headers:
+            raise web.HTTPNotFound  # the gateway's own question, not a client's
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        body = await request.read()
+        self.seen.append(Seen(request.method, request.path, headers, body))
+        if self.pause is not None:
+            await self.pause.wait()
+        headers = {"access-control-allow-origin": "*"} if "origin" in headers else {}
+        return web.Response(
+            status=self.status, body=self.answer, content_type="application/json", headers=headers
+        )
+
+
+@dataclass
+class Front:
+    """The gateway, and a client of it."""
+
+    gateway: Gateway
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.admin_port}"
+
+    async def ask(
+        self, path: str, data: Any = None, method: str = "POST", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """(status, headers with names in lower case, body)."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = path if path.startswith("http") else self.url + path
+        async with self.http.request(method, url, data=data, headers=named) as answer:
+            told = {name.lower(): value for name, value in answer.headers.items()}
+            return answer.status, told, await answer.read()
+
+
+@asynccontextmanager
+async def in_front_of(*engines: Recorder, **settings: Any) -> AsyncIterator[Front]:
+    """They are called e0, e1, ..."""
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(answering(engine.handle)) for engine in engines]
+        described = [EngineSettings(url=url, name=f"e{i}") for i, url in enumerate(urls)]
+        settings.setdefault("access_log", None)
+        gateway = Gateway(ServeSettings(engines=described, port=0, **settings))
+        await gateway.start()
+        stack.push_async_callback(gateway.close)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Front(gateway, http)

@@ -1,0 +1,158 @@
+"""With salts for tenants, nobody finds, or is sent to, what another tenant has asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import LONG, Fleet, StartFleet, until
+from tests.integration.recorders import Recorder, in_front_of
+
+from inferway.errors import ConfigError
+from inferway.flow.callers import hash_of
+from inferway.steps.salt import TenantSalt
+
+SECRET = "a secret"
+CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": LONG}], "max_tokens": 8}
+TENANT = "x-gateway-inference-fairness-id"
+
+
+@pytest.fixture(autouse=True)
+def secret_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SALT", SECRET)
+
+
+@pytest.fixture
+async def fleet(start_fleet: StartFleet) -> Fleet:
+    return await start_fleet(1, salt_per_tenant_env="SALT")
+
+
+async def all_known(fleet: Fleet) -> None:
+    async def same() -> bool:
+        known = [fleet.gateway.index.num_blocks(holder) for holder in range(len(fleet.engines))]
+        return known == [len(engine.cached_blocks()) for engine in fleet.engines]
+
+    await until(same)
+
+
+async def asked(fleet: Fleet, tenant: str, **fields: object) -> tuple[int, int, int]:
+    """(matched by us, reused by the engine, blocks that would have been reusable)."""
+    answer = await fleet.post("/v1/chat/completions", {**CHAT, **fields}, **{TENANT: tenant})
+    assert answer.status == 200
+    assert answer.headers["x-inferway-edited"] == "cache_salt"
+    await all_known(fleet)
+    blocks = int(answer.headers["x-inferway-prompt-blocks"])
+    return answer.matched, answer.cached_tokens // 16, (answer.reusable(blocks)) // 16
+
+
+async def test_two_tenants_never_match_each_other_s_blocks(fleet: Fleet) -> None:
+    first = await asked(fleet, "acme")
+    for tenant in ("rival", "", "acme2", "ACME"):
+        assert (await asked(fleet, tenant))[:2] == (0, 0)
+    again = await asked(fleet, "acme")
+
+    assert first[:2] == (0, 0)
+    assert again[0] == again[1] == again[2] > 0
+
+
+async def test_a_tenant_s_own_salt_still_keeps_its_users_apart(fleet: Fleet) -> None:
+    assert (await asked(fleet, "acme", cache_salt="user-1"))[:2] == (0, 0)
+    assert (await asked(fleet, "acme", cache_salt="user-2"))[:2] == (0, 0)
+    assert (await asked(fleet, "acme"))[:2] == (0, 0)
+
+    matched, reused, reusable = await asked(fleet, "acme", cache_salt="user-1")
+
+    assert matched == reused == reusable > 0
+
+
+async def test_nobody_becomes_another_tenant_by_a_salt_of_his_own(fleet: Fleet) -> None:
+    await asked(fleet, "acme")
+    stolen = TenantSalt(SECRET).of("acme", None)
+
+    assert (await asked(fleet, "rival", cache_salt=stolen))[:2] == (0, 0)
+
+
+async def test_long_names_are_not_cut_to_be_the_same(fleet: Fleet) -> None:
+    assert (await asked(fleet, "a" * 300 + "b"))[:2] == (0, 0)
+    assert (await asked(fleet, "a" * 300 + "c"))[:2] == (0, 0)
+    assert (await asked(fleet, "a" * 300 + "b"))[1] > 0
+
+
+async def test_scores_are_those_of_the_tenant_that_is_named(fleet: Fleet) -> None:
+    await asked(fleet, "acme")
+    prompt = {name: CHAT[name] for name in ("model", "messages")}
+    scores = {}
+    for tenant in ("acme", "rival", ""):
+        answer = await fleet.post("/score_chat_completions", prompt, **{TENANT: tenant})
+        scores[tenant] = next(iter(answer.body["pod_scores"].values()), 0)
+        assert answer.body["messages"] == CHAT["messages"]
+
+    assert scores.pop("acme") > 0
+    assert set(scores.values()) == {0}
+
+
+async def test_every_kind_of_request_is_salted(fleet: Fleet) -> None:
+    kinds: dict[str, dict[str, object]] = {
+        "/v1/completions": {"model": "smollm2", "prompt": LONG, "max_tokens": 4},
+        "/v1/responses": {"model": "smollm2", "input": LONG, "max_output_tokens": 4},
+    }
+    for path, body in kinds.items():
+        seen = []
+        for tenant in ("acme", "rival", "acme"):
+            answer = await fleet.post(path, body, **{TENANT: tenant})
+            assert answer.headers["x-inferway-edited"] == "cache_salt"
+            seen.append(answer.matched)
+            await all_known(fleet)
+        assert seen[:2] == [0, 0], path
+        assert seen[2] > 0, path
+
+
+async def test_the_tenant_is_the_key_s_where_there_are_keys(
+    start_fleet: StartFleet, tmp_path: Path
+) -> None:
+    keys = {name: f"{name}-{'k' * 40}" for name in ("acme", "rival")}
+    lines = [f"- {{name: {name}, hash: '{hash_of(key)}'}}" for name, key in keys.items()]
+    (tmp_path / "keys.yaml").write_text("keys:\n" + "\n".join(lines) + "\n")
+    fleet = await start_fleet(1, salt_per_tenant_env="SALT", api_keys=str(tmp_path / "keys.yaml"))
+    reused = []
+    for name in ("acme", "rival", "acme"):
+        # what the header says does not count
+        headers = {"Authorization": f"Bearer {keys[name]}", TENANT: "acme"}
+        answer = await fleet.post("/v1/chat/completions", CHAT, **headers)
+        reused.append(answer.cached_tokens)
+
+    assert reused[:2] == [0, 0]
+    assert reused[2] > 0
+
+
+async def test_bodies_that_nobody_reads_are_salted_too() -> None:
+    engine = Recorder()
+    body = b'{"model": "m", "messages": []}'
+    async with in_front_of(engine, salt_per_tenant_env="SALT") as front:
+        _, headers, _ = await front.ask("/v1/messages", body, **{TENANT: "acme"})
+        await front.ask("/tokenize", body, **{TENANT: "acme"})
+
+    salt = TenantSalt(SECRET).of("acme", None)
+    assert json.loads(engine.seen[0].body) == {**json.loads(body), "cache_salt": salt}
+    assert headers["x-inferway-edited"] == "cache_salt"
+    assert engine.seen[1].body == body  # nothing of it is cached
+
+
+async def test_paths_that_know_no_salt_are_closed_unless_they_are_named() -> None:
+    engine = Recorder()
+    async with in_front_of(engine, salt_per_tenant_env="SALT") as front:
+        assert (await front.ask("/v1/audio/speech", b'{"model": "m"}'))[0] == 404
+    async with in_front_of(
+        engine, salt_per_tenant_env="SALT", allow_paths=["/v1/audio/speech"]
+    ) as front:
+        assert (await front.ask("/v1/audio/speech", b'{"model": "m"}'))[0] == 200
+
+
+async def test_the_secret_must_be_there(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SALT")
+
+    with pytest.raises(ConfigError, match=r"salt_per_tenant_env 'SALT' is not set"):
+        await start_fleet(1, salt_per_tenant_env="SALT")

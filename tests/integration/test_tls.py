@@ -1,0 +1,69 @@
+"""TLS on both sides of a whole gateway, as its settings say."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import trustme
+from tests.frontends.http.clients import Client, get, post
+
+from inferway.app import Gateway
+from inferway.config import EngineSettings, ServeSettings
+from inferway.frontends.http.certificate import Certificate
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import JSON, Responder
+from inferway.frontends.http.server import HttpServer
+
+CHAT = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
+MODELS = b'{"data":[{"id":"m","root":"m","max_model_len":100}]}'
+
+
+async def engine(request: Request, responder: Responder) -> None:
+    known = request.path in ("/health", "/v1/models", "/v1/chat/completions")
+    responder.send(200 if known else 404, JSON, MODELS if request.path == "/v1/models" else b"{}")
+
+
+def issue(authority: trustme.CA, place: Path, name: str) -> tuple[Path, Path]:
+    leaf = authority.issue_cert("localhost", "127.0.0.1")
+    chain, key = place / f"{name}.pem", place / f"{name}.key"
+    chain.write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+    key.write_bytes(leaf.private_key_pem.bytes())
+    return chain, key
+
+
+async def test_clients_and_engines_are_spoken_to_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    chain, key = issue(authority, tmp_path, "gateway")
+    behind = HttpServer(engine, certificate=Certificate(*issue(authority, tmp_path, "engine")))
+    await behind.start()
+    settings = ServeSettings(
+        engines=[EngineSettings(url=behind.url)],
+        port=0,
+        scoring=False,
+        tls_cert=str(chain),
+        tls_key=str(key),
+        engine_ca=str(tmp_path / "ca.pem"),
+        access_log=None,
+    )
+    gateway = Gateway(settings)
+    await gateway.start()
+    try:
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        client = Client(
+            *await asyncio.open_connection(
+                "127.0.0.1", gateway.port, ssl=context, server_hostname="localhost"
+            )
+        )
+        ready = await client.ask(get(b"/ready"))
+        answer = await client.ask(post(CHAT))
+        client.close()
+        await client.writer.wait_closed()
+    finally:
+        await gateway.close()
+        await behind.stop(1)
+
+    assert ready.status == 200
+    assert (answer.status, answer.body) == (200, b"{}")

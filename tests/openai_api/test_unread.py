@@ -1,0 +1,110 @@
+"""Which model a body is for that nobody here makes a prompt of."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferway.errors import InvalidRequestError
+from inferway.openai_api.unread import read_unread
+
+FORM = b"multipart/form-data; boundary=xx"
+
+
+def part(head: bytes, value: bytes) -> bytes:
+    return b"--xx\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (head, value)
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--xx--\r\n"
+
+
+MODEL = part(b'name="model"', b"whisper")
+FILE = part(b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav', b"RIFF\r\n\r\n\0\xff")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (form(MODEL), FORM),
+        (form(FILE, MODEL), FORM),
+        (form(MODEL, FILE), b'Multipart/Form-Data; charset=utf-8; Boundary="xx"'),
+        (form(part(b"name=model", b"whisper")), FORM),
+        (form(part(b'name="model"\r\nContent-Type: text/plain', b"whisper")), FORM),
+        (b"preamble\r\n" + form(MODEL), FORM),
+        (form(part(b'name="prompt"', b'name="model"'), MODEL), FORM),
+    ],
+)
+def test_a_form_names_its_model(body: bytes, content_type: bytes) -> None:
+    assert read_unread(body, content_type).model == "whisper"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(FILE),
+        form(part(b'name="file"; filename="b"', b'\r\nname="model"\r\n\r\nwhisper')),
+        form(part(b'name="models"', b"whisper")),
+        form(part(b'name="model"', b"")),
+        form(part(b'name="model"', b"x" * 2000)),
+        b'--xx\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper',
+        b"--xx",
+        b"\r\n",
+        b"--xx\r\n" + b"a" * 9000,
+        form(*[part(b'name="a"', b"1")] * 100, MODEL),
+    ],
+)
+def test_a_form_may_name_none(body: bytes) -> None:
+    assert read_unread(body, FORM).model is None
+
+
+def test_a_form_s_model_is_replaced_and_nothing_else() -> None:
+    read = read_unread(form(FILE, MODEL), FORM)
+
+    assert read.with_model("large/v3") == form(FILE, part(b'name="model"', b"large/v3"))
+
+
+def test_multipart_needs_its_boundary() -> None:
+    with pytest.raises(InvalidRequestError, match="multipart without a boundary"):
+        read_unread(form(MODEL), b"multipart/form-data")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [b"", b"application/json", b"application/json; charset=utf-8", b"application/vnd.x+json"],
+)
+def test_json_names_its_model(content_type: bytes) -> None:
+    read = read_unread(b' {"input": 1, "model": "m"}', content_type)
+
+    assert (read.model, read.is_json) == ("m", True)
+    assert read.with_model("n") == b' {"input": 1, "model": "n"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"model": ', "body: not valid JSON"),
+        (b"[1]", "body: expected `object`, got `array`"),
+        (b'{"model": 1}', "model: expected `str | null`, got `int`"),
+        (b'{"cache_salt": []}', "cache_salt: expected `str | null`, got `array`"),
+    ],
+)
+def test_what_says_that_it_is_json_must_be_it(body: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_unread(body, b"application/json")
+
+    assert str(refused.value).startswith(says)
+
+
+def test_an_object_is_read_whatever_it_says_that_it_is() -> None:
+    """Else an engine that does not ask either would read what we have not."""
+    body = b'{"model": "m", "kv_transfer_params": {"a": 1}}'
+
+    assert read_unread(body, b"text/plain").members.kv_transfer_params == {"a": 1}
+    with pytest.raises(InvalidRequestError):
+        read_unread(b"{", b"text/plain")
+
+
+@pytest.mark.parametrize("body", [b"", b"RIFF\0\xff", b"a=1&model=m"])
+def test_the_rest_names_none(body: bytes) -> None:
+    assert read_unread(body, b"application/octet-stream").model is None
+    assert not read_unread(body, b"application/octet-stream").is_json

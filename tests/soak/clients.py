@@ -1,0 +1,182 @@
+"""Clients of many kinds. Each request's last message is a text that no other request has, and the
+engines say it back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from tests.soak.engines import MODEL
+from tests.soak.judge import Heard, Tally
+
+BOUND_SECONDS = 40.0  # an answer's end must come within this; see world.CONFIG's timeouts
+SLOW_BOUND_SECONDS = 120.0
+_TURNS = 6
+_SMALL_BUFFER = 4096
+_WORDS = (
+    *("anchor", "basket", "candle", "dragon", "ember", "forest", "garden", "harbor", "island"),
+    *("jungle", "kettle", "lantern", "meadow", "needle", "orchard", "pepper", "quarry", "ribbon"),
+)
+_PAUSE_SECONDS = 0.5  # of slow readers, now and then
+_BACK_OFF_SECONDS = 0.3  # after an answer that was none
+
+
+@dataclass
+class Crowd:
+    """What all clients share."""
+
+    url: str
+    tally: Tally
+    session: aiohttp.ClientSession
+    slow: aiohttp.ClientSession
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    number: itertools.count[int] = field(default_factory=itertools.count)
+    open: int = 0
+    begun: int = 0  # answers of which something has come, in `streaming_once`
+
+
+@asynccontextmanager
+async def crowd(url: str, tally: Tally) -> AsyncIterator[Crowd]:
+    connector = aiohttp.TCPConnector(limit=0)
+    narrow = aiohttp.TCPConnector(limit=0, socket_factory=_narrow_socket, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+        aiohttp.ClientSession(
+            connector=narrow, timeout=timeout, read_bufsize=_SMALL_BUFFER
+        ) as slow,
+    ):
+        yield Crowd(url, tally, session, slow)
+
+
+def _narrow_socket(address: Any) -> socket.socket:
+    sock = socket.socket(family=address[0], type=address[1], proto=address[2])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+    return sock
+
+
+class Client:
+    """One of the crowd, until it is told to stop."""
+
+    def __init__(self, crowd: Crowd, seed: str) -> None:
+        self._crowd = crowd
+        self._rng = random.Random(seed)
+
+    async def chatting(self) -> None:
+        """Sessions that grow turn by turn, as streams or not."""
+        while not self._crowd.stop.is_set():
+            messages = [{"role": "system", "content": f"You are {self._text(80)}."}]
+            for _ in range(_TURNS):
+                said = self._said(5, 60)
+                asked = [*messages, {"role": "user", "content": said}]
+                if await self._ask("chat", said, {"messages": asked}):
+                    messages = [*asked, {"role": "assistant", "content": said}]
+                if self._crowd.stop.is_set():
+                    return
+
+    async def completing(self) -> None:
+        while not self._crowd.stop.is_set():
+            said = self._said(5, 200)
+            await self._ask("completion", said, {"prompt": said, "max_tokens": 4000})
+
+    async def leaving(self) -> None:
+        """Goes away: at once, while it waits, or in the middle of a stream."""
+        while not self._crowd.stop.is_set():
+            said = self._said(50, 300)
+            body = {"messages": [{"role": "user", "content": said}]}
+            patience = self._rng.choice((0.0, 0.01, 0.05, 0.3, 1.0)) * self._rng.random()
+            await self._ask("leaving", said, body, patience=patience)
+
+    async def reading_slowly(self) -> None:
+        """Streams and whole answers of thousands of words through a narrow socket."""
+        while not self._crowd.stop.is_set():
+            said = self._said(1000, 2000)
+            body = {"messages": [{"role": "user", "content": said}]}
+            await self._ask("slow", said, body)
+
+    async def streaming_once(self) -> None:
+        """A stream of some seconds."""
+        said = self._said(300, 500)
+        body = {"messages": [{"role": "user", "content": said}]}
+        await self._ask("draining", said, body, stream=True)
+
+    async def _ask(
+        self,
+        kind: str,
+        said: str,
+        body: dict[str, Any],
+        patience: float | None = None,
+        stream: bool | None = None,
+    ) -> bool:
+        """Whether it was answered as a whole."""
+        if stream is None:
+            stream = self._rng.random() < 0.6
+        request_id = said.split()[0]
+        heard = Heard(said, request_id, kind, stream)
+        bound = SLOW_BOUND_SECONDS if kind == "slow" else BOUND_SECONDS
+        whole = {"model": MODEL, "temperature": 0, "stream": stream, **body}
+        began = time.monotonic()
+        self._crowd.open += 1
+        try:
+            async with asyncio.timeout(bound):
+                await self._hear(heard, msgspec.json.encode(whole), patience)
+        except TimeoutError:
+            self._crowd.tally.add_stuck(kind, request_id, bound)
+            return False
+        finally:
+            self._crowd.open -= 1
+        heard.milliseconds = (time.monotonic() - began) * 1e3
+        is_whole = self._crowd.tally.add(heard)
+        if not is_whole and not heard.left:
+            await asyncio.sleep(_BACK_OFF_SECONDS)
+        return is_whole
+
+    async def _hear(self, heard: Heard, body: bytes, patience: float | None) -> None:
+        if patience is None:
+            await self._listen(heard, body)
+            return
+        listening = asyncio.create_task(self._listen(heard, body))
+        done, _ = await asyncio.wait([listening], timeout=patience)
+        if done:
+            listening.result()
+            return
+        heard.left = True
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self, heard: Heard, body: bytes) -> None:
+        slow = heard.kind == "slow"
+        session = self._crowd.slow if slow else self._crowd.session
+        path = "/v1/completions" if heard.kind == "completion" else "/v1/chat/completions"
+        headers = {"content-type": "application/json", "x-request-id": heard.request_id}
+        pieces: list[bytes] = []
+        try:
+            async with session.post(self._crowd.url + path, data=body, headers=headers) as answer:
+                heard.status = answer.status
+                heard.answered_id = answer.headers.get("x-request-id", "")
+                heard.attempts = int(answer.headers.get("x-inferway-attempts", 1))
+                self._crowd.begun += heard.kind == "draining"
+                async for piece in answer.content.iter_any():
+                    pieces.append(piece)
+                    if slow:
+                        await asyncio.sleep(_PAUSE_SECONDS * (self._rng.random() < 0.02))
+        except (aiohttp.ClientError, OSError) as e:
+            heard.broken = f"{type(e).__name__}: {e}"
+        finally:
+            heard.body = b"".join(pieces)
+
+    def _said(self, least: int, most: int) -> str:
+        nonce = f"n{next(self._crowd.number)}x{self._rng.randrange(10**9)}"
+        return f"{nonce} {self._text(self._rng.randint(least, most))}"
+
+    def _text(self, num_words: int) -> str:
+        return " ".join(self._rng.choices(_WORDS, k=num_words))
