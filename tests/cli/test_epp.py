@@ -226,6 +226,19 @@ def test_what_cannot_hold_is_said(arguments: tuple[str, ...], said: str) -> None
     assert said in str(raised.value)
 
 
+def test_keys_that_nobody_would_ask_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="let the proxy ask for keys"):
+        parsed(*_ENGINE, "--api-keys", "/keys.json")
+
+
+def test_a_salt_by_tenant_that_nobody_would_add_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "inferway.yaml"
+    config.write_text("salt_per_tenant_env: SECRET\n")
+
+    with pytest.raises(ConfigError, match="let the proxy set cache_salt"):
+        parsed(*_ENGINE, "--config", str(config))
+
+
 def test_no_engine_and_no_pool_ends_the_start() -> None:
     result = CliRunner().invoke(main, ["epp"])
 

@@ -128,8 +128,11 @@ def test_the_pods_account_may_read_what_is_followed_and_change_nothing() -> None
     assert may >= {
         ("", "pods"),
         ("inference.networking.k8s.io", "inferencepools"),
-        ("inference.networking.x-k8s.io", "inferenceobjectives"),
-        ("inference.networking.x-k8s.io", "inferencemodelrewrites"),
+        *(
+            (group, kind)
+            for group in ("inference.networking.x-k8s.io", "llm-d.ai")
+            for kind in ("inferenceobjectives", "inferencemodelrewrites")
+        ),
     }
 
 

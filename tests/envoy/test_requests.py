@@ -69,20 +69,22 @@ async def test_an_answer_arrives_as_it_was_sent(start: StartProxied, size: int) 
 async def test_a_request_without_a_body_goes_to_somebody(start: StartProxied, method: str) -> None:
     proxied = await start()
 
-    async with proxied.http.request(method, proxied.url + "/v1/models") as response:
-        assert response.status == 200
-        await response.read()
+    for _ in range(20):
+        async with proxied.http.request(method, proxied.url + "/v1/models") as response:
+            assert response.status == 200
+            assert bool(await response.read()) == (method != "HEAD")
 
-    assert [came.method for came in proxied.upstreams[0].came] == [method]
+    assert {came.method for came in proxied.upstreams[0].came} == {method}
 
 
 async def test_a_body_of_no_prompt_passes_unread(start: StartProxied) -> None:
     proxied = await start()
-    body = os.urandom(300_000)
 
-    _, _, answer = await post(proxied, body, "/v1/audio/transcriptions")
+    for _ in range(50):  # of 300, 105 were answered with nothing while we closed the stream early
+        body = os.urandom(300_000)
+        _, _, answer = await post(proxied, body, "/v1/audio/transcriptions")
 
-    assert msgspec.json.decode(answer)["sha256"] == sha256(body).hexdigest()
+        assert msgspec.json.decode(answer)["sha256"] == sha256(body).hexdigest()
 
 
 async def test_what_a_client_says_of_the_destination_does_not_count(start: StartProxied) -> None:

@@ -3,6 +3,7 @@ addresses."""
 
 from __future__ import annotations
 
+import pytest
 from tests.discovery.kubernetes.api_server import ApiServerDouble, pod, pool
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
@@ -59,9 +60,13 @@ async def knows(fleet: Fleet, engine: str) -> bool:
     return await fleet.metric("inferway_index_blocks", engine=engine) > 0
 
 
-async def test_what_kubernetes_says_of_models_is_in_force(start_fleet: StartFleet) -> None:
+@pytest.mark.parametrize("group", ["", "llm-d.ai/"])
+async def test_what_kubernetes_says_of_models_is_in_force(
+    start_fleet: StartFleet, group: str
+) -> None:
+    """Of the Gateway API's extension, and of llm-d."""
     async with ApiServerDouble() as cluster:
-        cluster.kinds |= {"inferencemodelrewrites": {}, "inferenceobjectives": {}}
+        cluster.kinds |= {f"{group}inferencemodelrewrites": {}, f"{group}inferenceobjectives": {}}
         fleet = await start_fleet(1, discovery=followed(cluster), model_rewrites=[])
         rule = {
             "metadata": {"name": "rule", "namespace": "ns"},
@@ -80,8 +85,8 @@ async def test_what_kubernetes_says_of_models_is_in_force(start_fleet: StartFlee
             "spec": {"priority": -1, "poolRef": {"name": "pool"}},
         }
         cluster.put("inferencepools", pool("pool", 1))
-        cluster.put("inferencemodelrewrites", rule)
-        cluster.put("inferenceobjectives", objective)
+        cluster.put(f"{group}inferencemodelrewrites", rule)
+        cluster.put(f"{group}inferenceobjectives", objective)
         director = fleet.gateway.indexer.director
 
         async def told() -> bool:

@@ -32,7 +32,7 @@ _NO_USE = {
     "ha-enable-leader-election": "replicas all pick, none leads: they see the same events",
     "refresh-prometheus-metrics-interval": "the page is read when it is asked for",
     "metrics-staleness-threshold": "figures lose influence by and by (docs/scheduling.md)",
-    "tracing": "spans are not made yet",
+    "tracing": "the picker makes no spans",
     "enable-pprof": "this is no Go",
     "metrics-endpoint-auth": "/metrics is open; --admin-key-env guards what tells of caches",
     "allow-experimental-plugins": "docs/plugins.md lists what is built",
@@ -127,6 +127,8 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
     set_up(settings.log_level, settings.access_log)
     for name in ignored:
         click.echo(f"inferway epp: --{name} changes nothing: {_NO_USE[name]}", err=True)
+    for key in _without_effect(settings):
+        click.echo(f"inferway epp: {key} changes nothing: that is the proxy's part", err=True)
     try:
         import grpc  # noqa: F401
     except ImportError:
@@ -163,7 +165,33 @@ def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSe
     for key, default in (("port", said.get("metrics_port", 9090)), ("host", "0.0.0.0")):
         if key not in given and (key not in in_file or f"metrics_{key}" in said):
             given[key] = default
-    return load_settings(config, given), ignored
+    settings = load_settings(config, given)
+    _check(settings)
+    return settings, ignored
+
+
+# What is done to requests that pass through `inferway serve`: in front of us a proxy passes them.
+_FRONT_DOOR = ("allow_paths", "cors_origins", "otlp", "flow", "retries", "ejection")
+
+
+def _check(settings: ServeSettings) -> None:
+    """Raises ConfigError for what would be believed to protect, and does not."""
+    if settings.api_keys is not None:
+        raise ConfigError(
+            "api_keys: the proxy in front of the picker passes requests on, and would pass those"
+            " without a key, too; let the proxy ask for keys"
+        )
+    if settings.salt_per_tenant_env is not None:
+        raise ConfigError(
+            "salt_per_tenant_env: a tenant is known by its key, which the picker does not see; let"
+            " the proxy set cache_salt"
+        )
+
+
+def _without_effect(settings: ServeSettings) -> list[str]:
+    """Keys that were given a value, and are for `inferway serve` alone."""
+    plain = ServeSettings(engines=[])
+    return [key for key in _FRONT_DOOR if getattr(settings, key) != getattr(plain, key)]
 
 
 # What the conformance tests' own configuration wants; the rest of it is any.

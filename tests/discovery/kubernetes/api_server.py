@@ -116,6 +116,8 @@ class ApiServerDouble:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         kind = request.path.rpartition("/")[2]
+        if request.path.startswith("/apis/llm-d.ai/"):
+            kind = f"llm-d.ai/{kind}"
         watches = request.query.get("watch") == "true"
         self.asked.append(f"{'watch' if watches else 'list'} {kind}")
         token = request.headers.get("authorization", "").removeprefix("Bearer ")

@@ -164,6 +164,7 @@ def same_body(made: bytes, expected: str) -> bool:
 @pytest.mark.parametrize("name", sorted(CASES.keys() - OTHER_SHAPE))
 async def test_a_stream_is_answered_as_the_reference_does(name: str) -> None:
     case = CASES[name]
+    # We never close a stream whose answer is still to come: see exchange.py
     expected = deepcopy([each for each in case["out"] if each != "CLOSE"])
     stream = Stream(
         case["pods"],
@@ -190,7 +191,7 @@ async def test_a_stream_is_answered_as_the_reference_does(name: str) -> None:
     assert len(answered) == len(expected), [kind(a) for a in answered]
     for answer, wanted in zip(answered, expected, strict=True):
         assert_answers(answer, wanted, came)
-    assert stream.exchange.over or "CLOSE" not in case["out"]
+    assert not stream.exchange.over or "CLOSE" not in case["out"]
 
 
 async def test_who_goes_in_the_middle_of_a_stream_leaves_no_slot() -> None:
@@ -240,3 +241,15 @@ def test_a_request_that_may_be_refused_is_told_so_and_why() -> None:
     assert reply.body.decode() == expected["body"]
     reasons = dict(headers_of_options(reply.headers.set_headers))
     assert reasons["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+async def test_clients_say_where_blocks_are_fetched_only_where_they_may(trusts: bool) -> None:
+    stream = Stream({"10.0.0.1:8000": {}})
+    stream.picker.trusts_transfers = trusts
+    body = b'{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"evil"}}'
+
+    answered = await stream.send(rqh((":path", "/v1/completions")), rqb(body, eos=True))
+
+    kinds = [kind(answer) for answer in answered]
+    assert kinds == (["RQH", "RQB"] if trusts else ["IMM"])

@@ -4,6 +4,7 @@ in turns."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -220,4 +221,5 @@ def _ours(engines: Sequence[str], port: int) -> list[str]:
 
 def _version(binary: Path) -> str:
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-    return f"Envoy {said.strip().split('/')[1]}"
+    found = re.search(r"/(\d+\.\d+\.\d+)/", said)
+    return f"Envoy {found[1]}" if found else said.strip()

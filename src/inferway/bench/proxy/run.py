@@ -83,7 +83,7 @@ def _costs(
     case: _Case, ready: Sequence[Placed], plan: Plan, numbers: Iterator[int], on_step: OnStep
 ) -> list[Cost]:
     taking = [one for one in ready if _takes(case, one.router)]
-    least = math.ceil(2 * case.tokens * plan.step_seconds)  # so that streams end within
+    least = math.ceil(3 * case.tokens * plan.step_seconds)  # so that streams end within
     for one in taking:
         on_step(f"{case.name}: warming up {one.router.label}")
         if case.tokens:

@@ -118,4 +118,5 @@ class Follower:
         cure = ""
         if code == 403:
             cure = "; its service account must be allowed to get, list and watch them (deploy/)"
-        log.warning("%s%s; what is known stays, and it is asked again", words, cure)
+        level = logging.INFO if self.optional else logging.WARNING
+        log.log(level, "%s%s; what is known stays, and it is asked again", words, cure)

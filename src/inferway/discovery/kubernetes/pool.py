@@ -24,7 +24,9 @@ log = logging.getLogger("inferway.kubernetes")
 
 POOL_GROUP = "inference.networking.k8s.io"
 _VERSIONS = {POOL_GROUP: "v1", "inference.networking.x-k8s.io": "v1alpha2"}
-_EXPERIMENTAL = "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces"
+# Where objectives and rewrites are defined: by the Gateway API, and by llm-d since it has them.
+_RULE_GROUPS = ("inference.networking.x-k8s.io", "llm-d.ai")
+_OBJECTIVES, _REWRITES = "inferenceobjectives", "inferencemodelrewrites"
 
 
 def selector_of(labels: Mapping[str, str]) -> str:
@@ -71,8 +73,7 @@ class PoolPods:
     _pods: Follower | None = None
     _following: asyncio.Task[None] | None = None
     _known: bool = False  # whether the pool has been looked for
-    _objectives: dict[str, int] = field(default_factory=dict)
-    _rewrites: list[ModelRewrite] = field(default_factory=list)
+    _said: dict[tuple[str, str], list[Object]] = field(default_factory=dict)  # kind, group
 
     async def run(self, tell: Tell) -> None:
         """See Source."""
@@ -129,23 +130,27 @@ class PoolPods:
         self._following = asyncio.get_running_loop().create_task(self._pods.run())
 
     def _rules_followers(self) -> list[Follower]:
-        def objectives(found: list[Object]) -> None:
-            self._objectives = priorities_of(found, self.name)
-            self._tell_rules()
+        def follower(kind: str, group: str) -> Follower:
+            def changed(found: list[Object]) -> None:
+                self._said[kind, group] = found
+                self._tell_rules()
 
-        def rewrites(found: list[Object]) -> None:
-            self._rewrites = rewrites_of(found, self.name)
-            self._tell_rules()
+            path = f"/apis/{group}/v1alpha2/namespaces/{self.namespace}/{kind}"
+            return Follower(self.server, path, changed, optional=True)
 
-        base = f"{_EXPERIMENTAL}/{self.namespace}"
         return [
-            Follower(self.server, f"{base}/inferenceobjectives", objectives, optional=True),
-            Follower(self.server, f"{base}/inferencemodelrewrites", rewrites, optional=True),
+            follower(kind, group) for kind in (_OBJECTIVES, _REWRITES) for group in _RULE_GROUPS
         ]
 
     def _tell_rules(self) -> None:
         assert self.rules is not None
-        self.rules(self._objectives, self._rewrites)
+        self.rules(
+            priorities_of(self._all_said(_OBJECTIVES), self.name),
+            rewrites_of(self._all_said(_REWRITES), self.name),
+        )
+
+    def _all_said(self, kind: str) -> list[Object]:
+        return [each for group in _RULE_GROUPS for each in self._said.get((kind, group), ())]
 
     async def _stop(self) -> None:
         if self._following is not None:

@@ -37,7 +37,11 @@ def build_picker(
     indexer.director.behind_proxy = True
     counts = PickerCounts()
     return PickerServer(
-        Picker(indexer.director, indexer.fleet, observers, decided_in, counts=counts),
+        Picker(
+            *(indexer.director, indexer.fleet, observers, decided_in),
+            counts=counts,
+            trusts_transfers=settings.trust_kv_transfer_params,
+        ),
         Rules(
             find=indexer.fleet.find,
             max_body_bytes=settings.limits.body_bytes,

@@ -1,6 +1,5 @@
 """What Envoy asks -> where it goes. The Director decides what it can read; the rest goes by load:
-requests without a body, and bodies that carry no prompt. Nobody watches their answers, so that the
-proxy passes them on without us."""
+requests without a body, and bodies that carry no prompt."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.observers import Observer, Watched, observe
 from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.paths import parser_by_suffix
+from inferway.openai_api.transfer import untrusting
 from inferway.steps.unread import by_load
 
 
@@ -39,6 +39,7 @@ class Picker:
     decided_in: Callable[[float], None] = lambda _: None  # seconds
     random: Random = field(default_factory=Random)
     counts: PickerCounts = field(default_factory=PickerCounts)
+    trusts_transfers: bool = False  # clients may say where engines fetch blocks from
 
     async def pick(self, ask: Ask) -> Pick:
         """Raises InferwayError, with the journey closed. Who is cancelled leaves nothing behind."""
@@ -47,6 +48,8 @@ class Picker:
         if parse is None:
             return self._unread(ask, within)
         assert ask.body is not None
+        if not self.trusts_transfers:
+            parse = untrusting(parse)
         started = time.perf_counter()
         journey = self.director.open(ask.head, ask.body, ask.request_id, parse=parse, within=within)
         try:
@@ -86,7 +89,7 @@ class Picker:
         if within is not None:
             candidates = self.director.allowed(candidates, within)
         targets = by_load(candidates, self.random)
-        return Pick(Passing(ask.body or b""), targets, watched=not ask.is_read)
+        return Pick(Passing(ask.body or b""), targets)
 
 
 def _outcome(error: BaseException) -> str:
