@@ -66,8 +66,8 @@ def test_unrelated_sessions_spread_over_both_engines(
 ) -> None:
     first = [engine_of(answers[0]) for answers in sessions]
 
-    # How evenly is a matter of how fast each has seemed: on two cores that other work shares, one of
-    # them was sent 13 of 16.
+    # How evenly is a matter of how fast each has seemed: on two cores that other work shares, one
+    # of them was sent 13 of 16.
     assert set(first) == {engine.name for engine in engines}
     assert max(map(first.count, first)) <= len(first) * 7 / 8
 

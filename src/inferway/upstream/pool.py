@@ -170,10 +170,14 @@ class Origin:
 
     async def _open(self) -> EngineConnection:
         loop, pool = self.pool.loop, self.pool
-        async with asyncio.timeout(pool.timeouts.connect):
-            _, connection = await loop.create_connection(
-                lambda: EngineConnection(self), self.host, self.port, ssl=self.tls
-            )
+        connection = EngineConnection(self)
+        try:
+            async with asyncio.timeout(pool.timeouts.connect):
+                await loop.create_connection(lambda: connection, self.host, self.port, ssl=self.tls)
+        except BaseException:
+            if connection in self.connections:  # made at that very moment, and uvloop forgets it
+                connection.drop()
+            raise
         pool.stats.connected += 1
         return connection
 
