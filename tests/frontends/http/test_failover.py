@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 from tests.frontends.http.clients import connected, get, post
-from tests.frontends.http.gateways import EVENTS, Trip, events, gateway
+from tests.frontends.http.gateways import DONE, EVENTS, Trip, events, gateway
 from tests.upstream.engines import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -370,6 +370,21 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(last: bytes) -> Non
         assert gw.trips[0].outcomes == ["upstream_error"]
         assert other.seen == []
         assert (await c.ask(get())).status  # the connection goes on
+
+
+@in_loop
+async def test_a_stream_that_breaks_behind_its_done_is_whole() -> None:
+    pieces = [chunk(event) for event in (*EVENTS, DONE)]
+    async with (
+        running(raw(SSE_HEAD, *pieces, close=True)) as engine,
+        gateway(engine.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert got.body == b"".join((*EVENTS, DONE))
+        assert gw.trips[0].outcomes == ["ok"]
+        assert (await c.ask(get())).status
 
 
 @pytest.mark.parametrize(

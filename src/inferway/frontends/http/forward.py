@@ -54,6 +54,7 @@ from inferway.upstream.headers import (
 from inferway.upstream.pool import Pool
 
 MAX_PARTIAL_EVENT_BYTES = 64 * 1024
+_DONE = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")  # a stream's end, as OpenAI has it
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
 
 # What a client says here would steer the fleet (field notes 3.5), or an engine's queue (vLLM 0.32,
@@ -177,6 +178,7 @@ class _Forwarding:
         "_journey",
         "_left",
         "_lines",
+        "_passed",
         "_paused",
         "_place",
         "_pool",
@@ -213,6 +215,7 @@ class _Forwarding:
         self._paused = False
         self._head: tuple[int, Headers, int | None] | None = None  # held back
         self._held = b""  # body bytes held back: comments, or the start of an event
+        self._passed = b""  # the last events that were passed on
         self._events = False  # the answer is an SSE stream
         self._begun = False  # its first event has come
         self._timer: asyncio.TimerHandle | None = None
@@ -266,6 +269,7 @@ class _Forwarding:
             chunk = self._whole_events(chunk)
             if not chunk:
                 return
+            self._passed = chunk
         if self._head is not None:
             self._release()
         if not self._begun and not self._begins(chunk):
@@ -291,6 +295,10 @@ class _Forwarding:
     def on_error(self, error: UpstreamError) -> None:
         self._stop_timer()
         self._exchange = None
+        if self._passed.endswith(_DONE):  # the answer is whole: only its frame has no end
+            self._responder.end(self._journey.on_end())
+            self.over("ok")
+            return
         ours = isinstance(error, OurFaultError)
         if not ours and not self._has_failed:
             self._failed()

@@ -1,0 +1,59 @@
+"""A connection that is made at the very moment at which the time for it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from tests.upstream.engines import answer, in_loop, running, wait_until
+
+from inferway.config import TimeoutSettings
+from inferway.errors import UpstreamError
+from inferway.model import Headers
+from inferway.upstream.connection import EngineConnection
+from inferway.upstream.pool import Pool
+
+
+class Failed:
+    """A sink that keeps the error."""
+
+    def __init__(self) -> None:
+        self.error: UpstreamError | None = None
+
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
+    def on_chunk(self, chunk: bytes) -> None: ...
+    def on_end(self, chunk: bytes) -> None: ...
+    def on_error(self, error: UpstreamError) -> None:
+        self.error = error
+
+
+class LateLoop:
+    """Connects, and does not say so in time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(
+        self, factory: Callable[[], EngineConnection], *place: Any, **how: Any
+    ) -> None:
+        await self._loop.create_connection(factory, *place, **how)
+        await asyncio.Event().wait()
+
+
+@in_loop
+async def test_a_connection_that_comes_with_the_timeout_is_closed() -> None:
+    async with running(answer(b"ok")) as engine:
+        pool, sink = Pool(TimeoutSettings(connect=0.2)), Failed()
+        pool.loop = cast(asyncio.AbstractEventLoop, LateLoop(pool.loop))
+
+        pool.send(engine.url, "GET", b"/", b"", b"", sink)
+        await wait_until(lambda: sink.error is not None)
+        await wait_until(lambda: engine.connections == 1 and engine.open == 0)
+
+        assert "no connection within 0.2 s" in str(sink.error)
+        assert pool.stats.open == 0
+        await pool.close()
