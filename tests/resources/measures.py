@@ -106,14 +106,14 @@ async def slow(world: World, number: int) -> dict[str, Any]:
     request = chat("slow", stream=False)
     beside: list[float] = []
     peak = before
-    for place in range(len(request)):
-        for client in clients:
-            if not client.closed:
-                client.transport.write(request[place : place + 1])
+    rest = iter(request[:-1])  # on a fast machine all of it is said but the end
+    while not all(client.heard for client in clients):
+        if (byte := next(rest, None)) is not None:
+            for client in clients:
+                if not client.closed:
+                    client.transport.write(bytes([byte]))
         beside += await _milliseconds(other, 20)
         peak = max(peak, world.resident_kb())
-        if all(client.heard for client in clients):
-            break
     while not all(client.closed for client in clients):
         await asyncio.sleep(0.02)
     seconds = time.monotonic() - began
