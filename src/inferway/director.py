@@ -34,7 +34,6 @@ from inferway.errors import (
     NoEndpointError,
     RenderError,
     SaturatedError,
-    UnknownModelError,
     UnknownPathError,
     crash_report,
 )
@@ -65,7 +64,7 @@ from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
 from inferway.steps.match import Matched, MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
-from inferway.steps.rewrite import Rewrites
+from inferway.steps.rewrite import Rewrites, looked_up
 from inferway.steps.shape import shape_of
 
 _Parsed = TypeVar("_Parsed")
@@ -346,9 +345,7 @@ class Journey:
     async def _parsed(self) -> LLMRequest:
         body = await self._director.parse(self._parse, self._body)
         headers = self._head.headers
-        asked = objectives(headers, self._director.priorities)
-        if self._priority is not None:
-            asked = msgspec.structs.replace(asked, priority=self._priority)
+        asked = objectives(headers, self._director.priorities, self._priority)
         return LLMRequest(
             request_id=self._request_id,
             target_model=body.model,
@@ -370,16 +367,8 @@ class Journey:
         return msgspec.structs.replace(request, target_model=target)
 
     def _model(self, request: LLMRequest) -> ServedModel:
-        """What a rewrite names and no engine serves is not the client's fault."""
-        try:
-            return self._director.fleet.model(request.target_model)
-        except UnknownModelError as e:
-            if request.target_model == request.body.model:
-                raise
-            raise NoEndpointError(
-                f"model_rewrites: {request.body.model!r} is sent to {request.target_model!r},"
-                f" but {str(e).removeprefix('model: ')}"
-            ) from e
+        find = self._director.fleet.model
+        return looked_up(find, request.body.model, request.target_model)
 
     async def _match(self, model: ServedModel, request: LLMRequest) -> Reason:
         """Routing must never make an answer impossible: what we cannot render goes by load."""

@@ -18,15 +18,18 @@ _HINTS = (b"x-gateway-", b"x-slo-", b"x-llm-d-")
 _NONE = Objectives()
 
 
-def objectives(headers: Headers, priorities: Mapping[str, int]) -> Objectives:
-    """`priorities`: objective -> priority; one that is unknown, or not named, has 0. Raises
-    InvalidRequestError for a time that is no positive number."""
+def objectives(
+    headers: Headers, priorities: Mapping[str, int], given: int | None = None
+) -> Objectives:
+    """`priorities`: objective -> priority; one that is unknown, or not named, has 0. `given`: the
+    priority, whatever the headers say. Raises InvalidRequestError for a time that is no positive
+    number."""
     asked = {name: value for name, value in headers if name.startswith(_HINTS)}
     if not asked:
-        return _NONE
+        return Objectives(given) if given else _NONE
     _, objective = _first(asked, _OBJECTIVE)
     return Objectives(
-        priority=priorities.get(objective or "", 0),
+        priority=priorities.get(objective or "", 0) if given is None else given,
         ttft_ms=_milliseconds(asked, _TTFT),
         tpot_ms=_milliseconds(asked, _TPOT),
     )

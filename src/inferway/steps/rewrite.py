@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from inferway.config import ModelRewrite
+from inferway.errors import NoEndpointError, UnknownModelError
 
 Card = dict[str, Any]  # a model's entry in OpenAI's list
+_Model = TypeVar("_Model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +46,16 @@ class Rewrites:
                 length = min(lengths, default=None)
                 cards.setdefault(name, {**targets[0], "id": name, "max_model_len": length})
         return cards
+
+
+def looked_up(find: Callable[[str], _Model], asked: str, target: str) -> _Model:
+    """`find(target)`. What a rewrite names and no engine serves is not the client's fault: then
+    NoEndpointError, where `find` raises UnknownModelError."""
+    try:
+        return find(target)
+    except UnknownModelError as e:
+        if target == asked:
+            raise
+        raise NoEndpointError(
+            f"model_rewrites: {asked!r} is sent to {target!r}, but {str(e).removeprefix('model: ')}"
+        ) from e

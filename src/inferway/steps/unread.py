@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from inferway.errors import NoEndpointError, SaturatedError, UnknownModelError
+from inferway.errors import SaturatedError
 from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target
 from inferway.openai_api.llm_request import Objectives
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.unread import UnreadBody
 from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
-from inferway.steps.rewrite import Rewrites
+from inferway.steps.rewrite import Rewrites, looked_up
 
 
 class Endpoints(Protocol):
@@ -97,15 +97,7 @@ class UnreadJourney:
             self.body = read.with_model(target)
             self._edits.append(b"model")
             self._names = ModelNames(asked)
-        try:
-            self.endpoints.model(target)
-        except UnknownModelError as e:
-            if target == asked:
-                raise
-            raise NoEndpointError(
-                f"model_rewrites: {asked!r} is sent to {target!r},"
-                f" but {str(e).removeprefix('model: ')}"
-            ) from e
+        looked_up(self.endpoints.model, asked, target)
         return target
 
     def attempt(self, target: Target) -> Headers:

@@ -18,8 +18,9 @@ import uvloop
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
-from inferway.frontends.ext_proc.exchange import Ask, Journey, Pick
+from inferway.frontends.ext_proc.exchange import Ask, Pick
 from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.http.forward import Journey
 from inferway.model import Headers, Target
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
@@ -44,7 +44,7 @@ from inferway.frontends.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.frontends.http.forward import ROUTING_HEADERS, ROUTING_PREFIXES
+from inferway.frontends.http.forward import ROUTING_HEADERS, ROUTING_PREFIXES, Journey
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
 
@@ -61,20 +61,6 @@ _WRONG_MODE = (
     " in any other the proxy sends no body before its headers are answered, and the endpoint is"
     " picked by the body"
 )
-
-
-class Journey(Protocol):
-    """What a request is to its director, once it is decided (director.Journey)."""
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def changes_length(self) -> bool: ...
-    def attempt(self, target: Target) -> Headers: ...
-    def on_head(self, status: int) -> Headers: ...
-    def on_chunk(self, chunk: bytes) -> bytes: ...
-    def on_end(self) -> bytes: ...
-    def close(self, outcome: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

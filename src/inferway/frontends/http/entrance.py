@@ -73,9 +73,7 @@ class Entrance:
 
     def _unread(self, request: Request, tenant: str, priority: int | None) -> UnreadJourney:
         director = self._director
-        asked = objectives(request.headers, director.priorities)
-        if priority is not None:
-            asked = msgspec.structs.replace(asked, priority=priority)
+        asked = objectives(request.headers, director.priorities, priority)
         read = partial(read_unread, content_type=request.fields.get(b"content-type", b""))
 
         async def reading() -> UnreadBody:
