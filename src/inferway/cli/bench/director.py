@@ -28,13 +28,7 @@ _QUICK = Plan(chats=2, longest=8_000, probes=8, others=50, repeats=50)
     metavar="DIR",
     help="The project's data: DIR/chat.  [default: ../shared/data]",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/director.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("director")
 def director(quick: bool, data: Path, as_json: bool, save: Path | None) -> None:
     """Decide on chats that grow turn by turn: what a decision costs, and how it grows."""
     try:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
+import click
 from rich.console import Console, RenderableType
 
 from inferway.bench.document import update_document
 from inferway.bench.machine import Machine
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def output_options(name: str) -> Callable[[_Command], _Command]:
+    """Decorates a benchmark's command with --json (`as_json`) and --save DOCS, whose results are
+    called NAME."""
+    as_json = click.option(
+        "--json", "as_json", is_flag=True, help="JSON on standard output, not tables."
+    )
+    save = click.option(
+        "--save",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="DOCS",
+        help=f"Write DOCS/results/{name}.json and the tables in DOCS/performance.md.",
+    )
+    return lambda command: as_json(save(command))
 
 
 def save(docs: Path, name: str, run: bytes, section: str, text: str) -> Path:

@@ -25,13 +25,7 @@ _QUICK = Plan(repeats=2, seconds=2, warm_up_seconds=1, idle_seconds=2.0)
     default=Plan().connections,
     help="Requests at a time; with 1, no picker can take several messages at once.  [default: 8]",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/epp.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("epp")
 def epp(quick: bool, connections: int, as_json: bool, save: Path | None) -> None:
     """The endpoint picker behind a real Envoy: CPU time of a pick, and of a streamed chunk."""
     try:

@@ -18,13 +18,7 @@ from inferway.errors import InferwayError
 @click.command()
 @click.option("--quick", is_flag=True, help="Small indexes: a look, not a result.")
 @click.option("--no-peer", is_flag=True, help="Without ai-dynamo-runtime.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/index.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("index")
 def index(quick: bool, no_peer: bool, as_json: bool, save: Path | None) -> None:
     """The index: matching, events, memory and stalls, beside Dynamo's RadixTree."""
     try:

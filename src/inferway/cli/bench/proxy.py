@@ -24,13 +24,7 @@ from inferway.prompts.prepare import prepare_smollm2
 @click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.")
 @click.option("--seconds", type=click.IntRange(min=1), help="Load per repeat.")
 @click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/proxy.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("proxy")
 def proxy(
     quick: bool,
     repeats: int | None,

@@ -26,13 +26,7 @@ from inferway.errors import InferwayError
     help="A model's directory: its tokenizer.json and config.json.",
 )
 @click.option("--quick", is_flag=True, help="Few schemas, short limits: a look, not a result.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/structured.json and the tables in DOCS/performance.md.",
-)
+@ending.output_options("structured")
 def structured(file: Path, model: Path, quick: bool, as_json: bool, save: Path | None) -> None:
     """What is kept of the schemas in FILE, beside llguidance, xgrammar, outlines-core and vLLM.
 
