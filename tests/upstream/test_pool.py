@@ -298,7 +298,7 @@ async def test_an_engine_that_says_nothing_times_out() -> None:
 
 @in_loop
 async def test_the_wait_for_the_first_byte_of_a_body_is_not_the_idle_time_of_a_stream() -> None:
-    timeouts = TimeoutSettings(first_byte=0.02, idle_stream=600)
+    timeouts = TimeoutSettings(first_byte=0.5, idle_stream=600)
     async with running(raw(CHUNKED_HEAD)) as engine, pool_of(timeouts) as pool:
         sink = await ask(pool, engine.url)
 
