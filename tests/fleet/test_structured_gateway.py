@@ -103,8 +103,8 @@ def test_the_engine_was_told_of_shapes_in_advance(url: str, engine: RealEngine) 
 
     said(client.post(url + CHAT, body))
 
-    wait_until(lambda: metric(url, 'inferway_structured_warmed_total{outcome="sent"}') > 0, "told")
-    assert metric(url, 'inferway_structured_warmed_total{outcome="failed"}') == 0
+    wait_until(lambda: metric(url, 'inferway_gate_warmed_total{outcome="sent"}') > 0, "told")
+    assert metric(url, 'inferway_gate_warmed_total{outcome="failed"}') == 0
     assert client.get(f"{engine.url}/v1/structured/stats").json["plugin"] == "inferway"
 
 

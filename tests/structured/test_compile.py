@@ -180,6 +180,22 @@ def test_what_was_begun_for_somebody_who_left_is_held_for_the_next(make: MakeMan
     assert source.built == ["a"]
 
 
+def test_a_build_that_nobody_waits_for_holds_up_no_other(make: MakeManager) -> None:
+    source = Gated()
+    manager = make(source, CompileLimits(num_threads=1))
+    left = manager.compile(spec("left"))
+    source.wait_for_build()
+    waiting = manager.compile(spec("next"))
+
+    left.cancel()
+
+    source.wait_for_build()  # of the next, while the first is still at the gate
+    source.gate.set()
+    assert text_of(waiting) == "next"
+    assert text_of(manager.compile(spec("left"))) == "left"
+    assert sorted(source.built) == ["left", "next"], "and what was left is not built again"
+
+
 async def test_a_task_that_is_cancelled_has_left(make: MakeManager) -> None:
     source = Gated()
     manager = make(source, CompileLimits(num_threads=1))

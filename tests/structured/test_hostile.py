@@ -33,6 +33,7 @@ from inferway.structured.spec import Asked, Kind, Spec
 from inferway.structured.valid import Validator
 
 THREAD_SECONDS = 2.0
+MEMORY_BYTES = 256 << 20
 LOOP_SECONDS = 0.010
 
 # As in production, but for the clock and the niceness, which a busy machine would make a lottery.
@@ -123,6 +124,16 @@ def test_what_passes_is_harmless(checker: Checker, library: Helper, name: str) -
     assert (
         library.call("tests.structured.hostile_jobs:validate", one.spec.text.encode()) is not None
     )
+
+
+def test_no_request_takes_memory_without_bound(library: Helper) -> None:
+    """One after the other, beside what the process has had before."""
+    examine = "tests.structured.hostile_jobs:examine"
+    before = int(library.call(examine, b"{}"))
+
+    for name, schema in (REFUSED | HARMLESS).items():
+        after = int(library.call(examine, chat(schema).spec.text.encode()))
+        assert after - before < MEMORY_BYTES, name
 
 
 @pytest.mark.parametrize("name", REGEXES)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import aiohttp
 
 from inferway.config import ServeSettings
+from inferway.fleet.connector import EngineConnector
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.posting import post
@@ -78,8 +79,7 @@ class _WarmPosts:
     async def __call__(self, endpoint: Endpoint, body: bytes) -> tuple[int, bytes]:
         """Raises UpstreamError."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(connector=EngineConnector(self._tls))
         headers = {name.decode(): value.decode() for name, value in endpoint.headers}
         return await post(
             self._session, endpoint.url, PATH, body, headers=headers, seconds=WARM_SECONDS

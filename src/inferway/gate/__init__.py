@@ -2,6 +2,7 @@
 
 gate       a parsed request           -> a shape to keep, or 400 with the place; no engine sees it
 shape      one such request on its way: what its engine does not enforce; its answer, judged
+passing    an answer that passes as it is  -> counted, by whether it has its shape
 trial      spec -> verdict, in a process that can be killed
 costs      what compiling takes, and which engine has it done; pure
 quarantine what shapes have brought down -> which are refused, and for how long; pure

@@ -8,7 +8,8 @@ within the limits, and an error only for what is asked there.
 A build                                its requests
   waits for a thread                   429 after `wait_seconds`; nobody left: it is dropped
   is at work in a thread               400 after `build_seconds`; the thread is left to it and
-                                       replaced. Until it is done, who asks again gets 400 at once
+                                       replaced. Until it is done, who asks again gets 400 at once.
+                                       Nobody left: replaced at once, and what comes is held
   waits for the child                  429 after `wait_seconds`; nobody left: it is dropped
   is at work in the child              400 when it is killed; it is not tried again for a while,
                                        unless it was only the clock that killed it
@@ -261,11 +262,12 @@ class CompilationManager:
                 return
             build.waiters.remove(waiter)
             if not build.wanted:
-                not_begun = build.job.cancel() if build.job else build.stage is Stage.WAITING
-                if not_begun:
+                dropped = build.job.cancel() if build.job else build.stage is Stage.WAITING
+                if dropped:
                     self._workers.take_out(build.task)
                     self._end(build)
-                    dropped = True
+                elif build.stage is Stage.BUILDING:
+                    self._workers.leave(build.task)  # others need not wait for it, either
         waiter.set_running_or_notify_cancel()  # who ends a build's waiters does it for the others
         self.counts.requests.add(build.spec.kind, "", "cancelled")
         if dropped:

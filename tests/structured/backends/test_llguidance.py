@@ -14,6 +14,7 @@ from tests.structured.compiling import smollm2
 
 from inferway.errors import SpecError
 from inferway.structured.backends import llguidance
+from inferway.structured.backends.fill import Filler, Rows
 from inferway.structured.backends.llguidance import LLGuidance, LLGuidanceCompiled
 from inferway.structured.grammar import Grammar
 from inferway.structured.spec import Kind, Options, Spec
@@ -71,6 +72,65 @@ def test_a_grammar_out_of_fuel_takes_none_with_it() -> None:
         assert grammar.accept([*tokens("34"), EOS])
         assert grammar.terminated
         assert grammar.failure is None
+
+
+@pytest.mark.usefixtures("little_fuel")
+def test_who_has_spent_the_fuel_on_a_mask_does_not_try_again() -> None:
+    made = compiled(Kind.JSON, json.dumps({"anyOf": [{"type": "integer"}, WORDS]}))
+    hungry = made.start()
+    lexer = hungry.lexer
+    assert hungry.accept(tokens('"'))
+
+    mask(hungry)
+
+    assert hungry.failure == "the regexes of the grammar take too long from here"
+    assert hungry.lexer is lexer
+    assert lexer.is_spoiled
+
+
+@pytest.mark.usefixtures("little_fuel")
+def test_of_many_in_one_call_only_the_hungry_one_fails() -> None:
+    made = compiled(Kind.JSON, json.dumps({"anyOf": [{"type": "integer"}, WORDS]}))
+    grammars = [made.start() for _ in range(4)]
+    for at, grammar in enumerate(grammars):
+        assert grammar.accept(tokens('"' if at == 1 else "1"))
+    rows = np.zeros((4, VOCABULARY.num_words), np.int32)
+
+    Filler(2).fill([Rows(grammar, at) for at, grammar in enumerate(grammars)], rows)
+
+    assert [grammar.failure is None for grammar in grammars] == [True, False, True, True]
+    assert all(grammar.accept(tokens("2")) for grammar in grammars if grammar.failure is None)
+
+
+def test_a_lexer_that_has_grown_is_left_to_those_who_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(llguidance, "_TOKENS_PER_LEXER", 3)
+    made = compiled(Kind.JSON, '{"type":"string"}')
+    first = made.start()
+    assert first.accept(tokens('"one two three'))
+
+    second = made.start()
+
+    assert second.lexer is not first.lexer
+    for grammar, rest in ((first, ' four"'), (second, '"four"')):
+        mask(grammar)
+        assert grammar.accept([*tokens(rest), EOS])
+
+
+def test_answers_outlive_a_lexer_that_has_grown_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(llguidance._LIMITS, "max_lexer_states", 1_000)
+    made = compiled(Kind.JSON, json.dumps(WORDS))
+    answers = [made.start() for _ in range(12)]
+    first = answers[0].lexer
+
+    for number, grammar in enumerate(answers):
+        for token in tokens(f'"a word or {number} of them'):
+            mask(grammar)
+            assert grammar.accept([token])
+
+    assert first.is_spoiled, "or this test shows nothing"
+    assert not any(grammar.failure for grammar in answers)
 
 
 HOSTILE = {

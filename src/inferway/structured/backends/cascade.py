@@ -146,6 +146,7 @@ def _ways_to_say(spec: Spec) -> Generator[Way, str, None]:
     document = Document(json.loads(spec.text))
     alone: frozenset[str] = frozenset()
     unsaid: frozenset[str] = frozenset()
+    refused: dict[str, str] = {}  # what was said already -> why it was refused
     for how in _HOWS:
         for _ in range(_MAX_CIRCLES):
             lowering = Lowering(
@@ -158,7 +159,9 @@ def _ways_to_say(spec: Spec) -> Generator[Way, str, None]:
             if said is False:
                 raise SpecError("no answer can keep this schema")
             text = "{}" if said is True else json.dumps(said, ensure_ascii=False)
-            why = yield replace(spec, text=text), unenforced
+            why = refused.get(text, "")
+            if not why:
+                why = refused[text] = yield replace(spec, text=text), unenforced
             found = _CIRCLE.search(why)
             place = lowering.place_of(found[1]) if found else None
             if place is None:

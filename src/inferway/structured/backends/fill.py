@@ -7,6 +7,7 @@ busy thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,6 +55,7 @@ class Filler:
             else:
                 plain.append((grammar.matcher, request.first))
         self._call(plain, drafted, bitmask)
+        _blame_nobody(requests)
         for request in requests:
             grammar = request.grammar
             if isinstance(grammar, LLGuidanceGrammar) and grammar.waits_for_library:
@@ -82,6 +84,20 @@ class Filler:
 
             self._executor = llguidance.LLExecutor(self._num_threads)
         return self._executor
+
+
+def _blame_nobody(requests: Sequence[Rows]) -> None:
+    """Where several failed with one lexer, which of them has spoiled it is not known."""
+    failed = Counter(
+        grammar.lexer
+        for request in requests
+        if isinstance(grammar := request.grammar, LLGuidanceGrammar)
+        and grammar.waits_for_library
+        and grammar.matcher.is_error()
+    )
+    for lexer, times in failed.items():
+        if times > 1:
+            lexer.is_spoiled = True
 
 
 def _fill_alone(request: Rows, bitmask: NDArray[np.int32]) -> None:

@@ -6,8 +6,9 @@ through.
 
 Copies of a matcher share its lexer, and one that has spent its fuel spoils the lexer for all of
 them, for good (llguidance 1.7.6; a refused token looks the same then as one the grammar forbids).
-So a grammar whose matcher fails takes a matcher of its own, with a new lexer, and goes through its
-tokens again: it fails only if it fails there, too. The next answer begins from a new prototype.
+Who has spent it on a mask fails at once: a second try would take as long again. The others, and
+all whose lexer has grown too large, go through their tokens again with a copy of a new prototype,
+and if that fails, too, with a matcher of their own. The next answer begins from a new prototype.
 """
 
 from __future__ import annotations
@@ -36,19 +37,24 @@ if TYPE_CHECKING:
 # of lexer fuel and 20,000 items a millisecond. No step is to take 20 ms on a busy machine.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # once, in the compile
-    "step_lexer_fuel": 150_000,
+    "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 50_000,  # of all answers to a spec together; 1 to 2 kB each
+    "max_lexer_states": 25_000,  # of all answers that share a lexer; 1 to 2 kB each
     "max_grammar_size": 500_000,
     "verbose_errors": False,  # they would quote the answer
 }
-_TOKENS_PER_FUEL = 8
+# A lexer gets up to a state for each token of its answers (of 300 schemas; nearly all far fewer).
+# Then it is left to those who have it, so that it neither fails for them nor grows for ever.
+_TOKENS_PER_LEXER = 10_000
+_TOKENS_PER_FUEL = 64  # in going through them again
+_NO_FUEL = "too many expressions"
 _FAILURES = (
     ("lexer error", "the regexes of the grammar take too long from here"),
     ("parser error", "the grammar has too many ways on from here"),
     ("NoExtension", "no token can come next"),
 )
+_MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
 _REFUSED = "a token came that the grammar does not allow"
 
 
@@ -162,6 +168,29 @@ def _ways(options: Options) -> Any:
     return ways
 
 
+class Lexer:
+    """Shared by the matchers that were copied from one prototype."""
+
+    __slots__ = ("is_spoiled", "num_tokens", "prototype")
+
+    def __init__(self, prototype: llguidance.LLMatcher) -> None:
+        self.prototype = prototype
+        self.num_tokens = 0  # of all its answers
+        self.is_spoiled = False
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.is_spoiled or self.num_tokens > _TOKENS_PER_LEXER
+
+    def has_failed(self) -> bool:
+        """As it shows in a mask of nobody's."""
+        if not self.is_spoiled:
+            probe = self.prototype.deep_copy()
+            probe.compute_bitmask()
+            self.is_spoiled = probe.is_error()
+        return self.is_spoiled
+
+
 class LLGuidanceCompiled:
     backend = LLGuidance.name
 
@@ -180,24 +209,18 @@ class LLGuidanceCompiled:
         self.eos_token_ids = eos_token_ids
         self.unenforced = unenforced
         self.num_bytes = first.nbytes + 50_000 + 40 * num_source_bytes
-        self._prototype = prototype
-        self._spoiled = False
+        self._lexer = Lexer(prototype)
         self._renewing = Lock()
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self, stop_token_ids)
 
-    def matcher(self) -> llguidance.LLMatcher:
+    def matcher(self) -> tuple[llguidance.LLMatcher, Lexer]:
         """For one answer, which shares its lexer with others."""
         with self._renewing:
-            if self._spoiled:
-                self._prototype = self.make()
-                self._spoiled = False
-            return self._prototype.deep_copy()
-
-    def spoil(self) -> None:
-        """A matcher has failed, and perhaps all others with its lexer."""
-        self._spoiled = True
+            if self._lexer.is_used_up:
+                self._lexer = Lexer(self.make())
+            return self._lexer.prototype.deep_copy(), self._lexer
 
 
 class LLGuidanceGrammar:
@@ -205,12 +228,12 @@ class LLGuidanceGrammar:
     counted here. So an end can be taken back, and none is given to a parser that has stopped."""
 
     __slots__ = (
-        *("matcher", "_compiled", "_first", "_tokens", "_num_past_end", "_failure", "_is_alone"),
-        *("_eos", "_stops", "_ends"),
+        *("matcher", "lexer", "_compiled", "_first", "_tokens", "_num_past_end", "_failure"),
+        *("_num_matchers", "_eos", "_stops", "_ends"),
     )
 
     def __init__(self, compiled: LLGuidanceCompiled, stop_token_ids: frozenset[int]) -> None:
-        self.matcher = compiled.matcher()
+        self.matcher, self.lexer = compiled.matcher()
         self._compiled = compiled
         self._first = compiled.first
         self._eos = compiled.eos_token_ids
@@ -219,7 +242,7 @@ class LLGuidanceGrammar:
         self._tokens: list[int] = []  # accepted before the end
         self._num_past_end = 0  # accepted at the end and after it
         self._failure: str | None = None
-        self._is_alone = False  # its lexer is nobody else's
+        self._num_matchers = 1
 
     @property
     def failure(self) -> str | None:
@@ -243,10 +266,11 @@ class LLGuidanceGrammar:
             return True
         if self.matcher.consume_token(token):
             self._tokens.append(token)
+            self.lexer.num_tokens += 1
             return True
-        if self._start_over():
+        if self.lexer.has_failed() and self._start_over():
             return self._accept_one(token)
-        self._failure = _REFUSED
+        self._failure = self._failure or _REFUSED
         return False
 
     def validate(self, tokens: Sequence[int]) -> int:
@@ -287,11 +311,17 @@ class LLGuidanceGrammar:
     def filled(self, row: MaskRow) -> None:
         """After the library has written `row`: sees to its failures."""
         if self.matcher.is_error():
-            if self._start_over():
+            if self._is_not_to_blame() and self._start_over():
                 return self.fill(row)
             self._fail()
             return allow_only(row, self._ends)
         return self._let_stop(row)
+
+    def _is_not_to_blame(self) -> bool:
+        """That there is no mask, but others with its lexer, or all together."""
+        if self.lexer.is_spoiled:
+            return True
+        return _NO_FUEL not in self.matcher.get_error() and self.lexer.has_failed()
 
     def _let_stop(self, row: MaskRow) -> None:
         """Lets the request's own stop tokens come where the model's own may."""
@@ -305,20 +335,28 @@ class LLGuidanceGrammar:
         return self.matcher.compute_ff_tokens()
 
     def _start_over(self) -> bool:
-        """Whether a matcher of its own takes the same tokens. Fails but once."""
-        self._compiled.spoil()
-        if self._is_alone:
+        """Whether another matcher takes the same tokens. What a compile takes, and some
+        milliseconds for a thousand tokens."""
+        self.lexer.is_spoiled = True
+        if self._num_matchers == _MAX_MATCHERS or self._failure is not None:
             return False
-        self._is_alone = True
-        self.matcher = self._compiled.make()
+        self._num_matchers += 1
+        if self._num_matchers < _MAX_MATCHERS:
+            self.matcher, self.lexer = self._compiled.matcher()
+        else:
+            self.matcher = self._compiled.make()
+            self.lexer = Lexer(self.matcher)
         for at in range(0, len(self._tokens), _TOKENS_PER_FUEL):
             if at:
                 self.matcher.compute_bitmask()  # fills up the fuel
             if not self.matcher.consume_tokens(self._tokens[at : at + _TOKENS_PER_FUEL]):
-                self._fail()
-                return False
+                return self._start_over() or self._fail()
         return True
 
-    def _fail(self) -> None:
-        error = self.matcher.get_error()
-        self._failure = next((why for sign, why in _FAILURES if sign in error), "it has failed")
+    def _fail(self) -> bool:
+        """False."""
+        self.lexer.has_failed()
+        if self._failure is None:
+            error = self.matcher.get_error()
+            self._failure = next((why for sign, why in _FAILURES if sign in error), "it has failed")
+        return False

@@ -14,28 +14,26 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
     """Without a gate, no samples."""
     counts = GateCounts() if gate is None else gate.counts
     yield counter(
-        "structured_requests",
+        "gate_requests",
         "Requests that ask for a shape.",
         ["kind", "outcome"],
         dict(counts.requests),
     )
+    yield counter("gate_check_seconds", "They waited so long for the check.", value=counts.waited)
     yield counter(
-        "structured_check_seconds", "They waited so long for the check.", value=counts.waited
-    )
-    yield counter(
-        "structured_answers",
+        "gate_answers",
         "Their answers, by whether they have the shape.",
         ["valid"],
         {(valid,): n for valid, n in counts.answers.items()},
     )
     yield counter(
-        "structured_warmed",
+        "gate_warmed",
         "Shapes that an engine was to be told in advance.",
         ["outcome"],
         {(outcome,): n for outcome, n in counts.warmed.items()},
     )
     yield gauge(
-        "structured_quarantined",
+        "gate_quarantined",
         "Shapes that are refused for what they have brought down.",
         value=0 if gate is None else len(gate.quarantine),
     )
