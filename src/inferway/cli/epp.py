@@ -32,7 +32,7 @@ _NO_USE = {
     "ha-enable-leader-election": "replicas all pick, none leads: they see the same events",
     "refresh-prometheus-metrics-interval": "the page is read when it is asked for",
     "metrics-staleness-threshold": "figures lose influence by and by (docs/scheduling.md)",
-    "tracing": "the picker makes no spans",
+    "tracing": "a pick makes no span; with --otlp, what is asked of --metrics-port does",
     "enable-pprof": "this is no Go",
     "metrics-endpoint-auth": "/metrics is open; --admin-key-env guards what tells of caches",
     "allow-experimental-plugins": "docs/plugins.md lists what is built",
@@ -56,6 +56,7 @@ _PICKER = {
     "enable_cert_reload": "reload_cert",
     "fallbacks": "fallbacks",
     "report_cost": "report_cost",
+    "mode_override": "mode_override",
     "conformance": "conformance",
 }
 _OURS = {
@@ -96,6 +97,11 @@ def _ignored(command: Any) -> Any:
     type=click.Choice(["prompt", "completion", "total"]),
     help="Tell the gateway an answer's tokens, as x-gateway-inference-request-cost.",
 )
+@click.option(
+    "--mode-override",
+    **_BOOLEAN,
+    help="Answers that need no change do not pass us, where Envoy has allow_mode_override.",
+)
 @click.option("--conformance", **_BOOLEAN, help="For conformance tests of gateways only.")
 @click.option(
     "--disable-endpoint-subset-filter",
@@ -130,9 +136,10 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
     for key in _without_effect(settings):
         click.echo(f"inferway epp: {key} changes nothing: that is the proxy's part", err=True)
     try:
-        import grpc  # noqa: F401
-    except ImportError:
-        raise ConfigError("gRPC is not installed; pip install 'inferway[epp]'") from None
+        import google.protobuf  # noqa: F401
+        import hpack  # noqa: F401
+    except ImportError as e:
+        raise ConfigError(f"{e.name} is not installed; pip install 'inferway[epp]'") from None
     from inferway.app import serve as run
 
     uvloop.run(run(settings, picks=True, reread=lambda: picker_settings(config, flags)[0]))
@@ -171,7 +178,7 @@ def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSe
 
 
 # What is done to requests that pass through `inferway serve`: in front of us a proxy passes them.
-_FRONT_DOOR = ("allow_paths", "cors_origins", "otlp", "flow", "retries", "ejection")
+_FRONT_DOOR = ("allow_paths", "cors_origins", "flow", "retries", "ejection")
 
 
 def _check(settings: ServeSettings) -> None:

@@ -12,7 +12,7 @@ from inferway.config import DiscoverySettings, EngineSettings, KubernetesSetting
 from inferway.discovery.dns import DnsName
 from inferway.discovery.file import EnginesFile
 from inferway.discovery.kubernetes.api import Access, ApiServer, own_namespace
-from inferway.discovery.kubernetes.objects import Pool
+from inferway.discovery.kubernetes.objects import Pool, selector_of
 from inferway.discovery.kubernetes.pool import PoolPods, SelectedPods
 from inferway.discovery.source import Source
 from inferway.errors import crash_report
@@ -106,5 +106,7 @@ def _access(settings: KubernetesSettings) -> Access:
 def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> Source:
     namespace = settings.namespace or own_namespace()
     if settings.pool is None:
-        return SelectedPods(server, namespace, Pool(settings.selector, settings.ports))
+        given = settings.selector
+        selector = given if isinstance(given, str) else selector_of(given)
+        return SelectedPods(server, namespace, Pool(selector, settings.ports))
     return PoolPods(server, namespace, settings.pool, settings.group, rules)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -180,10 +181,23 @@ def _seen(event: str, item: Object, before: Object | None, selector: str) -> Obj
     return {"type": "MODIFIED" if then else "ADDED", "object": item}
 
 
+_BETWEEN = re.compile(r",(?![^(]*\))")  # requirements
+_IN = re.compile(r"(\S+)\s+(in|notin)\s*\((.*)\)")
+
+
 def _selects(selector: str, item: Object) -> bool:
     labels = item["metadata"].get("labels", {})
-    wanted = [pair.split("=", 1) for pair in selector.split(",") if pair]
-    return all(labels.get(name) == value for name, value in wanted)
+    return all(_fits(each.strip(), labels) for each in _BETWEEN.split(selector) if each)
+
+
+def _fits(requirement: str, labels: Mapping[str, str]) -> bool:
+    if found := _IN.fullmatch(requirement):
+        is_in = labels.get(found[1]) in [value.strip() for value in found[3].split(",")]
+        return is_in == (found[2] == "in")
+    if "=" in requirement:
+        name, _, value = requirement.replace("==", "=").partition("=")
+        return (labels.get(name.rstrip("!").strip()) == value.strip()) != name.endswith("!")
+    return (requirement.lstrip("! ") in labels) != requirement.startswith("!")
 
 
 def _status(code: int, reason: str, **more: Any) -> web.Response:

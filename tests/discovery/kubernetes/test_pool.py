@@ -1,14 +1,17 @@
-"""An InferencePool's pods, from a small API server that does what a real one was seen to do."""
+"""An InferencePool's pods, from a small API server that does what a real one was seen to do. What
+is asked of `either` is asked of a real one, too, where there is one (KUBE_ASSETS, see real.py)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.discovery.kubernetes.api_server import ApiServerDouble, Object, pod, pool, refused
+from tests.discovery.kubernetes.real import RealApiServer, assets
 from tests.discovery.told import running
 
 from inferway.config import ModelRewrite
@@ -16,6 +19,7 @@ from inferway.discovery.kubernetes.api import Access, ApiServer
 from inferway.discovery.kubernetes.follow import Follower
 from inferway.discovery.kubernetes.objects import Pool
 from inferway.discovery.kubernetes.pool import PoolPods, SelectedPods
+from inferway.discovery.kubernetes.stream import Expired, Lines, Mirror
 from inferway.errors import ConfigError
 
 
@@ -40,6 +44,78 @@ class Cluster(ApiServerDouble):
         return PoolPods(more.pop("server", None) or self.client(), "ns", "pool", **more)
 
 
+class Either:
+    """A cluster that is either, as far as both do the same."""
+
+    def __init__(self, double: Cluster | None, real: RealApiServer | None) -> None:
+        self._double = double
+        self._real = real
+        self._clients: list[ApiServer] = []
+
+    async def put(self, kind: str, item: Object) -> None:
+        if self._double is not None:
+            self._double.put(kind, item)
+        elif self._real is not None:
+            await asyncio.to_thread(self._real.put, kind, item)
+
+    async def delete(self, kind: str, name: str) -> None:
+        if self._double is not None:
+            self._double.delete(kind, name)
+        elif self._real is not None:
+            await asyncio.to_thread(self._real.delete, kind, name)
+
+    @property
+    def access(self) -> Access:
+        if self._double is not None:
+            return Access(self._double.url)
+        assert self._real is not None
+        return Access(self._real.url, self._real.token_file, self._real.ca_file)
+
+    def forget(self) -> None:
+        """The past."""
+        if self._double is not None:
+            self._double.expire()
+        elif self._real is not None:
+            self._real.forget()
+
+    def client(self) -> ApiServer:
+        self._clients.append(ApiServer(self.access))
+        return self._clients[-1]
+
+    def pool_pods(self, **more: Any) -> PoolPods:
+        return PoolPods(self.client(), "ns", "pool", **more)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@pytest.fixture(scope="module")
+def real_server() -> Iterator[RealApiServer]:
+    binaries = assets()
+    if binaries is None:
+        pytest.skip("KUBE_ASSETS names no directory with etcd and kube-apiserver")
+    server = RealApiServer(binaries)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["double", "real"])
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[Either]:
+    async with AsyncExitStack() as stack:
+        if request.param == "double":
+            made = Either(await stack.enter_async_context(Cluster()), None)
+        else:
+            server: RealApiServer = request.getfixturevalue("real_server")
+            server.wipe()
+            made = Either(None, server)
+        stack.push_async_callback(made.close)
+        await made.put("inferencepools", pool())
+        yield made
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     async with Cluster() as made:
@@ -47,12 +123,12 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield made
 
 
-async def test_ready_pods_of_the_pool_are_its_engines(cluster: Cluster) -> None:
-    cluster.put("pods", pod("a", "10.0.0.1"))
-    cluster.put("pods", pod("not-ready", "10.0.0.2", ready=False))
-    cluster.put("pods", pod("no-address-yet", None))
-    cluster.put("pods", pod("of-another-app", "10.0.0.4", app="redis"))
-    source = cluster.pool_pods()
+async def test_ready_pods_of_the_pool_are_its_engines(either: Either) -> None:
+    await either.put("pods", pod("a", "10.0.0.1"))
+    await either.put("pods", pod("not-ready", "10.0.0.2", ready=False))
+    await either.put("pods", pod("no-address-yet", None))
+    await either.put("pods", pod("of-another-app", "10.0.0.4", app="redis"))
+    source = either.pool_pods()
 
     async with running(source) as told:
         await told.until("10.0.0.1:8000")
@@ -63,20 +139,20 @@ async def test_ready_pods_of_the_pool_are_its_engines(cluster: Cluster) -> None:
     assert source.synced
 
 
-async def test_pods_come_and_go(cluster: Cluster) -> None:
-    async with running(cluster.pool_pods()) as told:
+async def test_pods_come_and_go(either: Either) -> None:
+    async with running(either.pool_pods()) as told:
         await told.until()
-        cluster.put("pods", pod("a", "10.0.0.1"))
+        await either.put("pods", pod("a", "10.0.0.1"))
         await told.until("10.0.0.1:8000")
-        cluster.put("pods", pod("b", "10.0.0.2"))
+        await either.put("pods", pod("b", "10.0.0.2"))
         await told.until("10.0.0.1:8000", "10.0.0.2:8000")
-        cluster.put("pods", pod("a", "10.0.0.1", ready=False))
+        await either.put("pods", pod("a", "10.0.0.1", ready=False))
         await told.until("10.0.0.2:8000")
-        cluster.put("pods", pod("b", "10.0.0.2", app="other"))  # relabelled out
+        await either.put("pods", pod("b", "10.0.0.2", app="other"))  # relabelled out
         await told.until()
-        cluster.put("pods", pod("b", "10.0.0.2"))  # and in again
+        await either.put("pods", pod("b", "10.0.0.2"))  # and in again
         await told.until("10.0.0.2:8000")
-        cluster.delete("pods", "b")
+        await either.delete("pods", "b")
         await told.until()
 
 
@@ -90,40 +166,40 @@ async def test_a_pod_that_is_being_deleted_is_gone_at_once(cluster: Cluster) -> 
         await told.until()
 
 
-async def test_every_port_of_a_pod_is_an_engine(cluster: Cluster) -> None:
-    cluster.put("inferencepools", pool("pool", 8000, 8001))
-    cluster.put("pods", pod("a", "fd00::1"))
+async def test_every_port_of_a_pod_is_an_engine(either: Either) -> None:
+    await either.put("inferencepools", pool("pool", 8000, 8001))
+    await either.put("pods", pod("a", "fd00::1"))
 
-    async with running(cluster.pool_pods()) as told:
+    async with running(either.pool_pods()) as told:
         await told.until("[fd00::1]:8000", "[fd00::1]:8001")
 
     assert [engine.name for engine in told.lists[-1]] == ["a-rank-0", "a-rank-1"]
 
 
-async def test_a_pool_whose_selector_or_ports_change_has_other_pods(cluster: Cluster) -> None:
-    cluster.put("pods", pod("a", "10.0.0.1"))
-    cluster.put("pods", pod("b", "10.0.0.2", app="sglang"))
-    async with running(cluster.pool_pods()) as told:
+async def test_a_pool_whose_selector_or_ports_change_has_other_pods(either: Either) -> None:
+    await either.put("pods", pod("a", "10.0.0.1"))
+    await either.put("pods", pod("b", "10.0.0.2", app="sglang"))
+    async with running(either.pool_pods()) as told:
         await told.until("10.0.0.1:8000")
-        cluster.put("inferencepools", pool("pool", 9000))
+        await either.put("inferencepools", pool("pool", 9000))
         await told.until("10.0.0.1:9000")
-        cluster.put("inferencepools", pool("pool", 9000, app="sglang"))
+        await either.put("inferencepools", pool("pool", 9000, app="sglang"))
         await told.until("10.0.0.2:9000")
-        cluster.delete("inferencepools", "pool")
+        await either.delete("inferencepools", "pool")
         await told.until()
 
 
 async def test_a_pool_that_is_not_there_yet_is_waited_for(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    either: Either, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.delete("inferencepools", "pool")
-    cluster.put("pods", pod("a", "10.0.0.1"))
-    source = cluster.pool_pods()
+    await either.delete("inferencepools", "pool")
+    await either.put("pods", pod("a", "10.0.0.1"))
+    source = either.pool_pods()
     async with running(source) as told:
         await told.until()
         assert source.synced
         assert "InferencePool ns/pool: there is none; it is waited for" in caplog.text
-        cluster.put("inferencepools", pool())
+        await either.put("inferencepools", pool())
         await told.until("10.0.0.1:8000")
 
 
@@ -182,6 +258,16 @@ async def test_a_version_that_is_too_old_is_listed_anew(cluster: Cluster) -> Non
         cluster.silent = False
         cluster.end_watches()
         await told.until("10.0.0.1:8000", "10.0.0.2:8000")
+
+
+async def test_the_past_is_refused_within_the_stream(either: Either) -> None:
+    either.forget()
+    watch = either.client().watch("/api/v1/namespaces/ns/pods", "", "1", 5)
+    said = b"".join([chunk async for chunk in watch])
+    [event] = Lines().feed(said)
+
+    with pytest.raises(Expired):
+        Mirror().apply(event)
 
 
 async def test_a_server_whose_versions_are_lower_is_listed_anew(cluster: Cluster) -> None:
@@ -268,15 +354,35 @@ async def test_a_cluster_that_cannot_be_asked_keeps_its_engines(
         assert told.urls == ["10.0.0.1:8000"]
 
 
-async def test_pods_of_a_selector_need_no_pool(cluster: Cluster) -> None:
-    cluster.put("pods", pod("a", "10.0.0.1", tier="gpu"))
-    cluster.put("pods", pod("b", "10.0.0.2"))
-    source = SelectedPods(cluster.client(), "ns", Pool({"app": "vllm", "tier": "gpu"}, [7000]))
+async def test_pods_of_a_selector_need_no_pool(either: Either) -> None:
+    await either.put("pods", pod("a", "10.0.0.1", tier="gpu"))
+    await either.put("pods", pod("b", "10.0.0.2"))
+    source = SelectedPods(either.client(), "ns", Pool("app=vllm,tier=gpu", [7000]))
 
     async with running(source) as told:
         await told.until("10.0.0.1:7000")
 
     assert source.synced
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("tier in (gpu, tpu)", "ab"),
+        ("tier notin (gpu,cpu)", "bd"),  # who has none is not in
+        ("app=vllm,tier!=gpu", "bcd"),
+        ("app==vllm, !tier", "d"),
+        ("tier,tier notin (cpu)", "ab"),
+    ],
+)
+async def test_a_selector_may_name_sets(either: Either, selector: str, names: str) -> None:
+    for number, (name, tier) in enumerate([("a", "gpu"), ("b", "tpu"), ("c", "cpu"), ("d", "")]):
+        labels = {"tier": tier} if tier else {}
+        await either.put("pods", pod(name, f"10.0.0.{number}", True, **labels))
+    source = SelectedPods(either.client(), "ns", Pool(selector, [8000]))
+
+    async with running(source) as told:
+        await told.until(*(f"10.0.0.{'abcd'.index(name)}:8000" for name in names))
 
 
 def objective(name: str, priority: int, of: str = "pool") -> Object:
@@ -287,7 +393,7 @@ def rewrite(name: str, *rules: Object, of: str = "pool") -> Object:
     return {"metadata": {"name": name}, "spec": {"rules": list(rules), "poolRef": {"name": of}}}
 
 
-async def test_objectives_and_rewrites_of_the_pool_are_its_rules(cluster: Cluster) -> None:
+async def test_objectives_and_rewrites_of_the_pool_are_its_rules(either: Either) -> None:
     came = asyncio.Event()
     rules: list[tuple[dict[str, int], list[ModelRewrite]]] = []
 
@@ -296,10 +402,10 @@ async def test_objectives_and_rewrites_of_the_pool_are_its_rules(cluster: Cluste
         if objectives and rewrites:
             came.set()
 
-    cluster.put("inferenceobjectives", objective("batch", -1))
-    cluster.put("inferenceobjectives", objective("of-another-pool", 9, of="other"))
+    await either.put("inferenceobjectives", objective("batch", -1))
+    await either.put("inferenceobjectives", objective("of-another-pool", 9, of="other"))
     canary = [{"modelRewrite": "v1", "weight": 9}, {"modelRewrite": "v2", "weight": 1}]
-    cluster.put(
+    await either.put(
         "inferencemodelrewrites",
         rewrite(
             "a",
@@ -307,7 +413,7 @@ async def test_objectives_and_rewrites_of_the_pool_are_its_rules(cluster: Cluste
             {"matches": [{"model": {"value": "chat"}}], "targets": canary},
         ),
     )
-    async with running(cluster.pool_pods(rules=told_rules)):
+    async with running(either.pool_pods(rules=told_rules)):
         await came.wait()
 
     objectives, rewrites = rules[-1]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.director import Director
-from inferway.errors import InferwayError, NoEndpointError
+from inferway.errors import InferwayError, InvalidRequestError, NoEndpointError
 from inferway.frontends.ext_proc.exchange import Exchange, Rules
-from inferway.frontends.ext_proc.messages import ProcessingRequest
+from inferway.frontends.ext_proc.messages import ProcessingRequest, ProcessingResponse
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
@@ -59,6 +59,9 @@ class Pods:
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         return self.everyone()
+
+    def sole_model(self) -> str:
+        raise InvalidRequestError("every model may be there")
 
     def everyone(self) -> Candidates:
         if not self.endpoints:
@@ -120,7 +123,7 @@ class Stream:
 
     async def send(self, *messages: Any) -> list[Any]:
         """The answers to all of them."""
-        answers: list[Any] = []
+        answers: list[bytes] = []
         for message in messages:
             answers += self.exchange.receive(message)
             if self.exchange.ask is not None:
@@ -130,7 +133,7 @@ class Stream:
                     answers += self.exchange.refused(e)
                 else:
                     answers += self.exchange.decided(pick)
-        return answers
+        return [ProcessingResponse.FromString(answer) for answer in answers]
 
 
 Metadata = Mapping[str, Mapping[str, Any]]

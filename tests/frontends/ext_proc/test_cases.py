@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rqt, rsb, rsh, rst
+from tests.frontends.ext_proc.pods import Pods, Stream, rqb, rqh, rqt, rsb, rsh, rst
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import SaturatedError
 from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED
+from inferway.frontends.ext_proc.exchange import Exchange, Pick, Rules
+from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
+from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.reading import headers_of
+from inferway.model import Headers, Target
 from inferway.steps.rewrite import Rewrites
+from inferway.structured.report import UNENFORCED_HEADER
 
 CASES = {
     case["id"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())
@@ -211,7 +215,8 @@ def test_bodies_are_cut_as_the_reference_cuts_them() -> None:
     counts = CASES["chunking-62000"]["out"][0]["RQB-count"]
 
     for size, count in zip((0, 61_000, 62_000, 62_001, 63_000, 125_000), counts, strict=True):
-        pieces = [piece(a) for a in answers.request_pieces(b"x" * size, ended=True)]
+        made = answers.request_pieces(b"x" * size, ended=True)
+        pieces = [piece(ProcessingResponse.FromString(a)) for a in made]
 
         assert len(pieces) == count
         assert b"".join(p.body for p in pieces) == b"x" * size
@@ -235,7 +240,8 @@ def test_the_raw_value_of_a_header_wins() -> None:
 def test_a_request_that_may_be_refused_is_told_so_and_why() -> None:
     expected = CASES["sheddable-saturated"]["out"][0]
 
-    reply = answers.refusal(SaturatedError("engines are full")).immediate_response
+    made = answers.refusal(SaturatedError("engines are full"))
+    reply = ProcessingResponse.FromString(made).immediate_response
 
     assert reply.status.code == expected["IMM"]
     assert reply.body.decode() == expected["body"]
@@ -253,3 +259,53 @@ async def test_clients_say_where_blocks_are_fetched_only_where_they_may(trusts: 
 
     kinds = [kind(answer) for answer in answered]
     assert kinds == (["RQH", "RQB"] if trusts else ["IMM"])
+
+
+@pytest.mark.parametrize("why_not", ["", "it is told of", "it is rewritten", "it is empty"])
+async def test_an_answer_that_needs_no_change_may_stay_with_the_proxy(why_not: str) -> None:
+    stream = Stream(
+        {"10.0.0.1:8000": {}},
+        rewrites=REWRITE,
+        mode_override=True,
+        cost=(lambda usage: usage.completion) if why_not == "it is told of" else None,
+    )
+    model = b"model-to-be-rewritten" if why_not == "it is rewritten" else b"m"
+    body = b'{"model":"%b","prompt":"p"}' % model
+    await stream.send(rqh((":path", "/v1/completions")), rqb(body, eos=True))
+
+    [head] = await stream.send(rsh((":status", "200"), eos=why_not == "it is empty"))
+
+    assert head.HasField("mode_override") == (not why_not)
+    if not why_not:
+        assert head.mode_override.response_body_mode == NONE
+        assert stream.fleet.booked == ["10.0.0.1:8000"]
+        stream.exchange.close()  # the proxy ends the stream
+        assert stream.fleet.booked == []
+        assert stream.director.stats.outcomes == {"ok": 1}
+
+
+class Unkept(Passing):
+    """A journey whose answer does not keep what was asked."""
+
+    def on_head(self, status: int) -> Headers:  # noqa: ARG002
+        return ((b"x-inferway-engine", b"e"), (UNENFORCED_HEADER, b"json_schema"), (b"x-s", b"1"))
+
+
+@pytest.mark.parametrize("explain", [False, True])
+async def test_what_an_answer_does_not_keep_is_told_also_where_decisions_are_not(
+    explain: bool,
+) -> None:
+    pods = Pods({"10.0.0.1:8000": {}})
+    exchange = Exchange(Rules(pods.find, explain=explain))
+    exchange.receive(rqh((":path", "/v1/models"), eos=True))
+    exchange.decided(Pick(Unkept(b""), [Target(pods.endpoints[0], 0.0, 0, 0)]))
+
+    [head] = exchange.receive(rsh((":status", "200"), eos=True))
+
+    mutation = ProcessingResponse.FromString(head).response_headers.response.header_mutation
+    told = [name for name, _ in headers_of_options(mutation.set_headers)]
+    assert told == [
+        "x-went-into-resp-headers",
+        *(["x-inferway-engine"] if explain else []),
+        *("x-inferway-unenforced", "x-s"),
+    ]

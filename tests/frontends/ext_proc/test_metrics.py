@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.config import ModelRewrite, RewriteTarget
+from inferway.fleet.load import Load
 from inferway.frontends.ext_proc.metrics import picker_families
 from inferway.steps.rewrite import Rewrites
 
@@ -111,3 +114,81 @@ async def test_an_answer_from_elsewhere_is_counted() -> None:
     await stream.send(*asked("m"), *answered(meta=served))
 
     assert samples(stream)["inferway_picker_served_elsewhere_total",] == 1
+
+
+TWINS = {
+    "request_total": "request_total",
+    "request_sizes_sum": "request_size_bytes_sum",
+    "response_sizes_sum": "response_size_bytes_sum",
+    "input_tokens_sum": "request_input_tokens_sum",
+    "output_tokens_sum": "request_output_tokens_sum",
+    "prompt_cached_tokens_sum": "request_cached_tokens_sum",
+    "request_duration_seconds_count": "request_duration_seconds_count",
+    "request_ttft_seconds_count": "request_ttft_seconds_count",
+    "normalized_time_per_output_token_seconds_count": "request_ntpot_seconds_count",
+}
+
+
+async def test_llm_ds_names_say_the_same() -> None:
+    stream = Stream(PODS)
+    cached = b'{"usage":{"prompt_tokens":32,"completion_tokens":10,' + (
+        b'"prompt_tokens_details":{"cached_tokens":16}}}'
+    )
+
+    await stream.send(*asked("m"), *answered(cached))
+
+    found = samples(stream)
+    for old, new in TWINS.items():
+        value = found["inference_objective_" + old, "m", "m"]
+        assert found["llm_d_epp_" + new, "m", "m"] == value
+    assert found["llm_d_epp_request_cached_tokens_sum", "m", "m"] == 16
+
+
+async def test_a_stream_is_timed_by_token_behind_its_first() -> None:
+    stream = Stream(PODS)
+    body = b'{"model":"m","prompt":"p","stream":true}'
+    events = [b'data: {"n":%d}\n\n' % number for number in range(3)]
+    usage = b"data: %b\n\n" % ANSWER
+
+    await stream.send(rqh((":path", "/v1/completions")), rqb(body, eos=True))
+    await stream.send(rsh((":status", "200")), *[rsb(event) for event in events])
+    await stream.send(rsb(usage), rsb(b"", eos=True))
+
+    found = samples(stream)
+    assert found["llm_d_epp_request_streaming_tpot_seconds_count", "m", "m"] == 1
+    assert found["llm_d_epp_request_ttft_seconds_count", "m", "m"] == 1
+
+
+@pytest.mark.parametrize("prefix", ["inference_extension_", "llm_d_epp_"])
+async def test_decisions_are_counted_and_timed(prefix: str) -> None:
+    stream = Stream(PODS)
+    await stream.send(*asked("m"))
+    empty = Stream({})
+    await empty.send(*asked("m"))
+
+    found, failed = samples(stream), samples(empty)
+    assert found[prefix + "scheduler_attempts_total", "success", "m", "10.0.0.1:8000"] == 1
+    assert found[prefix + "scheduler_e2e_duration_seconds_count",] == 1
+    assert failed[prefix + "scheduler_attempts_total", "failure", "", ""] == 1
+
+
+def test_the_pool_is_told_on_average_and_how_far_apart_its_engines_are() -> None:
+    engines: Any = [
+        SimpleNamespace(name="a", healthy=True, load=Load(running=2, waiting=1, kv_usage=0.5)),
+        SimpleNamespace(name="b", healthy=True, load=Load(running=4, waiting=5, kv_usage=0.5)),
+        SimpleNamespace(name="away", healthy=False, load=Load(waiting=99)),
+    ]
+    families = picker_families(Stream(PODS).picker.counts, engines, "pool")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+    assert found["inference_pool_ready_pods", "pool"] == 2
+    assert found["llm_d_epp_ready_endpoints", "pool"] == 2
+    assert found["inference_pool_average_queue_size", "pool"] == 3
+    assert found["inference_pool_average_running_requests", "pool"] == 3
+    assert found["llm_d_epp_average_kv_cache_utilization", "pool"] == 0.5
+    assert found["llm_d_epp_std_dev_queue_size", "pool"] == 2
+    assert found["llm_d_epp_per_endpoint_queue_size", "pool", "b"] == 5

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import uvloop
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
 from inferway.frontends.ext_proc import tls
-from inferway.frontends.ext_proc.exchange import Rules
+from inferway.frontends.ext_proc.exchange import Ask, Pick, Rules
 from inferway.frontends.ext_proc.health import (
     NOT_SERVING,
     SERVING,
@@ -27,7 +30,10 @@ from inferway.frontends.ext_proc.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.server import PickerServer
+from inferway.frontends.ext_proc.wire.listening import GrpcServer
+from inferway.model import Target
 
 PODS = {"10.0.0.1:8000": {"q": 3}, "10.0.0.2:8000": {}}
 BODY = b'{"model":"m","prompt":"p"}'
@@ -42,7 +48,7 @@ class Running:
         self.server = PickerServer(
             self.stream.picker,
             Rules(self.stream.fleet.find, max_body_bytes=5 << 20),
-            Health(lambda: self.ready),
+            Health(lambda: self.ready, look_seconds=0.01),
             **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},
         )
 
@@ -95,6 +101,7 @@ async def test_a_request_and_its_answer_pass_through_one_stream(running: Running
     assert (await call.read()).WhichOneof("kind") == "response_headers"
     assert (await call.read()).response_body.response.body_mutation.streamed_response.end_of_stream
     assert await call.read() is grpc.aio.EOF
+    assert running.server.counts.closed == {"OK": 1}
     assert running.stream.fleet.booked == []
     assert running.stream.director.stats.outcomes == {"ok": 1}
 
@@ -167,7 +174,7 @@ async def test_its_health_may_be_asked_beside_it() -> None:
 async def test_an_occupied_port_is_an_error_that_names_it(running: Running) -> None:
     other = Running(port=running.server.port, health_port=None)
 
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{running.server.port}"):
+    with pytest.raises(ConfigError, match=f"port {running.server.port} on 127.0.0.1 is in use"):
         await other.server.start()
 
 
@@ -229,3 +236,209 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
 def test_a_missing_certificate_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls.key: No such file"):
         tls.credentials(tmp_path)
+
+
+async def test_a_proxy_that_speaks_no_tls_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = GrpcServer(
+        {}, host="127.0.0.1", port=0, credentials=tls.credentials(None), handshake_seconds=0.01
+    )
+    await server.start()
+    for _ in range(2):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        writer.close()
+    while "--secure-serving=false" not in caplog.text:
+        await asyncio.sleep(0.01)
+    await server.stop(0)
+
+    assert caplog.text.count("no TLS handshake") == 1
+
+
+async def test_a_watch_tells_each_change_of_health(running: Running) -> None:
+    watch = running.health.unary_stream(
+        "/grpc.health.v1.Health/Watch", CheckRequest.SerializeToString, CheckResponse.FromString
+    )(CheckRequest(service="readiness"))
+
+    assert (await watch.read()).status == SERVING
+    running.ready = False
+    assert (await watch.read()).status == NOT_SERVING
+    watch.cancel()
+
+
+async def test_a_stream_under_way_ends_before_the_server_does(running: Running) -> None:
+    call = running.process()
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await call.read()
+    await call.read()
+
+    stopped = asyncio.ensure_future(running.server.stop(10))
+    await asyncio.sleep(0)
+    await call.write(rsh((":status", "200"), eos=True))
+
+    assert (await call.read()).WhichOneof("kind") == "response_headers"
+    assert await call.read() is grpc.aio.EOF
+    await running.channel.close()
+    await stopped
+    assert running.stream.director.stats.outcomes == {"ok": 1}
+
+
+async def test_a_stream_that_does_not_end_is_cut_off_at_last(running: Running) -> None:
+    call = running.process()
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await call.read()
+
+    await running.server.stop(0)
+
+    assert running.stream.fleet.booked == []
+    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+
+
+async def test_what_is_no_message_of_envoys_is_an_error(running: Running) -> None:
+    call = running.channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+
+    await call.write(b"\xff\xff")
+
+    with pytest.raises(grpc.aio.AioRpcError, match="this is no ProcessingRequest"):
+        await call.read()
+    assert running.server.counts.open == 0
+
+
+class Crashing(Passing):
+    """A journey that a fault of ours ends."""
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        raise RuntimeError(chunk.decode())
+
+    def close(self, outcome: str) -> None:
+        raise RuntimeError(outcome)
+
+
+async def test_a_crash_ends_its_stream_alone_and_the_log_has_no_prompt(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target(running.stream.fleet.endpoints[0], 0.0, 0, 0)
+
+    class Picking:
+        async def pick(self, ask: Ask) -> Pick:
+            return Pick(Crashing(ask.body or b""), [target])
+
+    other = running.process()
+    await other.write(rqh((":path", "/v1/completions")))
+    running.server.picker = Picking()  # type: ignore[assignment]
+    call = running.process()
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await call.write(rsh((":status", "200")))
+    await call.write(rsb(b"a word of the prompt"))
+    for _ in range(3):
+        await call.read()  # both of the request, and the answer's head
+
+    with pytest.raises(grpc.aio.AioRpcError, match="the picker's log has the reason"):
+        await call.read()
+    assert "RuntimeError" in caplog.text
+    assert "a word" not in caplog.text
+    await other.write(rqb(BODY, eos=True))
+    assert (await other.read()).WhichOneof("kind") == "request_headers"
+
+
+async def later(parse: Callable[[bytes], Any], body: bytes) -> Any:
+    """Parses, but not at once: what comes meanwhile is kept."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return parse(body)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_who_says_no_more_behind_the_request_is_answered_and_frees_the_slot(
+    running: Running, waits: bool
+) -> None:
+    """NGINX's shim has no response phase."""
+    if waits:
+        running.stream.director.off_loop, running.stream.director.off_loop_bytes = later, 0
+    call = running.process()
+
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await call.write(rqb(b"its end again", eos=True))
+    await call.done_writing()
+
+    kinds = [(await call.read()).WhichOneof("kind") for _ in range(2)]
+    assert kinds == ["request_headers", "request_body"]
+    assert await call.read() is grpc.aio.EOF
+    assert running.stream.fleet.booked == []
+
+
+async def test_who_goes_while_it_is_decided_leaves_nothing(running: Running) -> None:
+    begun, given_up = asyncio.Event(), asyncio.Event()
+
+    async def never(_: Callable[[bytes], Any], __: bytes) -> Any:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    running.stream.director.off_loop, running.stream.director.off_loop_bytes = never, 0
+    call = running.process()
+    await call.write(rqh((":path", "/v1/completions")))
+    await call.write(rqb(BODY, eos=True))
+    await begun.wait()
+
+    call.cancel()
+
+    await given_up.wait()
+    assert running.server.counts.open == 0
+    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_large_bodies_pass_both_ways_on_the_loop_that_we_run_on(secure: bool) -> None:
+    """A client that takes answers late fills nobody's memory, and loses none of them."""
+    sizes = uvloop.run(large_bodies(tls.credentials(None) if secure else None))
+
+    assert sizes == [(4 << 20, 24 << 20)] * 3
+
+
+async def large_bodies(credentials: tls.PickerCertificate | None) -> list[tuple[int, int]]:
+    """Of three streams at a time: bytes of the request, and of the answer, as they came back."""
+    async with Running(credentials=credentials) as running:
+        address = ("127.0.0.1", running.server.port)
+        channel = running.channel
+        if credentials is not None:
+            pem = await asyncio.to_thread(ssl.get_server_certificate, address)
+            channel = grpc.aio.secure_channel(
+                "{}:{}".format(*address),
+                grpc.ssl_channel_credentials(pem.encode()),
+                options=[("grpc.ssl_target_name_override", "localhost")],
+            )
+        sizes = await asyncio.gather(*[large_body(running.process(channel)) for _ in range(3)])
+        await channel.close()
+    return sizes
+
+
+async def large_body(call: Any) -> tuple[int, int]:
+    await call.write(rqh((":path", "/v1/audio/transcriptions")))
+    for _ in range(4):
+        await call.write(rqb(b"x" * (1 << 20)))
+    await call.write(rqb(b"", eos=True))
+    asked, ended = 0, False
+    while not ended:
+        piece = (await call.read()).request_body.response.body_mutation.streamed_response
+        asked, ended = asked + len(piece.body), piece.end_of_stream
+
+    async def answer() -> None:
+        await call.write(rsh((":status", "200")))
+        for _ in range(24):
+            await call.write(rsb(b"y" * (1 << 20)))
+        await call.write(rsb(b"", eos=True))
+
+    answering = asyncio.ensure_future(answer())
+    answered = 0
+    while (read := await call.read()) is not grpc.aio.EOF:
+        answered += len(read.response_body.response.body_mutation.streamed_response.body)
+    await answering
+    return asked, answered

@@ -21,8 +21,13 @@ Object = Mapping[str, Any]  # as the API server writes it
 class Pool:
     """What selects a pool's pods, and where they listen."""
 
-    labels: Mapping[str, str]
+    selector: str  # as a list's query has it
     ports: Sequence[int]
+
+
+def selector_of(labels: Mapping[str, str]) -> str:
+    """What selects those that have them all."""
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def pool_of(pool: Object) -> Pool | None:
@@ -35,7 +40,7 @@ def pool_of(pool: Object) -> Pool | None:
     ports = [port["number"] for port in spec.get("targetPorts") or ()]
     if not ports and spec.get("targetPortNumber"):
         ports = [spec["targetPortNumber"]]
-    return Pool(labels, ports) if labels and ports else None
+    return Pool(selector_of(labels), ports) if labels and ports else None
 
 
 def engines_of(pod: Object, ports: Sequence[int]) -> list[EngineSettings]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from inferway.config import EngineSettings, ModelRewrite
@@ -29,11 +29,6 @@ _RULE_GROUPS = ("inference.networking.x-k8s.io", "llm-d.ai")
 _OBJECTIVES, _REWRITES = "inferenceobjectives", "inferencemodelrewrites"
 
 
-def selector_of(labels: Mapping[str, str]) -> str:
-    """As a list's query has it."""
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
 @dataclass(slots=True)
 class SelectedPods:
     """Pods of a selector that stays as it is (`--endpoint-selector`, `--endpoint-target-ports`)."""
@@ -50,7 +45,7 @@ class SelectedPods:
             self.server,
             f"/api/v1/namespaces/{self.namespace}/pods",
             lambda pods: tell(_engines(pods, ports)),
-            selector_of(self.pool.labels),
+            self.pool.selector,
         )
         await self._pods.run()
 
@@ -117,7 +112,7 @@ class PoolPods:
             return
         log.info(
             "InferencePool %s/%s: pods with %s, ports %s",
-            *(self.namespace, self.name, selector_of(pool.labels)),
+            *(self.namespace, self.name, pool.selector),
             ", ".join(map(str, pool.ports)),
         )
         ports = pool.ports
@@ -125,7 +120,7 @@ class PoolPods:
             self.server,
             f"/api/v1/namespaces/{self.namespace}/pods",
             lambda pods: tell(_engines(pods, ports)),
-            selector_of(pool.labels),
+            pool.selector,
         )
         self._following = asyncio.get_running_loop().create_task(self._pods.run())
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
-
 from inferway.config import PickerSettings, ServeSettings
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
-from inferway.frontends.ext_proc.tls import credentials
+from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
 from inferway.frontends.observers import Observer
 from inferway.indexer import Indexer
 from inferway.openai_api.usage import Usage
@@ -50,6 +48,7 @@ def build_picker(
             explain=settings.admin_key_env is None,
             cost=None if picker.report_cost is None else _COSTS[picker.report_cost],
             conformance=picker.conformance,
+            mode_override=picker.mode_override,
             counts=counts,
         ),
         Health(is_ready),
@@ -61,7 +60,7 @@ def build_picker(
     )
 
 
-def _credentials(picker: PickerSettings) -> grpc.ServerCredentials | None:
+def _credentials(picker: PickerSettings) -> PickerCertificate | None:
     if not picker.secure:
         return None
     directory = None if picker.cert_path is None else Path(picker.cert_path)

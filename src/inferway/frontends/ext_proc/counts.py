@@ -21,6 +21,8 @@ _REQUEST_BYTES = tuple(float(1 << n) for n in range(6, 31))
 _RESPONSE_BYTES = (1.0, *(float(1 << n) for n in range(3, 17)))
 _INPUT_TOKENS = (1.0, *(float(1 << n) for n in range(3, 21)))
 _OUTPUT_TOKENS = (1.0, *(float(1 << n) for n in range(3, 14)))
+_DECISION_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_SHARES = tuple(tenth / 10 for tenth in range(11))
 
 
 def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
@@ -40,22 +42,41 @@ class ModelCounts:
     response_bytes: Histogram = field(default_factory=_histogram(_RESPONSE_BYTES))
     input_tokens: Histogram = field(default_factory=_histogram(_INPUT_TOKENS))
     output_tokens: Histogram = field(default_factory=_histogram(_OUTPUT_TOKENS))
+    cached_tokens: Histogram = field(default_factory=_histogram(_INPUT_TOKENS))
+    first_seconds: Histogram = field(default_factory=_histogram(_SECONDS))  # to the first piece
+    seconds_per_later_token: Histogram = field(default_factory=_histogram(_SECONDS_PER_TOKEN))
 
-    def ended(self, outcome: str, seconds: float, answer_bytes: int, usage: Usage | None) -> None:
-        """One of them is over."""
+    def ended(
+        self,
+        outcome: str,
+        seconds: float,
+        first_seconds: float | None,
+        answer_bytes: int,
+        usage: Usage | None,
+        *,
+        streamed: bool,
+    ) -> None:
+        """One of them is over. `first_seconds`: to its answer's first piece."""
         self.running -= 1
         if outcome != "ok":
             self.errors["ClientDisconnect" if outcome == "client_gone" else "ModelServerError"] += 1
             return
         self.seconds.observe(seconds)
         self.response_bytes.observe(answer_bytes)
+        if first_seconds is not None:
+            self.first_seconds.observe(first_seconds)
         if usage is None:
             return
         if usage.prompt:
             self.input_tokens.observe(usage.prompt)
+        if usage.cached is not None:
+            self.cached_tokens.observe(usage.cached)
         if usage.completion:
             self.output_tokens.observe(usage.completion)
             self.seconds_per_token.observe(seconds / usage.completion)
+            if streamed and first_seconds is not None and usage.completion > 1:
+                later = (seconds - first_seconds) / (usage.completion - 1)
+                self.seconds_per_later_token.observe(later)
 
 
 @dataclass(slots=True)
@@ -68,6 +89,11 @@ class PickerCounts:
     unread: int = 0  # requests that went by load, because they carry no prompt
     elsewhere: int = 0  # answers of another endpoint than was told first
     refusals: Counter[int] = field(default_factory=Counter)  # status -> answers of our own
+    closed: Counter[str] = field(default_factory=Counter)  # streams, by gRPC's word
+    decided: Histogram = field(default_factory=_histogram(_DECISION_SECONDS))
+    hits: Histogram = field(default_factory=_histogram(_SHARES))  # of prompts' blocks, where sent
+    # decisions: status, model that it was sent on as, engine
+    attempts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     models: dict[tuple[str, str], ModelCounts] = field(default_factory=dict)  # asked, sent on as
 
     def of_model(self, asked: str, target: str) -> ModelCounts:

@@ -44,7 +44,13 @@ from inferway.frontends.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.frontends.http.forward import ROUTING_HEADERS, ROUTING_PREFIXES, Journey
+from inferway.frontends.http.forward import (
+    ROUTING_HEADERS,
+    ROUTING_PREFIXES,
+    Journey,
+    not_ours_alone,
+)
+from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
 
@@ -74,6 +80,7 @@ class Rules:
     explain: bool = True  # headers that say how it was decided go to the client
     cost: Callable[[Usage], float] | None = None  # of an answer; told to the gateway
     conformance: bool = False  # a client's header may choose the endpoint
+    mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
 
 
@@ -83,11 +90,12 @@ class Pick(NamedTuple):
     journey: Journey
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
+    began: Callable[[], None] = lambda: None  # the answer's body
     ended: Callable[[str, int], None] = lambda _, __: None  # how; bytes of the answer
+    judged: PassingAnswer | None = None  # if it is to have a shape
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What a request wants to be found out. `body` is None if it has none, or none is sent."""
 
     head: RequestHead
@@ -111,6 +119,7 @@ class Exchange:
     __slots__ = (
         "_address",
         "_answer_bytes",
+        "_beginning",
         "_body",
         "_body_bytes",
         "_conformance",
@@ -119,12 +128,14 @@ class Exchange:
         "_failed",
         "_head",
         "_journey",
+        "_judged",
         "_names_request",
         "_response_mode",
         "_rules",
         "_state",
         "_subset",
         "_targets",
+        "_unseen",
         "_usage",
         "ask",
     )
@@ -137,7 +148,9 @@ class Exchange:
         self._body_bytes = 0
         self._ended = True  # the body, without trailers
         self._journey: Journey | None = None
+        self._judged: PassingAnswer | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
+        self._beginning: Callable[[], None] = lambda: None
         self._ending: Callable[[str, int], None] = lambda _, __: None
         self._answer_bytes = 0
         self._targets: Sequence[Target] = ()
@@ -146,20 +159,21 @@ class Exchange:
         self._conformance = False
         self._names_request = False  # its id is ours
         self._response_mode = FULL_DUPLEX_STREAMED
+        self._unseen = False  # the answer's body does not come
 
     @property
     def over(self) -> bool:
         """Whether the stream can be closed."""
         return self._state is _State.OVER
 
-    def receive(self, message: Any) -> Sequence[Any]:
+    def receive(self, message: Any) -> Sequence[bytes]:
         """The answers to it, in order."""
         answer = _ANSWERED.get(message.WhichOneof("kind"))
         return () if answer is None else answer(self, message)
 
     # -------------------------------------------------------------------------- the request
 
-    def _request_headers(self, message: Any) -> Sequence[Any]:
+    def _request_headers(self, message: Any) -> Sequence[bytes]:
         if self._state is not _State.START:
             return ()
         received = message.request_headers
@@ -170,7 +184,7 @@ class Exchange:
             self._response_mode = message.protocol_config.response_body_mode
             mode = message.protocol_config.request_body_mode
             if mode not in (FULL_DUPLEX_STREAMED, NONE):
-                return [self._over(answers.immediate(500, _WRONG_MODE))]
+                return self._over(500, answers.immediate(500, _WRONG_MODE))
             bodiless = bodiless or mode == NONE
         if bodiless:
             self._asks(None)
@@ -178,7 +192,7 @@ class Exchange:
             self._state = _State.BODY
         return ()
 
-    def _request_body(self, message: Any) -> Sequence[Any]:
+    def _request_body(self, message: Any) -> Sequence[bytes]:
         if self._state is not _State.BODY:
             return ()
         received = message.request_body
@@ -193,7 +207,7 @@ class Exchange:
             self._asks(b"".join(self._body))
         return ()
 
-    def _request_trailers(self, _: Any) -> Sequence[Any]:
+    def _request_trailers(self, _: Any) -> Sequence[bytes]:
         if self._state is _State.BODY:
             self._ended = False
             self._asks(b"".join(self._body))
@@ -202,11 +216,11 @@ class Exchange:
     def _asks(self, body: bytes | None) -> None:
         self._body.clear()
         self._state = _State.ASK
-        given = dict(self._head.headers)
-        request_id = given.get(b"x-request-id", b"").decode("latin-1")
+        headers = self._head.headers
+        request_id = _last(headers, b"x-request-id").decode("latin-1")
         self._names_request = not request_id
-        chosen = given.get(_CHOSEN) if self._rules.conformance else None
-        if chosen is not None:
+        chosen = _last(headers, _CHOSEN) if self._rules.conformance else b""
+        if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
         self.ask = Ask(
@@ -214,11 +228,12 @@ class Exchange:
             is_read=not self._conformance,
         )
 
-    def decided(self, pick: Pick) -> Sequence[Any]:
+    def decided(self, pick: Pick) -> Sequence[bytes]:
         """The answer to `ask`. From now on the journey is the exchange's to close."""
         asked, self.ask = self.ask, None
         assert asked is not None
-        self._journey, self._usage, self._ending = pick.journey, pick.usage, pick.ended
+        self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
+        self._beginning, self._ending = pick.began, pick.ended
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
         if not targets:
@@ -242,39 +257,54 @@ class Exchange:
                 answered.append(answers.request_trailers())
         return answered
 
-    def refused(self, error: InferwayError) -> Sequence[Any]:
+    def refused(self, error: InferwayError) -> Sequence[bytes]:
         """The client is answered, and no engine sees the request."""
         self.ask = None
-        return [self._over(answers.refusal(error))]
+        return self._over(answers.status_of_refusal(error), answers.refusal(error))
 
-    def _over(self, answer: Any) -> Any:
+    def _over(self, status: int, answer: bytes) -> Sequence[bytes]:
         self._state = _State.OVER
-        self._rules.counts.refusals[answer.immediate_response.status.code] += 1
-        return answer
+        self._rules.counts.refusals[status] += 1
+        return [answer]
 
     # ------------------------------------------------------------------------- the response
 
-    def _response_headers(self, message: Any) -> Sequence[Any]:
+    def _response_headers(self, message: Any) -> Sequence[bytes]:
         if self._state is _State.OVER:
             return ()
         received = message.response_headers
-        headers = headers_of(received.headers)
-        status = status_of(headers)
+        status = status_of(received.headers)
         told: list[tuple[bytes, bytes]] = [_SEEN]
         removed: list[bytes] = []
         served = served_of(message)
         if self._journey is not None:
             self._note_served(served)
-            self._failed = served is None and _is_local_reply(status, headers)
+            self._failed = served is None and _is_local_reply(status, received.headers)
             decided = self._journey.on_head(status)
-            told += [h for h in decided if self._rules.explain or not _is_explanation(h[0])]
+            told += decided if self._rules.explain else not_ours_alone(decided)
+            if self._judged is not None:
+                self._judged.start(status, headers_of(received.headers))
             if self._journey.changes_length:
                 removed.append(b"content-length")
         if self._rules.conformance:
             told.append((_CONFORMANCE_SERVED, _served_words(message, served)))
         if received.end_of_stream or self._response_mode == NONE:
             self._finish()  # before it is said: the stream may end as soon as it has been
-        return [answers.response_headers(told, removed)]
+        elif self._may_stay_unseen():
+            self._unseen = True
+            return [answers.response_headers(tuple(told), tuple(removed), body=False)]
+        return [answers.response_headers(tuple(told), tuple(removed))]
+
+    def _may_stay_unseen(self) -> bool:
+        """Nothing in the answer is changed, or told to anybody."""
+        rules, journey = self._rules, self._journey
+        return (
+            rules.mode_override
+            and rules.cost is None
+            and self._response_mode == FULL_DUPLEX_STREAMED
+            and (journey is None or not journey.changes_length)
+            and (self._judged is None or not self._judged.is_read)
+        )
 
     def _note_served(self, served: str | None) -> None:
         """The proxy has sent it elsewhere than to the first: that is who has the slot."""
@@ -288,14 +318,19 @@ class Exchange:
             self._address = served
             self._journey.attempt(known[0] if known else _unranked(endpoint))
 
-    def _response_body(self, message: Any) -> Sequence[Any]:
+    def _response_body(self, message: Any) -> Sequence[bytes]:
         if self._state is _State.OVER:
             return ()
         received = message.response_body
+        self._unseen = False  # it does come: the proxy does not heed what it was told
         body, ended = received.body, received.end_of_stream
-        self._answer_bytes += len(body)
         if self._journey is not None:
             if body:
+                if not self._answer_bytes:
+                    self._beginning()
+                self._answer_bytes += len(body)
+                if self._judged is not None:
+                    self._judged.feed(body)
                 body = self._journey.on_chunk(body)
             if ended:
                 body += self._journey.on_end()
@@ -304,40 +339,43 @@ class Exchange:
         else:
             answer = answers.response_body(body, changed=body != received.body)
         if ended:
-            self._tell_cost(answer)
+            answer += self._cost()
             self._finish()
         return [answer]
 
-    def _response_trailers(self, _: Any) -> Sequence[Any]:
+    def _response_trailers(self, _: Any) -> Sequence[bytes]:
         if self._state is _State.OVER:
             return ()
         rest = b"" if self._journey is None else self._journey.on_end()
         answered = [answers.response_piece(rest, ended=False)] if rest else []
-        answered.append(answers.response_trailers())
-        self._tell_cost(answered[-1])
+        answered.append(answers.response_trailers() + self._cost())
         self._finish()
         return answered
 
-    def _tell_cost(self, answer: Any) -> None:
-        if self._rules.cost is None:
-            return
-        usage = self._usage()
-        if usage is not None:
-            answer.dynamic_metadata.update({LOAD_BALANCER: {_COST: self._rules.cost(usage)}})
+    def _cost(self) -> bytes:
+        """To be put behind the last answer."""
+        usage = None if self._rules.cost is None else self._usage()
+        if self._rules.cost is None or usage is None:
+            return b""
+        return answers.load_balancer_metadata({_COST: self._rules.cost(usage)})
 
     def _finish(self) -> None:
         self._state = _State.OVER
+        if self._judged is not None:
+            self._judged.end()
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:
         """The stream has ended; frees what the request holds. Only the first call counts."""
         if self._journey is not None:
+            if self._unseen:  # how the answer ended is not known
+                outcome = "upstream_error" if self._failed else "ok"
             self._journey.close(outcome)
             self._journey = None
             self._ending(outcome, self._answer_bytes)
 
 
-_ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[Any]]] = {
+_ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[bytes]]] = {
     "request_headers": Exchange._request_headers,
     "request_body": Exchange._request_body,
     "request_trailers": Exchange._request_trailers,
@@ -359,6 +397,11 @@ def _unranked(endpoint: Endpoint | None) -> Target:
     return Target(endpoint, 0.0, 0, 0)
 
 
+def _last(headers: Headers, wanted: bytes) -> bytes:
+    """Its value, of several the last one's; empty without it."""
+    return next((value for name, value in reversed(headers) if name == wanted), b"")
+
+
 def _steering(headers: Headers) -> set[bytes]:
     """What a client has said that would steer the fleet, and what is only for us."""
     return {
@@ -369,13 +412,11 @@ def _steering(headers: Headers) -> set[bytes]:
     }
 
 
-def _is_explanation(name: bytes) -> bool:
-    return name.startswith(b"x-inferway-")
-
-
-def _is_local_reply(status: int, headers: Headers) -> bool:
+def _is_local_reply(status: int, header_map: Any) -> bool:
     """Envoy answers itself where it reaches nobody; an engine's errors are JSON."""
-    return status in (502, 503, 504) and (b"content-type", b"text/plain") in headers
+    if status not in (502, 503, 504):
+        return False
+    return (b"content-type", b"text/plain") in headers_of(header_map)
 
 
 def _served_words(message: Any, served: str | None) -> bytes:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 
 from inferway.frontends.ext_proc.descriptors import Described
 from inferway.frontends.ext_proc.messages import SERVICE
+from inferway.frontends.ext_proc.wire.call import Call, Open
+from inferway.frontends.ext_proc.wire.frames import Status
 
 _MESSAGES = Described(
     "inferway.health",
@@ -28,26 +29,16 @@ READINESS: Final = ("", "readiness", "inference-extension", SERVICE)
 _LOOK_SECONDS = 1.0  # between two looks of a watch
 
 
-class Health(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Health:
     """`ready` says whether requests can be answered; alive is whoever answers."""
 
-    def __init__(self, ready: Callable[[], bool]) -> None:
+    def __init__(self, ready: Callable[[], bool], look_seconds: float = _LOOK_SECONDS) -> None:
         self._ready = ready
-        codec = {
-            "request_deserializer": CheckRequest.FromString,
-            "response_serializer": CheckResponse.SerializeToString,
+        self.look_seconds = look_seconds
+        self.methods: Mapping[bytes, Open] = {
+            b"/grpc.health.v1.Health/Check": lambda call: _Check(call, self),
+            b"/grpc.health.v1.Health/Watch": lambda call: _Watch(call, self),
         }
-        self._methods = {
-            "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(
-                self._check, **codec
-            ),
-            "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(
-                self._watch, **codec
-            ),
-        }
-
-    def service(self, call: grpc.HandlerCallDetails) -> Any:
-        return self._methods.get(call.method)
 
     def status(self, service: str) -> int:
         """SERVICE_UNKNOWN for a name nobody knows."""
@@ -57,20 +48,55 @@ class Health(grpc.GenericRpcHandler):  # type: ignore[misc]
             return SERVICE_UNKNOWN
         return SERVING if self._ready() else NOT_SERVING
 
-    async def _check(self, request: Any, context: Any) -> Any:
-        status = self.status(request.service)
+
+class _Check:
+    """Asked once, answered once."""
+
+    def __init__(self, call: Call, health: Health) -> None:
+        self._call = call
+        self._health = health
+
+    def on_message(self, message: bytes) -> None:
+        try:
+            self._asked(CheckRequest.FromString(message).service)
+        except DecodeError:
+            self._call.finish(Status.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+
+    def on_end(self) -> None:
+        """An empty call: gRPC's clients always say what they ask."""
+        self._call.finish(Status.INVALID_ARGUMENT, "nothing was asked")
+
+    def on_gone(self) -> None: ...
+
+    def _asked(self, service: str) -> None:
+        status = self._health.status(service)
         if status == SERVICE_UNKNOWN:
             known = ", ".join(repr(name) for name in (LIVENESS, *READINESS))
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"service {request.service!r}: known are {known}"
-            )
-        return CheckResponse(status=status)
+            self._call.finish(Status.NOT_FOUND, f"service {service!r}: known are {known}")
+            return
+        self._call.send(CheckResponse(status=status).SerializeToString())
+        self._call.finish()
 
-    async def _watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
-        told = None
-        while True:
-            status = self.status(request.service)
-            if status != told:
-                told = status
-                yield CheckResponse(status=status)
-            await asyncio.sleep(_LOOK_SECONDS)
+
+class _Watch(_Check):
+    """Asked once; answered whenever it is another."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _told: int | None = None
+
+    def on_end(self) -> None:
+        """It has asked; the call goes on."""
+        if self._timer is None:
+            super().on_end()
+
+    def on_gone(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _asked(self, service: str) -> None:
+        status = self._health.status(service)
+        if status != self._told:
+            self._told = status
+            self._call.send(CheckResponse(status=status).SerializeToString())
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._health.look_seconds, self._asked, service)

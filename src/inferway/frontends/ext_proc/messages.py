@@ -12,10 +12,6 @@ METHOD: Final = "Process"
 # envoy.extensions.filters.http.ext_proc.v3.ProcessingMode.BodySendMode
 NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = range(5)
 
-# envoy.config.core.v3.HeaderValueOption.HeaderAppendAction. Envoy overwrites whatever is said;
-# other proxies append unless they are told.
-_OVERWRITE_IF_EXISTS_OR_ADD = 2
-
 _DESCRIBED = {
     "HeaderValue": "1 key string, 2 value string, 3 raw_value bytes",
     "HeaderMap": "1 headers *HeaderValue",
@@ -45,7 +41,10 @@ _DESCRIBED = {
     "ImmediateResponse": (
         "1 status HttpStatus, 2 headers HeaderMutation, 3 body bytes, 5 details string"
     ),
-    "ProcessingMode": "3 request_body_mode int32, 4 response_body_mode int32",
+    "ProcessingMode": (
+        "3 request_body_mode int32, 4 response_body_mode int32,"
+        " 5 request_trailer_mode int32, 6 response_trailer_mode int32"
+    ),
     "ProcessingResponse": (
         "1 {request_headers} HeadersResponse, 2 {response_headers} HeadersResponse,"
         " 3 {request_body} BodyResponse, 4 {response_body} BodyResponse,"
@@ -58,11 +57,3 @@ _MESSAGES = Described("inferway.ext_proc", _DESCRIBED)
 
 ProcessingRequest: Final[Any] = _MESSAGES["ProcessingRequest"]
 ProcessingResponse: Final[Any] = _MESSAGES["ProcessingResponse"]
-
-
-def set_header(mutation: Any, name: bytes, value: bytes) -> None:
-    """The header has this value alone. `raw_value` only: Envoy refuses both."""
-    option = mutation.set_headers.add()
-    option.header.key = name.decode("latin-1")
-    option.header.raw_value = value
-    option.append_action = _OVERWRITE_IF_EXISTS_OR_ADD

@@ -1,37 +1,73 @@
-"""The picker's numbers on /metrics, under our names and under the reference's (GIE, llm-d), whose
-dashboards and alerts may stay."""
+"""The picker's numbers on /metrics, under our names and under the reference's, whose dashboards and
+alerts may stay: those of the Gateway API Inference Extension (`inference_…`), and those that llm-d
+has given the same figures since (`llm_d_epp_…`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean, pstdev
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from inferway import __version__
 from inferway.fleet.engine import Engine
+from inferway.fleet.load import Load
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.http.families import Family, Histogram, counter, gauge
 
-_OBJECTIVE = "inference_objective_"
-_POOL = "inference_pool_"
+_EXTENSION, _OBJECTIVE, _POOL = "inference_extension_", "inference_objective_", "inference_pool_"
+_LLM_D = "llm_d_epp_"
 _MODELS = ["model_name", "target_model_name"]
 
-# name, meaning, which of a model's histograms
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
+# The extension's name behind `inference_objective_`, if it has one; llm-d's; meaning; which of a
+# model's histograms.
+_HISTOGRAMS: tuple[tuple[str, str, str, Callable[[ModelCounts], Histogram]], ...] = (
     (
-        "request_duration_seconds",
+        *("request_duration_seconds", "request_duration_seconds"),
         "From the pick to the answer's end, of answered requests.",
         lambda c: c.seconds,
     ),
     (
-        "normalized_time_per_output_token_seconds",
-        "The same, by token of the answer.",
+        *("request_ttft_seconds", "request_ttft_seconds"),
+        "From the pick to the first piece of the answer.",
+        lambda c: c.first_seconds,
+    ),
+    (
+        *("normalized_time_per_output_token_seconds", "request_ntpot_seconds"),
+        "From the pick to the answer's end, by token of the answer.",
         lambda c: c.seconds_per_token,
     ),
-    ("request_sizes", "Bytes of requests' bodies.", lambda c: c.request_bytes),
-    ("response_sizes", "Bytes of answers' bodies.", lambda c: c.response_bytes),
-    ("input_tokens", "Tokens of prompts, as engines say.", lambda c: c.input_tokens),
-    ("output_tokens", "Tokens of answers, as engines say.", lambda c: c.output_tokens),
+    (
+        *("", "request_streaming_tpot_seconds"),
+        "From a stream's first piece to its end, by token behind the first.",
+        lambda c: c.seconds_per_later_token,
+    ),
+    (
+        *("request_sizes", "request_size_bytes"),
+        "Bytes of requests' bodies.",
+        lambda c: c.request_bytes,
+    ),
+    (
+        *("response_sizes", "response_size_bytes"),
+        "Bytes of answers' bodies.",
+        lambda c: c.response_bytes,
+    ),
+    (
+        *("input_tokens", "request_input_tokens"),
+        "Tokens of prompts, as engines say.",
+        lambda c: c.input_tokens,
+    ),
+    (
+        *("output_tokens", "request_output_tokens"),
+        "Tokens of answers, as engines say.",
+        lambda c: c.output_tokens,
+    ),
+    (
+        *("prompt_cached_tokens", "request_cached_tokens"),
+        "Of prompts' tokens, those from the engine's cache, as engines say.",
+        lambda c: c.cached_tokens,
+    ),
 )
 
 
@@ -54,64 +90,126 @@ def picker_families(counts: PickerCounts, engines: Sequence[Engine], pool: str) 
     )
     yield from _of_models(counts)
     yield from _of_pool(engines, pool)
-    info = GaugeMetricFamily(
-        "inference_extension_info", "Always 1.", labels=["commit", "build_ref"]
-    )
-    info.add_metric(["", f"inferway {__version__}"], 1)
-    yield info
+    yield from _of_decisions(counts)
+    yield from _of_streams(counts)
+    for prefix in (_EXTENSION, _LLM_D):
+        info = GaugeMetricFamily(f"{prefix}info", "Always 1.", labels=["commit", "build_ref"])
+        info.add_metric(["", f"inferway {__version__}"], 1)
+        yield info
 
 
 def _of_models(counts: PickerCounts) -> Iterator[Family]:
     models = counts.models.items()
-    requests = CounterMetricFamily(
-        f"{_OBJECTIVE}request", "Requests by model, and what it was sent on as.", labels=_MODELS
-    )
-    errors = CounterMetricFamily(
-        f"{_OBJECTIVE}request_error",
-        "Of them, those without a whole answer.",
-        labels=[*_MODELS, "error_code"],
-    )
-    running = GaugeMetricFamily(
+    for prefix in (_OBJECTIVE, _LLM_D):
+        requests = CounterMetricFamily(
+            f"{prefix}request", "Requests by model, and what it was sent on as.", labels=_MODELS
+        )
+        errors = CounterMetricFamily(
+            f"{prefix}request_error",
+            "Of them, those without a whole answer.",
+            labels=[*_MODELS, "error_code"],
+        )
+        for names, model in models:
+            requests.add_metric(names, model.requests)
+            for code, number in model.errors.items():
+                errors.add_metric([*names, code], number)
+        yield from (requests, errors)
+    yield from _running(counts)
+    for old, new, text, of in _HISTOGRAMS:
+        for name in (f"{_OBJECTIVE}{old}" if old else "", f"{_LLM_D}{new}"):
+            if name:
+                found = [(names, of(model)) for names, model in models]
+                yield _histogram(name, text, _MODELS, found)
+
+
+def _running(counts: PickerCounts) -> Iterator[Family]:
+    by_name: Counter[str] = Counter()
+    old = GaugeMetricFamily(
         f"{_OBJECTIVE}running_requests", "Requests under way.", labels=["model_name"]
     )
-    by_name: dict[str, int] = {}
-    for names, model in models:
-        requests.add_metric(names, model.requests)
-        for code, number in model.errors.items():
-            errors.add_metric([*names, code], number)
-        by_name[names[0]] = by_name.get(names[0], 0) + model.running
+    new = GaugeMetricFamily(f"{_LLM_D}request_running", "Requests under way.", labels=_MODELS)
+    for names, model in counts.models.items():
+        by_name[names[0]] += model.running
+        new.add_metric(names, model.running)
     for name, number in by_name.items():
-        running.add_metric([name], number)
-    yield from (requests, errors, running)
-    for name, text, of in _HISTOGRAMS:
-        family = HistogramMetricFamily(f"{_OBJECTIVE}{name}", text, labels=_MODELS)
-        for names, model in models:
-            histogram = of(model)
-            family.add_metric(names, histogram.buckets(), histogram.total)
-        yield family
+        old.add_metric([name], number)
+    yield from (old, new)
 
 
 def _of_pool(engines: Sequence[Engine], pool: str) -> Iterator[Family]:
     ready = [engine for engine in engines if engine.healthy]
-    queues = [engine.load.waiting for engine in ready]
-    usages = [engine.load.kv_usage for engine in ready]
-    for name, text, value in (
-        ("ready_pods", "Engines that answer.", len(ready)),
-        ("average_queue_size", "Requests waiting in each, on average.", _mean(queues)),
-        ("average_kv_cache_utilization", "Share of KV blocks in use, on average.", _mean(usages)),
-    ):
-        family = GaugeMetricFamily(f"{_POOL}{name}", text, labels=["name"])
-        family.add_metric([pool], value)
-        yield family
-    each = GaugeMetricFamily(
-        f"{_POOL}per_pod_queue_size",
-        "Requests waiting in each.",
-        labels=["name", "model_server_pod"],
+    for name in (f"{_POOL}ready_pods", f"{_LLM_D}ready_endpoints"):
+        yield _pool_gauge(name, "Engines that answer.", pool, len(ready))
+    figures: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
+        ("queue_size", "Requests waiting in each", lambda load: load.waiting),
+        ("running_requests", "Requests that each runs", lambda load: load.running),
+        ("kv_cache_utilization", "Share of KV blocks in use", lambda load: load.kv_usage),
     )
-    for engine, waiting in zip(ready, queues, strict=True):
-        each.add_metric([pool, engine.name], waiting)
-    yield each
+    for name, text, of in figures:
+        values = [of(engine.load) for engine in ready] or [0.0]
+        for prefix in (_POOL, _LLM_D):
+            family = f"{prefix}average_{name}"
+            yield _pool_gauge(family, f"{text}, on average.", pool, fmean(values))
+        spread = f"{text}: how far they are apart (standard deviation)."
+        yield _pool_gauge(f"{_LLM_D}std_dev_{name}", spread, pool, pstdev(values))
+    for name, label in (
+        (f"{_POOL}per_pod_queue_size", "model_server_pod"),
+        (f"{_LLM_D}per_endpoint_queue_size", "model_server_endpoint"),
+    ):
+        each = GaugeMetricFamily(name, "Requests waiting in each.", labels=["name", label])
+        for engine in ready:
+            each.add_metric([pool, engine.name], engine.load.waiting)
+        yield each
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _pool_gauge(name: str, text: str, pool: str, value: float) -> Family:
+    family = GaugeMetricFamily(name, text, labels=["name"])
+    family.add_metric([pool], value)
+    return family
+
+
+def _of_decisions(counts: PickerCounts) -> Iterator[Family]:
+    for prefix in (_EXTENSION, _LLM_D):
+        yield _histogram(
+            f"{prefix}scheduler_e2e_duration_seconds",
+            "From a complete request to where it goes; parsing, rendering and tokenizing included.",
+            (),
+            [((), counts.decided)],
+        )
+        yield _histogram(
+            f"{prefix}prefix_indexer_hit_ratio",
+            "Of a prompt's blocks, the share that the chosen engine holds.",
+            (),
+            [((), counts.hits)],
+        )
+        attempts = CounterMetricFamily(
+            f"{prefix}scheduler_attempts",
+            "Decisions: success, or failure for want of an engine.",
+            labels=["status", "target_model_name", "endpoint_name"],
+        )
+        for names, number in counts.attempts.items():
+            attempts.add_metric(names, number)
+        yield attempts
+
+
+def _of_streams(counts: PickerCounts) -> Iterator[Family]:
+    inflight = GaugeMetricFamily(f"{_LLM_D}extproc_streams_inflight", "Streams under way.")
+    inflight.add_metric([], counts.open)
+    closed = CounterMetricFamily(
+        f"{_LLM_D}extproc_streams", "Streams that have ended, by gRPC's code.", labels=["code"]
+    )
+    for code, number in counts.closed.items():
+        closed.add_metric([code], number)
+    yield from (inflight, closed)
+
+
+def _histogram(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    found: Iterable[tuple[Sequence[str], Histogram]],
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in found:
+        family.add_metric(values, histogram.buckets(), histogram.total)
+    return family

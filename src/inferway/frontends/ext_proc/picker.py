@@ -1,5 +1,5 @@
 """What Envoy asks -> where it goes. The Director decides what it can read; the rest goes by load:
-requests without a body, and bodies that carry no prompt."""
+bodies that carry no prompt, to who serves their model, and requests without a body to anybody."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from random import Random
 from typing import Protocol
 
 from inferway.director import Director, Journey, Routed, Within
-from inferway.errors import RequestError
+from inferway.errors import FleetError, InvalidRequestError, RequestError, UnknownModelError
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.observers import Observer, Watched, observe
+from inferway.gate.passing import PassingAnswer
+from inferway.gate.shape import Shape
 from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.paths import parser_by_suffix
-from inferway.openai_api.transfer import untrusting
-from inferway.steps.unread import by_load
+from inferway.openai_api.transfer import refuse_transfers, untrusting
+from inferway.openai_api.unread import UnreadBody, read_unread
+from inferway.steps import unread
+from inferway.steps.objectives import objectives
+from inferway.steps.shape import shape_of_unread
+from inferway.steps.unread import UnreadJourney, by_load
 
 
-class Endpoints(Protocol):
+class Endpoints(unread.Endpoints, Protocol):
     """What is there (fleet.Fleet)."""
 
     def everyone(self) -> Candidates:
@@ -45,9 +51,8 @@ class Picker:
         """Raises InferwayError, with the journey closed. Who is cancelled leaves nothing behind."""
         parse = parser_by_suffix(ask.head.path) if ask.is_read and ask.body is not None else None
         within = None if ask.subset is None else partial(is_allowed, subset=ask.subset)
-        if parse is None:
-            return self._unread(ask, within)
-        assert ask.body is not None
+        if parse is None or ask.body is None:
+            return await self._unread(ask, within)
         if not self.trusts_transfers:
             parse = untrusting(parse)
         started = time.perf_counter()
@@ -58,21 +63,30 @@ class Picker:
             self.decided_in(seconds)
             ended = observe(self.observers, ask.request_id, journey.routed, seconds)
         except BaseException as e:
+            if isinstance(e, FleetError):
+                self.counts.attempts["failure", "", ""] += 1
             journey.close(_outcome(e))
             raise
         watched = Watched(journey, ended) if ended else journey
         assert journey.routed is not None
-        model = self._counted(journey.routed)
+        record = _Record(self._counted(journey.routed, seconds), journey, started)
         return Pick(
-            watched,
-            decision.targets,
+            *(watched, decision.targets),
             usage=lambda: journey.usage,
-            ended=partial(_ended, model, journey, started),
+            began=record.began,
+            ended=record.ended,
+            judged=_judged(journey.shape),
         )
 
-    def _counted(self, routed: Routed) -> ModelCounts:
+    def _counted(self, routed: Routed, seconds: float) -> ModelCounts:
         """A client may name any model where a rule rewrites all: that name is no label."""
-        request = routed.request
+        request, targets = routed.request, routed.decision.targets
+        self.counts.decided.observe(seconds)
+        if targets:
+            best = targets[0]
+            self.counts.attempts["success", request.target_model, best.endpoint.engine] += 1
+            if best.prompt_blocks:
+                self.counts.hits.observe(best.matched_blocks / best.prompt_blocks)
         asked, target = request.body.model, request.target_model
         if asked != target and not self.director.rewrites.names(asked):
             asked = ""
@@ -82,14 +96,63 @@ class Picker:
         counts.request_bytes.observe(len(request.raw))
         return counts
 
-    def _unread(self, ask: Ask, within: Within | None) -> Pick:
+    async def _unread(self, ask: Ask, within: Within | None) -> Pick:
         """By load as it was last heard of; of equals, any."""
         self.counts.unread += 1
+        found = await self._read(ask)
+        if found is not None:
+            return await self._unread_of_model(ask, found, within)
         candidates = self.endpoints.everyone()
         if within is not None:
             candidates = self.director.allowed(candidates, within)
-        targets = by_load(candidates, self.random)
-        return Pick(Passing(ask.body or b""), targets)
+        return Pick(Passing(ask.body or b""), by_load(candidates, self.random))
+
+    async def _read(self, ask: Ask) -> UnreadBody | None:
+        """None: no model is named that somebody serves. What is wrong with it, an engine says."""
+        if not ask.body or not ask.is_read:
+            return None
+        types = [value for name, value in ask.head.headers if name == b"content-type"]
+        read = partial(read_unread, content_type=types[0] if types else b"")
+        try:
+            found = await self.director.parse(read, ask.body)
+            if found.model is None:
+                return None
+            self.endpoints.model(self.director.rewrites.target(found.model))
+        except (InvalidRequestError, UnknownModelError):
+            return None
+        return found
+
+    async def _unread_of_model(self, ask: Ask, found: UnreadBody, within: Within | None) -> Pick:
+        director = self.director
+        if not self.trusts_transfers:
+            refuse_transfers(found.members)
+
+        async def read() -> UnreadBody:
+            return found
+
+        journey = UnreadJourney(
+            headers=ask.head.headers,
+            objectives=objectives(ask.head.headers, director.priorities, None),
+            body=found.raw,
+            read=read,
+            endpoints=self.endpoints,
+            candidates_of=partial(director.candidates, within=within),
+            rewrites=director.rewrites,
+            stats=director.stats,
+            random=self.random,
+            clock=director.clock,
+            shape_of=partial(shape_of_unread, director.gate, ask.head.path),
+        )
+        try:
+            decision = await journey.decide()
+        except BaseException as e:
+            journey.close(_outcome(e))
+            raise
+        return Pick(journey, decision.targets, judged=_judged(journey.shape))
+
+
+def _judged(shape: Shape | None) -> PassingAnswer | None:
+    return None if shape is None else PassingAnswer(shape)
 
 
 def _outcome(error: BaseException) -> str:
@@ -99,10 +162,29 @@ def _outcome(error: BaseException) -> str:
     return "refused" if isinstance(error, RequestError) else "error"
 
 
-def _ended(
-    model: ModelCounts, journey: Journey, started: float, outcome: str, answer_bytes: int
-) -> None:
-    model.ended(outcome, time.perf_counter() - started, answer_bytes, journey.usage)
+@dataclass(slots=True)
+class _Record:
+    """How long a request takes, for its model's counts."""
+
+    counts: ModelCounts
+    journey: Journey
+    started: float
+    first_seconds: float | None = None
+
+    def began(self) -> None:
+        """The first piece of its answer is here."""
+        self.first_seconds = time.perf_counter() - self.started
+
+    def ended(self, outcome: str, answer_bytes: int) -> None:
+        routed = self.journey.routed
+        self.counts.ended(
+            outcome,
+            time.perf_counter() - self.started,
+            self.first_seconds,
+            answer_bytes,
+            self.journey.usage,
+            streamed=routed is not None and bool(routed.request.body.stream),
+        )
 
 
 class Passing:

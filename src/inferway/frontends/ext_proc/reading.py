@@ -23,20 +23,24 @@ def headers_of(header_map: Any) -> list[tuple[bytes, bytes]]:
 
 def request_head(headers: Headers) -> RequestHead:
     """NGINX's shim sends no pseudo headers: then the method is POST and the path is not known."""
-    pseudo = {name: value for name, value in headers if name[:1] == b":"}
-    path, _, query = pseudo.get(b":path", b"").decode("latin-1").partition("?")
-    return RequestHead(
-        pseudo.get(b":method", b"POST").decode("latin-1"),
-        path,
-        query,
-        [header for header in headers if header[0][:1] != b":"],
-    )
+    method, target, others = b"POST", b"", []
+    for header in headers:
+        name, value = header
+        if name[:1] != b":":
+            others.append(header)
+        elif name == b":path":
+            target = value
+        elif name == b":method":
+            method = value
+    path, _, query = target.decode("latin-1").partition("?")
+    return RequestHead(method.decode("latin-1"), path, query, others)
 
 
-def status_of(headers: Headers) -> int:
+def status_of(header_map: Any) -> int:
     """0 if there is none. llm-d's own tests say `status` for the pseudo header."""
-    for name, value in headers:
-        if name in (b":status", b"status"):
+    for header in header_map.headers:  # it stands first
+        if header.key in (":status", "status"):
+            value = header.raw_value or header.value.encode()
             return int(value) if value.isdigit() else 0
     return 0
 

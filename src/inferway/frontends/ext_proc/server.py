@@ -1,31 +1,36 @@
-"""Drives exchanges over gRPC: one stream a request."""
+"""Drives exchanges over gRPC: one call a request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
 from typing import Any
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 
-from inferway.errors import ConfigError, InferwayError, crash_report
+from inferway.errors import InferwayError, crash_report
+from inferway.frontends.eager import begun
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Exchange, Rules
 from inferway.frontends.ext_proc.health import Health
-from inferway.frontends.ext_proc.messages import (
-    METHOD,
-    SERVICE,
-    ProcessingRequest,
-    ProcessingResponse,
-)
+from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.wire.call import Call
+from inferway.frontends.ext_proc.wire.frames import Status
+from inferway.frontends.ext_proc.wire.listening import Credentials, GrpcServer
 
 log = logging.getLogger("inferway.picker")
 
 # A body may come in one message (NGINX), beside its envelope; its own limit is the exchange's.
 _ENVELOPE_BYTES = 1 << 20
+
+# gRPC's statuses, as Go writes them: the reference's label.
+_WORDS = {
+    Status.OK: "OK",
+    Status.INVALID_ARGUMENT: "InvalidArgument",
+    Status.INTERNAL: "Internal",
+}
 
 
 class PickerServer:
@@ -40,93 +45,146 @@ class PickerServer:
         host: str,
         port: int,
         health_port: int | None,
-        credentials: grpc.ServerCredentials | None,
+        credentials: Credentials | None,
         health_beside: bool = False,
     ) -> None:
-        self.port = port
-        self.health_port = health_port
         self.picker = picker  # who is asked from now on
-        self._rules = rules
-        self._health = health
+        self.rules = rules
         self.host = host
-        self._credentials = credentials
-        self._health_beside = health_beside
-        self._servers: list[grpc.aio.Server] = []
+        process = {f"/{SERVICE}/{METHOD}".encode(): lambda call: _Driver(call, self)}
+        self._server = GrpcServer(
+            {**process, **(health.methods if health_beside else {})},
+            host=host,
+            port=port,
+            credentials=credentials,
+            max_message=rules.max_body_bytes + _ENVELOPE_BYTES,
+        )
+        self._beside = (
+            None if health_port is None else GrpcServer(health.methods, host=host, port=health_port)
+        )
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def health_port(self) -> int | None:
+        return None if self._beside is None else self._beside.port
 
     @property
     def counts(self) -> PickerCounts:
         """What it has done so far."""
-        return self._rules.counts
+        return self.rules.counts
 
     async def start(self) -> None:
         """Listens. Raises ConfigError when a port cannot be had."""
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._rules.max_body_bytes + _ENVELOPE_BYTES),
-                ("grpc.so_reuseport", 0),
-            ]
-        )
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
-        )
-        handlers = [grpc.method_handlers_generic_handler(SERVICE, {METHOD: process})]
-        server.add_generic_rpc_handlers(
-            [*handlers, *([self._health] if self._health_beside else [])]
-        )
-        self.port = _listen(server, self.host, self.port, self._credentials)
-        self._servers.append(server)
-        if self.health_port is not None:
-            beside = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-            beside.add_generic_rpc_handlers([self._health])
-            self.health_port = _listen(beside, self.host, self.health_port, None)
-            self._servers.append(beside)
-        for each in self._servers:
-            await each.start()
+        await self._server.start()
+        if self._beside is not None:
+            await self._beside.start()
 
     async def stop(self, drain_seconds: float) -> None:
         """Takes no more streams; those under way have so long."""
-        servers, self._servers = self._servers, []
+        servers = [each for each in (self._server, self._beside) if each is not None]
         await asyncio.gather(*(server.stop(drain_seconds) for server in servers))
 
-    async def _process(self, messages: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
-        """One request. However the stream ends, nothing of it is left."""
-        exchange, counts = Exchange(self._rules), self._rules.counts
+
+class _Driver:
+    """One call. However it ends, nothing of it is left."""
+
+    __slots__ = ("_call", "_counts", "_exchange", "_is_open", "_kept", "_server", "_task")
+
+    def __init__(self, call: Call, server: PickerServer) -> None:
+        self._call = call
+        self._server = server
+        self._counts = counts = server.rules.counts
+        self._exchange = Exchange(server.rules)
+        self._is_open = True
+        self._task: asyncio.Task[None] | None = None  # that decides
+        self._kept: deque[bytes | None] = deque()  # messages that came meanwhile; None: the end
         counts.streams += 1
         counts.open += 1
-        try:
-            async for message in messages:
-                counts.messages += 1
-                for answer in exchange.receive(message):
-                    yield answer
-                if exchange.ask is not None:
-                    for answer in await self._found_out(exchange, exchange.ask):
-                        yield answer
-                if exchange.over:
-                    return
-        finally:
-            counts.open -= 1
-            exchange.close()
 
-    async def _found_out(self, exchange: Exchange, ask: Ask) -> Sequence[Any]:
+    # ------------------------------------------------------------------------- wire.call.Handler
+
+    def on_message(self, message: bytes) -> None:
+        if self._task is not None:
+            self._kept.append(message)
+            return
         try:
-            return exchange.decided(await self.picker.pick(ask))
+            self._take(message)
+        except Exception as e:
+            self._crashed(e)
+
+    def on_end(self) -> None:
+        if self._task is not None:
+            self._kept.append(None)
+        else:
+            self._over()
+
+    def on_gone(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._end("Canceled")
+
+    # -----------------------------------------------------------------------------------------
+
+    def _take(self, message: bytes) -> None:
+        self._counts.messages += 1
+        try:
+            parsed = ProcessingRequest.FromString(message)
+        except DecodeError:
+            self._over(Status.INVALID_ARGUMENT, "this is no ProcessingRequest")
+            return
+        exchange, send = self._exchange, self._call.send
+        for answer in exchange.receive(parsed):
+            send(answer)
+        if exchange.ask is not None:
+            rest = begun(self._find_out(exchange.ask))
+            if rest is not None:
+                self._task = asyncio.get_running_loop().create_task(self._finish(rest))
+        elif exchange.over:
+            self._over()
+
+    async def _find_out(self, ask: Ask) -> None:
+        exchange = self._exchange
+        try:
+            answered = exchange.decided(await self._server.picker.pick(ask))
         except InferwayError as e:
-            return exchange.refused(e)
+            answered = exchange.refused(e)
         except Exception as e:
             log.error("request %s: %s", ask.request_id, crash_report(e))
             error = InferwayError("internal error; the picker's log has the reason")
-            return exchange.refused(error)
+            answered = exchange.refused(error)
+        for answer in answered:
+            self._call.send(answer)
+        if exchange.over:
+            self._over()
 
+    async def _finish(self, rest: Any) -> None:
+        """Decides, and reads what came meanwhile."""
+        await rest
+        self._task = None
+        while self._kept and self._task is None:
+            message = self._kept.popleft()
+            if message is None:
+                self._over()
+            else:
+                self.on_message(message)
 
-def _listen(
-    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
-) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        if credentials is None:
-            return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, credentials))
-    except RuntimeError as e:
-        raise ConfigError(
-            f"cannot listen on {address}; stop what listens there or choose another port"
-        ) from e
+    def _crashed(self, error: Exception) -> None:
+        log.error("a proxy's message: %s", crash_report(error))
+        self._over(Status.INTERNAL, "the picker's log has the reason")
+
+    def _over(self, status: Status = Status.OK, words: str = "") -> None:
+        self._end(_WORDS[status])
+        self._call.finish(status, words)
+
+    def _end(self, code: str) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._counts.open -= 1
+            self._counts.closed[code] += 1
+            try:
+                self._exchange.close()
+            except Exception as e:  # other calls of the connection go on
+                log.error("a stream's end: %s", crash_report(e))

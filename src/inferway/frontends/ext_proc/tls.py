@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
+from tempfile import NamedTemporaryFile
 
 from inferway.errors import ConfigError
 
@@ -93,7 +96,7 @@ class CertificateFiles:
 
 
 def _check_pair(directory: Path, key: bytes, certificate: bytes) -> None:
-    """Raises ConfigError. gRPC itself would only fail each handshake."""
+    """Raises ConfigError."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
@@ -109,20 +112,46 @@ def _check_pair(directory: Path, key: bytes, certificate: bytes) -> None:
         raise ConfigError(f"--cert-path {directory}: tls.key is not the key of tls.crt")
 
 
-def credentials(directory: Path | None, *, reload: bool = False) -> grpc.ServerCredentials:
+class PickerCertificate:
+    """Our side of TLS with proxies. `context` stays the same object."""
+
+    def __init__(self, files: CertificateFiles | None, *, reload: bool = False) -> None:
+        """`files` None: a certificate of our own. Raises ConfigError."""
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["h2"])
+        self._files = files if reload else None
+        self._take(*(self_signed() if files is None else files.read()))
+
+    def refresh(self) -> None:
+        """Connections from now on see what the files say now."""
+        new = None if self._files is None else self._files.changed()
+        if new is not None:
+            self._take(*new)
+
+    def _take(self, key: bytes, certificate: bytes) -> None:
+        with _as_file(certificate + b"\n" + key) as path:
+            self.context.load_cert_chain(path)
+
+
+@contextmanager
+def _as_file(text: bytes) -> Iterator[str]:
+    """OpenSSL reads files alone; one in memory can be had where no directory can be written to."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("certificate")
+        try:
+            os.write(number, text)
+            yield f"/proc/self/fd/{number}"
+        finally:
+            os.close(number)
+        return
+    with NamedTemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        yield file.name
+
+
+def credentials(directory: Path | None, *, reload: bool = False) -> PickerCertificate:
     """Of `directory`, or of a certificate of our own. Raises ConfigError."""
-    if directory is None:
-        return grpc.ssl_server_credentials([self_signed()])
-    files = CertificateFiles(directory)
-    first = files.read()
-    if not reload:
-        return grpc.ssl_server_credentials([first])
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        new = files.changed()
-        return None if new is None else grpc.ssl_server_certificate_configuration([new])
-
-    return grpc.dynamic_ssl_server_credentials(
-        grpc.ssl_server_certificate_configuration([first]),
-        fetch,  # its None says that nothing has changed
-    )
+    files = None if directory is None else CertificateFiles(directory)
+    return PickerCertificate(files, reload=reload)

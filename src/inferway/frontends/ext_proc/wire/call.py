@@ -1,0 +1,243 @@
+"""One call: gRPC's messages over a stream's frames, both ways."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from inferway.frontends.ext_proc.wire.frames import (
+    DATA,
+    MESSAGE_HEAD_BYTES,
+    Fault,
+    Status,
+    frame,
+    message_frame,
+    message_head,
+    reset,
+    response_end,
+    response_head,
+    window_update,
+)
+
+WINDOW_BYTES = 1 << 20  # that a client may send before it is told that there is room for more
+_TELL_BYTES = WINDOW_BYTES // 2
+_BACKLOG_BYTES = 1 << 20  # of answers that the client does not take: then it may send no more
+
+
+class Handler(Protocol):
+    """Who is called."""
+
+    def on_message(self, message: bytes) -> None: ...
+    def on_end(self) -> None:
+        """The client says no more."""
+
+    def on_gone(self) -> None:
+        """It wants no answer, or cannot be reached, or has said what cannot be read. Not after
+        `finish`."""
+
+
+class Link(Protocol):
+    """The connection that a call is on."""
+
+    window: int  # bytes that the client still takes, of all calls together
+    max_frame: int
+    paused: bool  # the socket is full
+    max_message: int
+
+    def write(self, data: bytes) -> None: ...
+    def waits(self, call: Call) -> None:
+        """It is pumped when there is room again."""
+
+    def over(self, call: Call) -> None: ...
+
+
+class Call:
+    """`send` and `finish` answer. What cannot be sent yet is kept, and the client may send no more
+    before it has taken that."""
+
+    __slots__ = (
+        "_begun",
+        "_end",
+        "_kept",
+        "_kept_bytes",
+        "_link",
+        "_pieces",
+        "_pieces_bytes",
+        "_untold",
+        "_wanted",
+        "client_ended",
+        "handler",
+        "stream",
+        "window",
+    )
+
+    handler: Handler
+
+    def __init__(self, link: Link, stream: int, window: int) -> None:
+        self.stream = stream
+        self.window = window
+        self.client_ended = False
+        self._link = link
+        self._begun = False  # the head has been sent
+        self._kept: deque[bytes | memoryview] = deque()  # of answers, to be sent
+        self._kept_bytes = 0
+        self._end: tuple[Status, str] | None = None  # to be said behind them
+        self._pieces: list[bytes] = []  # of a message that has not come wholly
+        self._pieces_bytes = 0
+        self._wanted = MESSAGE_HEAD_BYTES  # bytes that must have come for more to be known
+        self._untold = 0  # bytes that came since the client was told of room
+
+    # ----------------------------------------------------------------------------- to the client
+
+    def send(self, message: bytes) -> None:
+        """Nothing is sent any more once the call is over."""
+        if self._end is not None:
+            return
+        link, size = self._link, len(message) + MESSAGE_HEAD_BYTES
+        if not self._begun:
+            self._begun = True
+            link.write(response_head(self.stream))
+        if not self._kept and self._has_room(size):
+            self.window -= size
+            link.window -= size
+            link.write(message_frame(self.stream, message))
+            return
+        self._kept += (message_head(len(message)), message)
+        self._kept_bytes += size
+        self.pump()
+
+    def _has_room(self, size: int) -> bool:
+        link = self._link
+        return (
+            size <= self.window
+            and size <= link.window
+            and size <= link.max_frame
+            and (not link.paused)
+        )
+
+    def finish(self, status: Status = Status.OK, words: str = "") -> None:
+        """Behind all that was sent. Only the first one counts."""
+        if self._end is None:
+            self._end = (status, words)
+            if not self._kept:
+                self._say_end()
+
+    def pump(self) -> None:
+        """Sends of what is kept as much as there is room for."""
+        link, kept = self._link, self._kept
+        while kept:
+            room = 0 if link.paused else min(self.window, link.window, link.max_frame)
+            if room <= 0:
+                link.waits(self)
+                return
+            payload = self._taken(room)
+            self.window -= len(payload)
+            link.window -= len(payload)
+            link.write(frame(DATA, 0, self.stream, payload))
+        if self._end is not None:
+            self._say_end()
+        elif self._untold >= _TELL_BYTES:
+            self._tell_room()
+
+    def _taken(self, room: int) -> bytes:
+        kept, taken = self._kept, []
+        while kept and room:
+            piece = kept.popleft()
+            if len(piece) > room:
+                whole = memoryview(piece)
+                kept.appendleft(whole[room:])
+                piece = whole[:room]
+            room -= len(piece)
+            self._kept_bytes -= len(piece)
+            taken.append(piece)
+        return b"".join(taken)
+
+    def _say_end(self) -> None:
+        assert self._end is not None
+        link = self._link
+        link.write(response_end(self.stream, *self._end, begun=self._begun))
+        if not self.client_ended:  # it need not say the rest (RFC 9113, 8.1)
+            link.write(reset(self.stream, Fault.NO_ERROR))
+        link.over(self)
+
+    # --------------------------------------------------------------------------- from the client
+
+    def received(self, payload: bytes, size: int) -> None:
+        """Of a DATA frame, which has taken `size` bytes of the window."""
+        self._untold += size
+        if self._untold >= _TELL_BYTES and self._kept_bytes < _BACKLOG_BYTES:
+            self._tell_room()
+        if self._end is not None or not payload:
+            return
+        if not self._pieces and len(payload) >= MESSAGE_HEAD_BYTES and not payload[0]:
+            length = int.from_bytes(payload[1:MESSAGE_HEAD_BYTES])
+            if length + MESSAGE_HEAD_BYTES == len(payload):  # as nearly all are
+                if length > self._link.max_message:
+                    self._refuse_length(length)
+                else:
+                    self.handler.on_message(payload[MESSAGE_HEAD_BYTES:])
+                return
+        self._pieces.append(payload)
+        self._pieces_bytes += len(payload)
+        if self._pieces_bytes >= self._wanted:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Whole messages, of the pieces that have come."""
+        came, at = b"".join(self._pieces), 0
+        while self._end is None:
+            start = at + MESSAGE_HEAD_BYTES
+            if len(came) < start:
+                self._wanted = MESSAGE_HEAD_BYTES
+                break
+            length = int.from_bytes(came[at + 1 : start])
+            if came[at]:
+                self._fail(Status.UNIMPLEMENTED, "compressed messages are not read")
+                return
+            if length > self._link.max_message:
+                self._refuse_length(length)
+                return
+            if len(came) < start + length:
+                self._wanted = MESSAGE_HEAD_BYTES + length
+                break
+            at = start + length
+            self.handler.on_message(came[start:at])
+        left = came[at:]
+        self._pieces, self._pieces_bytes = [left] if left else [], len(left)
+
+    def _refuse_length(self, length: int) -> None:
+        self._fail(
+            Status.RESOURCE_EXHAUSTED,
+            f"a message of {length} bytes; at most {self._link.max_message} are taken",
+        )
+
+    def _fail(self, status: Status, words: str) -> None:
+        self._pieces.clear()
+        self.finish(status, words)
+        self.handler.on_gone()
+
+    def _tell_room(self) -> None:
+        if not self.client_ended:
+            self._link.write(window_update(self.stream, self._untold))
+        self._untold = 0
+
+    def ended(self) -> None:
+        """The client has said its last frame."""
+        self.client_ended = True
+        if self._end is not None:
+            return
+        if self._pieces:
+            self._fail(Status.INVALID_ARGUMENT, "a message was cut off")
+        else:
+            self.handler.on_end()
+
+    def gone(self) -> None:
+        """Nobody takes what is kept."""
+        self._kept.clear()
+        if self._end is None:
+            self._end = (Status.UNKNOWN, "")
+            self.handler.on_gone()
+
+
+Open = Callable[[Call], Handler]
