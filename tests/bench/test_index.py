@@ -11,15 +11,13 @@ import msgspec
 import pytest
 from tests.bench.test_report import MACHINE
 
-from inferway.bench.document import update_document
 from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.holdings import Fleet
 from inferway.bench.index.memory import Growth
 from inferway.bench.index.payloads import endless_payloads, payloads
 from inferway.bench.index.plan import QUICK, Plan
-from inferway.bench.index.report import markdown, terminal_tables
-from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSeconds, read_run
-from inferway.bench.index.results import write_run as written
+from inferway.bench.index.report import INDEX
+from inferway.bench.index.results import Case, EventPath, IndexRun, Keys, PeerSeconds
 from inferway.bench.index.run import run_index
 from inferway.bench.index.shared import Cost, SharedCost
 from inferway.bench.index.snapshot import Compaction, JournalCost, Loading, Snapshots, Wait
@@ -138,7 +136,7 @@ def test_a_tiny_run_measures_everything() -> None:
     assert run.snapshots.loading.compactions == 2
     assert (run.peer, run.peer_bytes_per_block) == (None, None)
     assert not any("peer" in goal.what for goal in run.goals())
-    assert "left out" in markdown(run)
+    assert "left out" in INDEX.markdown(run)
 
 
 def test_followed_events_are_in_the_index_and_the_picture_is_exact() -> None:
@@ -208,15 +206,14 @@ def a_run(growing: Phase = PHASE, peak: float = 230.0, ours_us: float = 1.0) -> 
     )
 
 
+def whole(run: IndexRun) -> str:
+    """All tables."""
+    assert INDEX.details is not None
+    return INDEX.details(run)
+
+
 def met(run: IndexRun) -> dict[str, bool]:
     return {goal.what: goal.is_met for goal in run.goals()}
-
-
-def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "index.json"
-    path.write_bytes(written(a_run()))
-
-    assert read_run(path) == a_run()
 
 
 def test_goals_are_met_or_not() -> None:
@@ -249,7 +246,6 @@ def test_a_goal_that_is_missed_is_said_so() -> None:
         "longest stall while growing",
         "added to a decision's p99",
     ]
-    assert markdown(run).count("**no**") == len(missed)
 
 
 def test_a_journal_that_keeps_others_waiting_is_said_so() -> None:
@@ -260,34 +256,27 @@ def test_a_journal_that_keeps_others_waiting_is_said_so() -> None:
         "longest stall while 5,000,000 blocks are loaded",
         "the same while 5,000,000 blocks are kept",
     ]
-    assert "| while they are loaded | 1.00 | 5.10 | 1.00 | 2.00 |" in markdown(run)
+    assert "| while they are loaded | 1.00 | 5.10 | 1.00 | 2.00 |" in whole(run)
 
 
 def test_losses_are_shown() -> None:
-    text = markdown(a_run())
+    text = INDEX.markdown(a_run())
 
-    assert "The peer takes 85: here Python loses." in text
+    assert a_run().losses()[0] == "memory: 230 bytes a block; the peer takes 85"
+    assert "the peer takes 85: here Python loses" in text
     assert "the peer's differ in 512 random, 1024 random" in text
 
 
 def test_the_shared_index_stands_beside_the_one_in_memory() -> None:
-    text = markdown(a_run())
+    text = whole(a_run())
 
     assert "| in memory | 3.5 | 9.0 | 8.0 | 60.0 | 5.0 | 0.0 |" in text
     assert "| through Redis | 180 | 900 | 160 | 290 | 150 | 120 |" in text
-    assert "through Redis" not in markdown(msgspec.structs.replace(a_run(), shared=None))
+    assert "through Redis" not in whole(msgspec.structs.replace(a_run(), shared=None))
 
 
-def test_the_document_has_a_place_for_it(tmp_path: Path) -> None:
-    path = tmp_path / "performance.md"
-    path.write_text((DOCS / "performance.md").read_text())
-    update_document(path, "index", markdown(a_run()))
-
-    assert "≥ 300,000 blocks/s" in path.read_text()
-
-
-def test_tables_fit_a_terminal() -> None:
-    assert [table.row_count for table in terminal_tables(a_run())] == [12, 2 * len(SHAPES)]
+def test_the_terminal_has_what_a_request_meets() -> None:
+    assert [table.row_count for table in INDEX.tables(a_run())] == [2 * len(SHAPES), 6, 3]
 
 
 def test_quick_is_less_of_everything() -> None:

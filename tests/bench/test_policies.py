@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.bench.test_report import MACHINE
 
+from inferway.bench.plotting import write
 from inferway.bench.policies.cache import BlockCache
 from inferway.bench.policies.cache_aware import CacheAware
 from inferway.bench.policies.catalog import ENTRIES, policy_named
@@ -23,24 +24,23 @@ from inferway.bench.policies.engine import Engine, EngineSpec, Job
 from inferway.bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
 from inferway.bench.policies.oracle import expected
 from inferway.bench.policies.plan import Plan
-from inferway.bench.policies.plot import draw
-from inferway.bench.policies.report import goals_table, markdown, summary, terminal_tables
+from inferway.bench.policies.plot import pictures
+from inferway.bench.policies.report import POLICIES, summary
 from inferway.bench.policies.requests import Outcome, SimRequest, Workload
 from inferway.bench.policies.results import (
     Described,
     Loaded,
     PoliciesRun,
     Row,
-    load_run,
-    read_lines,
-    write_lines,
 )
 from inferway.bench.policies.run import Task, perform, run_again, run_policies
 from inferway.bench.policies.simple import ConsistentHash, RoundRobin
 from inferway.bench.policies.simulate import FleetSpec, World, simulate
-from inferway.bench.policies.traces import AGENTIC_MOST, agentic, mooncake
+from inferway.bench.policies.trace_files import read_trace
+from inferway.bench.policies.traces import AGENTIC_MOST
 from inferway.bench.policies.weighted import Weights, grid
 from inferway.bench.processes import BenchError
+from inferway.bench.results import read_run, write_run
 from inferway.blocks.dialects import Dialect
 from inferway.model import Candidates, Choice
 from inferway.openai_api.llm_request import LLMRequest
@@ -268,15 +268,17 @@ def test_events_arrive_late_and_in_order() -> None:
     assert feed.match([1, 2, 3]) == {0: 2, 1: 1}
 
 
-def test_a_gateway_counts_its_own_requests_only_until_it_scrapes() -> None:
+def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -> None:
     engine = Engine(0, ONE.engine, BLOCK)
     one, other = (Gateway([engine], BLOCK, always_first(None), Feed(0.0), 0.2) for _ in range(2))  # type: ignore[arg-type]
-    work = workload(request(1))
+    work = workload(request(1, output=3))
     job = Job(0, work.requests[0], 0.0, one)
     one.route(job, work.llm_requests[0], 0.0)
     engine.add(job, 0.0)
 
+    other.scrape(1)
     unseen = other.others.tolist()
+    engine.end()
     for gateway in (one, other):
         gateway.scrape(1)
 
@@ -504,10 +506,7 @@ def test_a_run_has_each_policy_at_each_load_with_each_seed(tiny: PoliciesRun) ->
 
 
 def test_a_run_is_read_as_it_was_written(tiny: PoliciesRun) -> None:
-    lines = write_lines(tiny)
-
-    assert read_lines(lines) == tiny
-    assert len(lines.splitlines()) == 1 + len(tiny.rows)
+    assert read_run(write_run("policies", tiny), PoliciesRun) == tiny
 
 
 def test_round_robin_takes_twice_as_long_at_the_rate_that_was_found(tiny: PoliciesRun) -> None:
@@ -521,15 +520,14 @@ def test_round_robin_takes_twice_as_long_at_the_rate_that_was_found(tiny: Polici
 
 
 def test_the_report_has_every_policy_and_every_goal(tiny: PoliciesRun) -> None:
-    text = markdown(tiny)
-    [shown] = terminal_tables(tiny)
-    goals = goals_table(tiny)
+    ttft, cached = POLICIES.tables(tiny)
+    assert POLICIES.details is not None
+    text = POLICIES.details(tiny)
 
     assert all(f"| {name} |" in text for name in TINY.policies)
-    assert shown.row_count == len(TINY.policies)
-    assert goals is not None
-    assert goals.row_count == 3
-    assert "of 3 are met" in text
+    assert ttft.row_count == cached.row_count == len(TINY.policies)
+    assert len(tiny.load_goals()) == 3
+    assert all(goal.what in text for goal in tiny.load_goals())
 
 
 def made_up(**ttft: float) -> PoliciesRun:
@@ -568,6 +566,7 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
 
     assert [goal.is_met for goal in lost.goals()] == [False, False, True]
     assert [goal.is_met for goal in won.goals()] == [True, True, True]
+    assert won.goals()[1].found == "0.74 to 0.74; 1 of 1 hold"
 
 
 def test_whoever_is_ahead_is_named() -> None:
@@ -582,11 +581,12 @@ def test_whoever_is_ahead_is_named() -> None:
 
 
 def test_a_run_is_drawn(tiny: PoliciesRun, tmp_path: Path) -> None:
-    paths = draw(tiny, tmp_path)
+    [picture] = pictures(tiny)
+    png, svg = write(picture, tmp_path)
 
-    assert [path.name for path in paths] == ["policies.svg", "policies.png"]
-    assert b"expected-ttft" in paths[0].read_bytes()
-    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    assert (png.name, svg.name) == ("policies.png", "policies.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"expected-ttft" in svg.read_bytes()
 
 
 def test_a_policy_is_simulated_again_and_the_rest_is_kept(tiny: PoliciesRun) -> None:
@@ -611,7 +611,7 @@ def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
 def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(TINY, workloads=("mooncake",))
 
-    with pytest.raises(BenchError, match="give the directory of the project's data with --data"):
+    with pytest.raises(BenchError, match="the cure: give the path of the trace, or its folder"):
         run_policies(plan, tmp_path, lambda _: None)
 
 
@@ -620,7 +620,7 @@ def test_mooncakes_blocks_are_those_that_are_full(tmp_path: Path) -> None:
     path = tmp_path / "mooncake_conversation_trace.jsonl.gz"
     path.write_bytes(gzip.compress(msgspec.json.encode(line)))
 
-    [first] = mooncake(tmp_path).requests
+    [first] = read_trace(path, 1).requests
 
     assert (first.blocks, first.prompt_tokens, first.start) == ((0, 7), 1100, 3.0)
     assert first.session == 7
@@ -634,16 +634,10 @@ def test_an_agents_blocks_are_joined_by_eight_and_are_its_own(tmp_path: Path) ->
     path = tmp_path / "claude_code_agentic_traces_305.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n".join([session, session])))
 
-    made = agentic(tmp_path, seed=1).requests
+    made = read_trace(path, 1).requests
 
     assert [len(r.blocks) for r in made] == [2, 3, 2, 3]
     assert made[1].blocks[:2] == made[0].blocks
     assert not set(made[0].blocks) & set(made[2].blocks)
     assert [r.follows for r in made] == [None, 0, None, 2]
     assert (made[1].think, made[1].output_tokens) == (60.0, 1)
-
-
-def test_the_document_says_what_the_stored_run_says() -> None:
-    run = load_run(DOCS / "results" / "policies.json")
-
-    assert markdown(run) in (DOCS / "performance.md").read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from tests.bench.test_report import MACHINE
@@ -16,8 +17,8 @@ from inferway.bench.chats import default_data_dir
 from inferway.bench.processes import BenchError
 from inferway.bench.prompts.asking import Interpreters, asked
 from inferway.bench.prompts.plan import Plan
-from inferway.bench.prompts.report import markdown, missed
-from inferway.bench.prompts.results import PromptsRun, Row, Series, Target, load_run, write_run
+from inferway.bench.prompts.report import PROMPTS
+from inferway.bench.prompts.results import PromptsRun, Row, Series, Target
 from inferway.bench.prompts.run import run_prompts
 from inferway.cli.bench import bench
 from inferway.prompts.prepare import prepare_smollm2
@@ -88,34 +89,39 @@ def test_what_has_no_counterpart_is_judged_by_its_own_limit() -> None:
     assert not Target(most=5).is_met(Series([4.0, 5.1, 9.0]), None)
 
 
-def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.json"
-    path.write_bytes(write_run(RUN))
-
-    assert load_run(path) == RUN
-
-
-def test_markdown_has_both_sides_the_ratio_and_whether_it_is_as_asked() -> None:
-    text = markdown(RUN)
+def test_the_tables_have_both_sides_and_the_ratio() -> None:
+    assert PROMPTS.details is not None
+    text = PROMPTS.details(RUN)
 
     assert (
         "| a chat | 21.0 µs (20.5-21.5) | 900 µs (900-900) | 11.0 µs | 220 µs |"
-        " 20.00 (9.17-33.00) | ≥ 20 × faster, ≤ 500 µs | yes |" in text
+        " 20.00 (9.17-33.00) |" in text
     )
-    assert "| ≤ 0.7 × theirs (ratio ≥ 1.43) | **no** | 15 KB |" in text
+    assert "| 20.0 MiB (20.0-20.0) | 10.0 MiB (10.0-10.0) | 0.50 (0.50-0.50) | 15 KB |" in text
     assert "- a chat: a real one." in text
     assert "Left out: something." in text
 
 
 def test_columns_that_say_nothing_in_a_table_are_not_shown() -> None:
-    _, chats, memory = markdown(RUN).split("| what |")
+    assert PROMPTS.details is not None
+    _, chats, memory = PROMPTS.details(RUN).split("| what |")
 
     assert "seed 003" not in chats.splitlines()[0]
     assert "CPU" not in memory.splitlines()[0]
 
 
 def test_rows_that_miss_their_target_are_named() -> None:
-    assert missed(RUN) == ["resident"]
+    assert [goal.what for goal in RUN.goals() if not goal.is_met] == ["resident"]
+
+
+def test_rows_that_are_asked_the_same_are_one_bar_and_the_worst_is_shown() -> None:
+    better = msgspec.structs.replace(SLOWER, name="other", theirs=Series([40.0]))
+    run = msgspec.structs.replace(RUN, rows=[SLOWER, better])
+
+    [goal] = run.goals()
+
+    assert (goal.what, goal.found) == ("Memory, worst of 2", "0.5 × (0.5 to 0.5)")
+    assert not goal.is_met
 
 
 def test_a_workers_error_says_which_system_and_what_was_asked(tmp_path: Path) -> None:
@@ -175,9 +181,3 @@ def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert "the cure: --data DIR" in result.output
-
-
-def test_the_documents_tables_are_those_of_the_stored_result() -> None:
-    run = load_run(DOCS / "results" / "prompts.json")
-
-    assert markdown(run) in (DOCS / "performance.md").read_text()

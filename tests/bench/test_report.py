@@ -1,17 +1,21 @@
-"""A run of `inferway bench route` is kept as lines and shown as tables."""
+"""What all benchmarks share: how runs are kept, and that the document is made of what is kept."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from rich.console import Console
+import pytest
 
+from inferway.bench.benchmark import Benchmark
+from inferway.bench.catalog import BENCHMARKS
+from inferway.bench.compare import compare
 from inferway.bench.machine import Machine, this_machine
-from inferway.bench.parts import Part
-from inferway.bench.report import cpu_table, markdown, parts_table
-from inferway.bench.results import Measurement, RouteRun, load_run, read_lines, write_lines
+from inferway.bench.performance import rendered
+from inferway.bench.processes import BenchError
+from inferway.bench.results import Figure, Run, load_run, read_run, write_run
+from inferway.bench.sheets import Sheet, told_by
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,75 +32,64 @@ MACHINE = Machine(
 )
 
 
-def measurement(router: str, case: str, cpu_us: list[float], note: str = "") -> Measurement:
-    return Measurement(
-        router=router,
-        version="1.0",
-        case=case,
-        cpu_us=cpu_us,
-        requests_per_second=[1000.0, 3000.0],
-        p50_us=[500, 700],
-        p99_us=[900, 900],
-        resident_mib=64.25,
-        note=note,
-    )
+class Part(msgspec.Struct, frozen=True):
+    name: str
+    us: list[float]
 
 
-RUN = RouteRun(
+class Plan(msgspec.Struct, frozen=True):
+    repeats: dict[int, int]
+
+
+class SmallRun(Run, frozen=True):
+    """A list of measurements, one that may be missing, and what is no measurement."""
+
+    plan: Plan
+    notes: list[str]
+    parts: list[Part]
+    last: Part | None = None
+
+    @property
+    def seeds(self) -> list[int]:
+        return [7]
+
+    def figures(self) -> list[Figure]:
+        return [Figure(part.name, "µs", part.us) for part in self.parts]
+
+
+RUN = SmallRun(
     machine=MACHINE,
-    command="inferway bench route",
-    seconds=4,
-    connections=8,
-    bodies={"short": "a short one", "long": "a long one"},
-    measurements=[
-        measurement("ours", "short", [20.0, 24.0, 22.0], note="prompts not looked at"),
-        measurement("ours", "long", [400.0, 300.0, 350.0]),
-    ],
-    parts=[Part("parse", 45.25, "36 kB of JSON")],
+    command="inferway bench small",
+    plan=Plan({16: 3}),
+    notes=["a note"],
+    parts=[Part("parse", [1.0, 2.5]), Part("render", [3.0])],
+    last=Part("all", []),
 )
 
 
-def test_what_is_written_can_be_read_again() -> None:
-    assert read_lines(write_lines(RUN)) == RUN
+def test_a_run_is_a_head_and_a_line_for_each_measurement() -> None:
+    head, *lines = map(msgspec.json.decode, write_run("small", RUN).splitlines())
+
+    assert (head["benchmark"], head["seeds"]) == ("small", [7])
+    assert head["machine"]["commit"] == "abc"
+    assert lines == [
+        {"parts": {"name": "parse", "us": [1.0, 2.5]}},
+        {"parts": {"name": "render", "us": [3.0]}},
+        {"last": {"name": "all", "us": []}},
+    ]
 
 
-def test_every_line_is_a_json_object() -> None:
-    lines = write_lines(RUN).splitlines()
-
-    assert len(lines) == 1 + 2 + 1
-    assert all(isinstance(msgspec.json.decode(line), dict) for line in lines)
+@pytest.mark.parametrize("run", [RUN, msgspec.structs.replace(RUN, parts=[], last=None)])
+def test_what_is_written_can_be_read_again(run: SmallRun) -> None:
+    assert read_run(write_run("small", run), SmallRun) == run
 
 
-def test_the_tables_show_medians() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=100)
-    console.print(cpu_table(RUN))
-    console.print(parts_table(RUN))
+def test_a_file_that_is_no_such_run_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text('{"machine": 5}\n')
 
-    text = out.getvalue()
-    assert "│ ours   │    22 │  350 │      2,000 │     0.6 │  64 │" in text
-    assert "45.2" in text
-
-
-def test_markdown_has_the_range_the_machine_and_what_routers_say() -> None:
-    text = markdown(RUN)
-
-    assert "| ours | 22 (20-24) | 350 (300-400) | 2,000 | 0.6 | 64 |" in text
-    assert "2 cores of Some CPU" in text
-    assert "- ours, short: prompts not looked at" in text
-
-
-def test_figures_from_a_busy_machine_are_called_provisional() -> None:
-    busy = msgspec.structs.replace(RUN, machine=msgspec.structs.replace(MACHINE, load_before=3.0))
-
-    assert "provisional" in markdown(busy)
-    assert "provisional" not in markdown(RUN)
-
-
-def test_the_documents_tables_are_those_of_the_stored_result() -> None:
-    run = load_run(DOCS / "results" / "route.json")
-
-    assert markdown(run) in (DOCS / "performance.md").read_text()
+    with pytest.raises(BenchError, match=r"old\.json: not a stored SmallRun"):
+        load_run(path, SmallRun)
 
 
 def test_this_machine_is_described() -> None:
@@ -104,3 +97,93 @@ def test_this_machine_is_described() -> None:
 
     assert machine.cores >= 1
     assert "uvloop" in machine.packages
+
+
+STORED = [benchmark for benchmark in BENCHMARKS if benchmark.results(DOCS).is_file()]
+
+
+@pytest.mark.parametrize("benchmark", STORED, ids=lambda benchmark: str(benchmark.file))
+class TestStored:
+    """The results in docs/results."""
+
+    def test_says_whose_it_is_and_is_read_whole(self, benchmark: Benchmark[Any]) -> None:
+        text = benchmark.results(DOCS).read_bytes()
+        run = benchmark.load(DOCS)
+
+        assert msgspec.json.decode(text.partition(b"\n")[0])["benchmark"] == benchmark.name
+        assert read_run(write_run(benchmark.name, run), benchmark.kind) == run
+
+    def test_has_figures_of_names_that_differ(self, benchmark: Benchmark[Any]) -> None:
+        names = [figure.name for figure in benchmark.load(DOCS).figures()]
+
+        assert names
+        assert len(set(names)) == len(names)
+
+    def test_says_what_it_answers_and_how_long_it_takes(self, benchmark: Benchmark[Any]) -> None:
+        assert benchmark.question
+        assert benchmark.takes
+
+    def test_is_not_worse_than_itself(self, benchmark: Benchmark[Any]) -> None:
+        run = benchmark.load(DOCS)
+
+        assert compare(run, run).regressions(0.0) == []
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, str]:
+    return rendered(DOCS, BENCHMARKS)
+
+
+def test_every_table_of_the_document_is_what_the_stored_results_say(
+    pages: dict[Path, str],
+) -> None:
+    for path, text in pages.items():
+        assert path.read_text() == text, f"{path.name}: the cure: inferway bench docs"
+
+
+def test_no_page_of_details_outlives_its_result(pages: dict[Path, str]) -> None:
+    beside = {path for path in pages if path.parent.name == "results"}
+
+    assert beside == set((DOCS / "results").glob("*.md"))
+
+
+def test_a_document_without_a_place_for_a_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    small = told_by("small", SmallRun, lambda _: [], lambda _: [])
+    small.results(tmp_path).write_bytes(write_run("small", RUN))
+    (tmp_path / "performance.md").write_text("# Title\n")
+
+    with pytest.raises(BenchError, match="begin: inferway bench small"):
+        rendered(tmp_path, [small])
+
+
+def sheets(run: SmallRun) -> list[Sheet]:
+    rows = [[part.name, f"{part.us[0]:.1f}"] for part in run.parts]
+    return [
+        Sheet("Parts", ("part", "µs"), rows[:1], notes=["of one"]),
+        Sheet("Others", ("part", "µs"), rows[1:], in_details=True),
+    ]
+
+
+def test_the_document_has_the_tables_and_the_page_of_details_has_more() -> None:
+    small = told_by("small", SmallRun, lambda _: ["About it."], sheets)
+
+    text = small.markdown(RUN)
+    assert text.startswith(
+        "Measured 2026-01-02 03:04 UTC by `inferway bench small` at commit abc, seed 7.\n"
+    )
+    assert text.endswith(
+        "About it.\n\nParts:\n\n| part | µs |\n| --- | ---: |\n| parse | 1.0 |\n\n- of one\n"
+    )
+    assert small.details is not None
+    assert small.details(RUN).startswith(text.removesuffix("\n"))
+    assert "| render | 3.0 |" in small.details(RUN)
+    assert [table.title for table in small.tables(RUN)] == ["Parts"]
+
+
+def test_a_quick_run_is_called_a_look() -> None:
+    small = told_by("small", SmallRun, lambda _: [], sheets)
+    quick = msgspec.structs.replace(RUN, command="inferway bench small --quick")
+
+    assert "not a result" in small.markdown(quick)
+    assert "not a result" not in small.markdown(RUN)

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from inferway.bench.results import Measurement, RouteRun
 from inferway.bench.route import Plan, run_route
+from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.routers import Inferway
 from inferway.prompts.prepare import prepare_smollm2
 

@@ -93,6 +93,11 @@ def sessions_without_last_turn(model: str) -> list[bytes]:
     ]
 
 
+def texts() -> list[str]:
+    """All that is said in the long conversations, turn by turn."""
+    return [m.content for session in _sample().sessions for m in session]
+
+
 def _template(
     model: str, history: list[dict[str, str]], question: str, session: int
 ) -> BodyTemplate:

@@ -11,17 +11,17 @@ from inferway.bench.processes import BenchError
 _QUIET_LOAD = 0.5  # above it somebody else was at work
 
 
-def update_document(path: Path, benchmark: str, text: str) -> None:
-    """Puts `text` between the marks of `benchmark` in the document at `path`.
+def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
+    """The document with `text` between the marks of `benchmark`.
 
-    Raises BenchError when it has no marks.
+    Raises BenchError when it has no marks; `path` is where it lies.
     """
     begin_mark, end_mark = marks(benchmark)
-    before, begin, rest = path.read_text().partition(begin_mark)
+    before, begin, rest = document.partition(begin_mark)
     _, end, after = rest.partition(end_mark)
     if not begin or not end:
         raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; the cure: add these lines")
-    path.write_text(f"{before}{begin_mark}\n{text}{end_mark}{after}")
+    return f"{before}{begin_mark}\n{text}{end_mark}{after}"
 
 
 def marks(benchmark: str) -> tuple[str, str]:
@@ -42,13 +42,21 @@ def table_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def is_busy(machine: Machine) -> bool:
+    """Before anything was started."""
+    return machine.load_before > _QUIET_LOAD
+
+
 def machine_line(machine: Machine) -> str:
     """What it was measured on, and whether the machine was quiet."""
-    busy = machine.load_before > _QUIET_LOAD
     return (
         f"Machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gib} GiB, "
         f"{machine.system}; load average before the run {machine.load_before}"
-        + (": **the machine was busy, take the figures as provisional**." if busy else ".")
+        + (
+            ": **the machine was busy, take the figures as provisional**."
+            if is_busy(machine)
+            else "."
+        )
     )
 
 

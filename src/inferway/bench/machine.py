@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+_YARDSTICKS = 15
 _PACKAGES = ("uvloop", "httptools", "msgspec", "fastokens", "numpy", "jinja2", "pyzmq")
 
 
@@ -26,6 +28,8 @@ class Machine(msgspec.Struct, frozen=True):
     packages: dict[str, str]
     commit: str  # "+changes" when the checkout had uncommitted ones
     load_before: float  # 1-minute load average
+    yardstick_us: list[float] = msgspec.field(default_factory=list)
+    """CPU time of the same piece of Python each time, before the run: what the machine is like."""
 
 
 def this_machine() -> Machine:
@@ -40,7 +44,19 @@ def this_machine() -> Machine:
         packages={name: version(name) for name in _PACKAGES},
         commit=_commit(),
         load_before=round(os.getloadavg()[0], 2),
+        yardstick_us=[_yardstick_us() for _ in range(_YARDSTICKS)],
     )
+
+
+def _yardstick_us() -> float:
+    """Words to a dict and back, some milliseconds long: interpreter, allocator and caches."""
+    started = time.thread_time_ns()
+    counts: dict[str, int] = {}
+    for i in range(20_000):
+        word = str(i % 5_000)
+        counts[word] = counts.get(word, 0) + 1
+    sorted(counts, key=counts.__getitem__)
+    return round((time.thread_time_ns() - started) / 1e3, 1)
 
 
 def _cpu_model() -> str:

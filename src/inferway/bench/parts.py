@@ -16,6 +16,7 @@ import msgspec
 
 from inferway.bench.conversations import BodyTemplate
 from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.spread import quartiles
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
@@ -33,6 +34,13 @@ class Part(msgspec.Struct, frozen=True):
     name: str
     median_us: float
     note: str
+    quartiles_us: tuple[float, float] | None = None  # not kept before 2026-11-21 22:00
+
+    @property
+    def shown(self) -> str:
+        if self.quartiles_us is None:
+            return f"{self.median_us:.1f}"
+        return f"{self.median_us:.1f} ({self.quartiles_us[0]:.1f}-{self.quartiles_us[1]:.1f})"
 
 
 def measure_parts(
@@ -75,24 +83,29 @@ def _measure(prompts: EnginePrompts, bodies: list[bytes], block_size: int) -> li
     match, _ = _timed(index.match_now, all_keys)
     tokens, blocks = round(median(map(len, token_ids))), round(median(map(len, all_keys)))
     return [
-        Part("parse", parse, f"{round(median(map(len, bodies))):,} bytes of JSON"),
-        Part("render", template, f"{round(median(map(len, conversations)))} messages"),
-        Part("tokenize", tokenize, f"{tokens:,} tokens, all turns but the last seen before"),
-        Part("tokenize, all turns new", cold, "instead of the line above; the words are not new"),
-        Part("keys", keys, f"{blocks} blocks of {block_size}"),
-        Part("match", match, f"{blocks - 8} of {blocks} blocks held by one engine of two"),
+        _part("parse", parse, f"{round(median(map(len, bodies))):,} bytes of JSON"),
+        _part("render", template, f"{round(median(map(len, conversations)))} messages"),
+        _part("tokenize", tokenize, f"{tokens:,} tokens, all turns but the last seen before"),
+        _part("tokenize, all turns new", cold, "instead of the line above; the words are not new"),
+        _part("keys", keys, f"{blocks} blocks of {block_size}"),
+        _part("match", match, f"{blocks - 8} of {blocks} blocks held by one engine of two"),
     ]
 
 
-def _timed(step: Callable[[_In], _Out], inputs: Sequence[_In]) -> tuple[float, list[_Out]]:
-    """Median microseconds of `step`, and what it returned."""
+def _part(name: str, us: Sequence[float], note: str) -> Part:
+    found = quartiles(us)
+    return Part(name, found.median, note, (found.low, found.high))
+
+
+def _timed(step: Callable[[_In], _Out], inputs: Sequence[_In]) -> tuple[list[float], list[_Out]]:
+    """Microseconds of `step`, and what it returned."""
     results, nanoseconds = [], []
     for value in inputs:
         start = time.perf_counter_ns()
         result = step(value)
         nanoseconds.append(time.perf_counter_ns() - start)
         results.append(result)
-    return median(nanoseconds) / 1000, results
+    return [ns / 1000 for ns in nanoseconds], results
 
 
 def _never_seen(messages: Sequence[Message], number: int) -> list[Message]:

@@ -17,7 +17,7 @@ from inferway.bench.load import LoadResult
 from inferway.bench.machine import this_machine
 from inferway.bench.parts import measure_parts
 from inferway.bench.placed import Case, OnStep, Placed, cases, placed, tell_events
-from inferway.bench.results import Measurement, RouteRun
+from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.routers import BLOCK_SIZE, Router, since
 
 

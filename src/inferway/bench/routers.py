@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from inferway import __version__
-from inferway.bench.peers import PEERS
-from inferway.bench.processes import get, request
+from inferway.bench.peers.packages import PEERS
+from inferway.bench.processes import BenchError, answers, get, request
 from inferway.bench.venvs import Venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
@@ -44,6 +46,7 @@ class Place:
     engines: Sequence[EngineAddress]
     model: str
     directory: Path
+    block_size: int = BLOCK_SIZE
 
     @property
     def url(self) -> str:
@@ -68,6 +71,9 @@ class Router(Protocol):
         """Whether it is expected to match prompts against the engines' KV events."""
 
     def command(self, place: Place) -> list[str]: ...
+
+    def is_ready(self, place: Place) -> bool:
+        """Whether it serves, and knows its engines as well as it is going to without requests."""
 
     def matched_share(self, place: Place, body: bytes) -> float:
         """What it credits as cached of `body`, 0..1, as far as it tells."""
@@ -102,6 +108,16 @@ class Inferway:
             command += ["--engine", engine.url]
         command += ["--access-log", str(place.directory / "access.log")]
         return command if self.scoring else [*command, "--no-scoring"]
+
+    def is_ready(self, place: Place) -> bool:
+        """All engines are there, and it has compared how they render."""
+        try:
+            report = msgspec.json.decode(get(f"{place.url}/ready"))
+        except (OSError, BenchError):
+            return False
+        engines = report["engines"]
+        there = len(engines) == len(place.engines) and all(each["healthy"] for each in engines)
+        return there and (not self.scoring or all(_is_compared(each) for each in engines))
 
     def matched_share(self, place: Place, body: bytes) -> float:
         _, headers = request(f"{place.url}/v1/chat/completions", body)
@@ -144,8 +160,12 @@ class VllmRouter:
         if self.policy == "kv_aware":
             for engine in place.engines:
                 command += ["--kv-event-source", f"{engine.url}={engine.events}"]
-            command += ["--kv-event-block-size", str(BLOCK_SIZE), "--kv-event-model", place.model]
+            block_size = str(place.block_size)
+            command += ["--kv-event-block-size", block_size, "--kv-event-model", place.model]
         return command + _rust_flags(place)
+
+    def is_ready(self, place: Place) -> bool:
+        return answers(f"{place.url}/health")
 
     def matched_share(self, place: Place, body: bytes) -> float:
         before = self.counters(place)
@@ -189,6 +209,9 @@ class SglangRouter:
         command = [str(self.peers.executable("sglang-router")), "launch", "--policy", self.policy]
         return command + _rust_flags(place)
 
+    def is_ready(self, place: Place) -> bool:
+        return answers(f"{place.url}/health")
+
     def matched_share(self, place: Place, body: bytes) -> float:  # noqa: ARG002
         return 0.0
 
@@ -199,6 +222,12 @@ class SglangRouter:
         if self.policy != "cache_aware":
             return "prompts not looked at"
         return "compares text with a tree of past requests, not tokens with events"
+
+
+def _is_compared(engine: Mapping[str, Any]) -> bool:
+    """Whether it is known how the engine renders, of /ready's account of it."""
+    probes = engine["probes"].values()
+    return bool(probes) and all(probe["state"] != "unproven" for probe in probes)
 
 
 def since(before: Counters, after: Counters) -> Counters:

@@ -8,7 +8,7 @@ import msgspec
 
 from inferway.bench.machine import this_machine
 from inferway.bench.proxy.plan import QUICK
-from inferway.bench.proxy.report import markdown
+from inferway.bench.proxy.report import PROXY
 from inferway.bench.proxy.results import (
     DIRECT,
     LONG,
@@ -24,8 +24,6 @@ from inferway.bench.proxy.results import (
     Latency,
     Memory,
     ProxyRun,
-    load_run,
-    write_run,
 )
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -116,17 +114,4 @@ def test_a_run_without_peers_has_no_goals() -> None:
     )
 
     assert alone.goals() == []
-    assert "no router" in markdown(alone)
-
-
-def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "proxy.json"
-    path.write_bytes(write_run(RUN))
-
-    assert load_run(path) == RUN
-
-
-def test_the_document_has_the_figures_that_are_kept() -> None:
-    run = load_run(DOCS / "results" / "proxy.json")
-
-    assert markdown(run) in (DOCS / "performance.md").read_text()
+    assert "no router" in PROXY.markdown(alone)

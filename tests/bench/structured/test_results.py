@@ -1,21 +1,18 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from inferway.bench.machine import this_machine
+from inferway.bench.results import read_run, write_run
 from inferway.bench.structured.plan import Plan
-from inferway.bench.structured.report import markdown
+from inferway.bench.structured.report import STRUCTURED
 from inferway.bench.structured.results import (
     Judged,
     Masks,
     Schema,
     StructuredRun,
     System,
-    load_run,
     masks_of,
-    write_run,
 )
 
 NO_MASKS = Masks(0, 0, 0, 0, 0, 0)
@@ -94,10 +91,7 @@ def test_the_longest_mask_has_its_goal(run: StructuredRun) -> None:
 
 
 def test_a_run_is_read_as_it_was_written_and_has_a_row_for_each_system(
-    run: StructuredRun, tmp_path: Path
+    run: StructuredRun,
 ) -> None:
-    path = tmp_path / "structured.json"
-    path.write_bytes(write_run(run))
-
-    assert load_run(path) == run
-    assert markdown(run).count("| outlines-core |") == 3
+    assert read_run(write_run("structured", run), StructuredRun) == run
+    assert STRUCTURED.markdown(run).count("| outlines-core |") == 3

@@ -127,21 +127,10 @@ def gateway(directory: Path, engines: Sequence[str]) -> Iterator[Gateway]:
     addresses = [EngineAddress(url, "") for url in engines]
     place = Place(free_port(), free_port(), addresses, card["id"], directory)
     log = directory / "gateway.log"
-    with running(Inferway(scoring=True).command(place), log) as process:
-        wait_until(lambda: _is_ready(place.url), "the gateway", process, log)
+    router = Inferway(scoring=True)
+    with running(router.command(place), log) as process:
+        wait_until(lambda: router.is_ready(place), "the gateway", process, log)
         yield Gateway(place.url, engines, card["id"], directory)
-
-
-def _is_ready(url: str) -> bool:
-    """Whether all engines are there, and the gateway has compared how they render."""
-    try:
-        report = msgspec.json.decode(get(f"{url}/ready"))
-    except (OSError, BenchError):
-        return False
-    return all(
-        engine["healthy"] and all(p["state"] != "unproven" for p in engine["probes"].values())
-        for engine in report["engines"]
-    )
 
 
 def model_card(engine: str) -> dict[str, str]:

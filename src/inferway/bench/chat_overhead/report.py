@@ -1,19 +1,24 @@
-"""A run of `inferway bench chat-overhead` as tables: in the terminal, and as markdown."""
+"""A run of `inferway bench chat-overhead` as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
-from rich.table import Table
 
-from inferway.bench.chat_overhead.fitting import GOAL_SHARE, SEED_ITL, SEED_TTFT
-from inferway.bench.chat_overhead.results import GOAL_MS, ChatOverheadRun, Pairs, Stage
-from inferway.bench.chat_overhead.workload import KINDS, Arm, Kind
-from inferway.bench.document import machine_line, table_lines, versions_line
+from inferway.bench.chat_overhead.fitting import SEED_ITL, SEED_TTFT
+from inferway.bench.chat_overhead.plot import pictures
+from inferway.bench.chat_overhead.results import (
+    GOAL_MS,
+    KIND_NAMES,
+    ChatOverheadRun,
+    Pairs,
+    Stage,
+)
+from inferway.bench.chat_overhead.workload import KINDS, Arm
+from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import Interval, mean_interval, median_interval
-
-KIND_NAMES: dict[Kind, str] = {"text": "its text", "ids": "its token ids"}
 
 _TOTAL_HEAD = (
     "chat beside a completion with",
@@ -22,8 +27,6 @@ _TOTAL_HEAD = (
     "chat",
     "added, mean (95 %)",
     "added, median (95 %)",
-    "asked",
-    "met",
     "ITL: completion",
     "chat",
     "added, mean (95 %)",
@@ -39,17 +42,23 @@ _STAGE_HEAD = (
 )
 
 
-def terminal_table(run: ChatOverheadRun) -> Table:
-    """By rate; what the width of a terminal holds."""
-    table = Table(title="Time to first token by rate, ms: means", title_justify="left")
-    for head in ("requests/s", "answered", "completions", "chats", "added to text", "added to ids"):
-        table.add_column(head, justify="right")
-    for stage in run.stages:
-        completions, chats = _ttft_us(stage, "completion"), _ttft_us(stage, "chat")
-        added = (_added(stage.pairs[kind]) for kind in KINDS)
-        rate, answered = f"{stage.rate:g}", f"{stage.num_succeeded:,} of {stage.num_sent:,}"
-        table.add_row(rate, answered, _mean(completions), _mean(chats), *added)
-    return table
+def about(run: ChatOverheadRun) -> list[str]:
+    sent = sum(stage.num_sent for stage in run.stages)
+    succeeded = sum(stage.num_succeeded for stage in run.stages)
+    return [
+        f"{run.engines}; {run.seconds:g} s at each rate, {sent:,} requests, "
+        f"{succeeded / sent:.2%} of them answered. Text: {run.text}.",
+        *_fit_lines(run),
+        *_what_was_the_same(run),
+    ]
+
+
+def sheets(run: ChatOverheadRun) -> Iterator[Sheet]:
+    yield Sheet("All rates together, ms", _TOTAL_HEAD, list(_total_rows(run)))
+    yield Sheet(
+        "By rate, ms", _STAGE_HEAD, [_stage_row(stage) for stage in run.stages],
+        in_details=True,
+    )  # fmt: skip
 
 
 def summary(run: ChatOverheadRun) -> list[str]:
@@ -63,31 +72,6 @@ def summary(run: ChatOverheadRun) -> list[str]:
     return lines
 
 
-def markdown(run: ChatOverheadRun) -> str:
-    sent = sum(stage.num_sent for stage in run.stages)
-    succeeded = sum(stage.num_succeeded for stage in run.stages)
-    lines = [
-        f"Measured {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
-        f"seed {run.seed}:",
-        f"{run.engines}; {run.seconds:g} s at each rate, {sent:,} requests, "
-        f"{succeeded / sent:.2%} of them answered. Text: {run.text}.",
-        machine_line(run.machine),
-        versions_line(run.machine),
-        "",
-        *_fit_lines(run),
-        "All rates together, in milliseconds:",
-        "",
-        *table_lines(_TOTAL_HEAD, _total_rows(run)),
-        "",
-        "By rate, in milliseconds:",
-        "",
-        *table_lines(_STAGE_HEAD, (_stage_row(stage) for stage in run.stages)),
-        "",
-        *_what_was_the_same(run),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _fit_lines(run: ChatOverheadRun) -> list[str]:
     if run.fit is None:
         return []
@@ -99,7 +83,6 @@ def _fit_lines(run: ChatOverheadRun) -> list[str]:
         f"{run.fit.uncached_tokens:.0f} uncached tokens and {run.fit.inter_token_ms:g} ms for each "
         f"further one. Reached: {_ms(reached)} ms where the seed has "
         f"{SEED_TTFT['completion'] * 1e3:.0f}.",
-        "",
     ]
 
 
@@ -129,8 +112,6 @@ def _total_rows(run: ChatOverheadRun) -> Iterator[list[str]]:
             _mean(pairs.ttft_us["chat"]),
             f"{_interval(added)}, {_percent(added.value, pairs.ttft_us['completion'])}",
             _interval(median_interval(pairs.added_ttft_ms())),
-            f"upper end ≤ {GOAL_MS:.2f} ({GOAL_SHARE:.0%})" if run.fit is not None else "",
-            ("yes" if run.is_met(kind) else "**no**") if run.fit is not None else "",
             *_itl_cells(pairs),
         ]
     yield [
@@ -138,7 +119,7 @@ def _total_rows(run: ChatOverheadRun) -> Iterator[list[str]]:
         "",
         *(f"{SEED_TTFT[arm] * 1e3:.0f}" for arm in ("completion", "chat")),
         "+11, +10 %",
-        *("", "", ""),
+        "",
         *(f"{SEED_ITL[arm] * 1e3:.1f}" for arm in ("completion", "chat")),
         "+0.4, +14 %",
     ]
@@ -192,3 +173,17 @@ def _ms(ms: Interval) -> str:
 
 def _percent(ms: float, of_us: Sequence[float]) -> str:
     return f"{ms * 1e3 / float(np.mean(of_us)):+.1%}".replace("%", " %")
+
+
+CHAT_OVERHEAD = told_by(
+    "chat-overhead", ChatOverheadRun, about, sheets, notes=summary, pictures=pictures,
+    question="what a chat adds to the time to first token: the experiment of seed 000",
+    takes="14 minutes",
+)  # fmt: skip
+CHAT_OVERHEAD_ENGINE = replace(
+    CHAT_OVERHEAD,
+    name="chat-overhead --engine",
+    question="the same with engines that are running",
+    takes="3 minutes and more",
+    arguments="URL",
+)

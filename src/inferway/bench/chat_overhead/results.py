@@ -1,10 +1,8 @@
-"""What `inferway bench chat-overhead` keeps: each pair's times, so that all else follows. Pure but
-for reading the file."""
+"""What `inferway bench chat-overhead` keeps: each pair's times, so that all else follows. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,10 +10,11 @@ import numpy as np
 from inferway.bench.chat_overhead.answers import Outcome
 from inferway.bench.chat_overhead.fitting import GOAL_SHARE, SEED_TTFT, Fit
 from inferway.bench.chat_overhead.workload import ARMS, KINDS, Arm, Kind
-from inferway.bench.machine import Machine
 from inferway.bench.processes import BenchError
+from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.spread import Interval, mean_interval
 
+KIND_NAMES: dict[Kind, str] = {"text": "its text", "ids": "its token ids"}
 GOAL_MS = SEED_TTFT["completion"] * 1e3 * GOAL_SHARE
 
 
@@ -48,11 +47,9 @@ class Stage(msgspec.Struct, frozen=True):
     pairs: dict[Kind, Pairs]
 
 
-class ChatOverheadRun(msgspec.Struct, frozen=True):
+class ChatOverheadRun(Run, frozen=True):
     """A whole run."""
 
-    machine: Machine
-    command: str
     seed: int
     seconds: float  # per rate
     engines: str  # what answered
@@ -80,6 +77,34 @@ class ChatOverheadRun(msgspec.Struct, frozen=True):
     def is_met(self, kind: Kind) -> bool:
         return self.added_ttft(kind).high <= GOAL_MS
 
+    @property
+    def seeds(self) -> list[int]:
+        return [self.seed]
+
+    def goals(self) -> list[Goal]:
+        """None of engines that were running: what they take is theirs."""
+        if self.fit is None:
+            return []
+        found = []
+        for kind in self.kinds:
+            added = self.added_ttft(kind)
+            shown = f"{added.value:+.2f} ms ({added.low:+.2f} to {added.high:+.2f})"
+            what = f"time to first token that a chat adds to a completion with {KIND_NAMES[kind]}"
+            asked = f"upper end ≤ {GOAL_MS:.2f} ms ({GOAL_SHARE:.0%})"
+            found.append(Goal(what, asked, shown, self.is_met(kind)))
+        return found
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for kind in self.kinds:
+            added = self.pooled(kind).added_ttft_ms()
+            found.append(Figure(f"added to {KIND_NAMES[kind]}, TTFT", "ms", added))
+        for stage in self.stages:
+            for arm in ARMS:
+                ms = [us / 1e3 for kind in KINDS for us in stage.pairs[kind].ttft_us[arm]]
+                found.append(Figure(f"{arm} at {stage.rate:g}/s: TTFT", "ms", ms))
+        return found
+
 
 def summarise(rate: float, outcomes: Sequence[Outcome], generator_cpu: float) -> Stage:
     """Raises BenchError when too little succeeded to say anything, or when a pair's prompts were
@@ -103,14 +128,6 @@ def summarise(rate: float, outcomes: Sequence[Outcome], generator_cpu: float) ->
         generator_cpu=round(generator_cpu, 3),
         pairs={kind: _times([p for p in alike if p["chat"].kind == kind]) for kind in KINDS},
     )
-
-
-def write_run(run: ChatOverheadRun) -> bytes:
-    return msgspec.json.encode(run) + b"\n"
-
-
-def load_run(path: Path) -> ChatOverheadRun:
-    return msgspec.json.decode(path.read_bytes(), type=ChatOverheadRun)
 
 
 _Pair = dict[Arm, Outcome]

@@ -130,14 +130,13 @@ class _Experiment:
                 urls = stack.enter_context(self._simulated(*latency))
             serving = stack.enter_context(gateway(self.directory, urls))
             salt = self._warm_up(serving)
-            return [
-                self._stage(serving, salt, rate, self.plan.seed + number)
-                for number, rate in enumerate(self.plan.rates)
-            ]
+            return [self._stage(serving, salt, number) for number in range(len(self.plan.rates))]
 
-    def _stage(self, serving: Gateway, salt: str, rate: float, seed: int) -> Stage:
-        self.on_step(f"{rate:g} requests/s for {self.plan.seconds:g} s")
-        planned = stage(rate, self.plan.seconds, self.prompts, serving.model, salt, seed)
+    def _stage(self, serving: Gateway, salt: str, number: int) -> Stage:
+        rate, rates = self.plan.rates[number], len(self.plan.rates)
+        seconds, seed = self.plan.seconds, self.plan.seed + number
+        self.on_step(f"{rate:g} requests/s for {seconds:g} s, rate {number + 1} of {rates}")
+        planned = stage(rate, seconds, self.prompts, serving.model, salt, seed)
         return summarise(rate, *serving.send(planned))
 
     def _simulated(

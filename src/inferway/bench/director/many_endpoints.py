@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from inferway.bench.spread import Quartiles, quartiles
 from inferway.model import Adapters, Candidates, Endpoint, Prompt
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import ChatRequest
@@ -55,6 +55,13 @@ class Cost(msgspec.Struct, frozen=True):
     name: str
     choose: float
     produce: float
+    quartiles: tuple[float, float] | None = None  # of the choice
+
+    @property
+    def shown(self) -> str:
+        if self.quartiles is None:
+            return f"{self.choose:.1f}"
+        return f"{self.choose:.1f} ({self.quartiles[0]:.1f}-{self.quartiles[1]:.1f})"
 
 
 class ManyEndpoints(msgspec.Struct, frozen=True):
@@ -79,7 +86,8 @@ def measure(endpoints: int, repeats: int, seed: int) -> ManyEndpoints:
 
         produced = _microseconds(produce, repeats)
         chosen = _microseconds(lambda: made.chooser.choose(request, table), repeats)
-        return Cost(name, chosen, produced if made.producers else 0.0)
+        produced_us = produced.median if made.producers else 0.0
+        return Cost(name, chosen.median, produced_us, (chosen.low, chosen.high))
 
     return ManyEndpoints(
         endpoints,
@@ -100,15 +108,15 @@ def _scorers() -> list[str]:
     return found
 
 
-def _microseconds(call: Callable[[], object], repeats: int) -> float:
+def _microseconds(call: Callable[[], object], repeats: int) -> Quartiles:
     for _ in range(_WARM_UP):
         call()
     times = []
     for _ in range(repeats):
         started = time.perf_counter_ns()
         call()
-        times.append(time.perf_counter_ns() - started)
-    return median(times) / 1e3
+        times.append((time.perf_counter_ns() - started) / 1e3)
+    return quartiles(times)
 
 
 def _table(size: int, seed: int) -> Candidates:

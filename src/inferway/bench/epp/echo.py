@@ -16,12 +16,7 @@ import grpc.aio
 import uvloop
 
 from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.messages import (
-    METHOD,
-    SERVICE,
-    ProcessingRequest,
-    ProcessingResponse,
-)
+from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 
 
 class Echo:
@@ -54,7 +49,7 @@ async def _serve(port: int, address: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = grpc.aio.server()
     process = grpc.stream_stream_rpc_method_handler(
-        Echo(address).process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
+        Echo(address).process, ProcessingRequest.FromString
     )
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler(SERVICE, {METHOD: process})]

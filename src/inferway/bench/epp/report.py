@@ -1,81 +1,74 @@
-"""A run of `inferway bench epp` as tables: in the terminal, and as markdown."""
+"""A run of `inferway bench epp` as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from rich.table import Table
+from inferway.bench.epp.results import Arm, Case, EppRun
+from inferway.bench.sheets import Sheet, told_by
 
-from inferway.bench.document import machine_line, table_lines, versions_line
-from inferway.bench.epp.results import MOST_TIMES_A_CHUNK, MOST_TIMES_A_REQUEST, EppRun
-
-_REQUESTS = [
-    *("CPU of the picker, µs a request", "body, bytes", "echo", "our route", "ours"),
-    *("ours / (echo + route)", "asked", "met"),
-]
-_CHUNKS = ["CPU of the picker, µs a streamed chunk", "echo", "ours", "ours / echo", "asked", "met"]
-_RATES = ["requests a second and core", "echo", "ours"]
+_NAMES = {"echo": "echo", "bare": "echo over our gRPC", "ours": "ours"}
 
 
-def terminal_tables(run: EppRun) -> Iterator[Table]:
-    for head, rows in _tables(run):
-        shown = Table()
-        for i, name in enumerate(head):
-            shown.add_column(name, justify="left" if i == 0 else "right")
-        for row in rows:
-            shown.add_row(*row)
-        yield shown
-
-
-def markdown(run: EppRun) -> str:
+def about(run: EppRun) -> list[str]:
     repeats = len(run.stream.ours.cpu_us)
-    lines = [
-        f"Measured {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}; "
-        f"{run.envoy}, one worker; {run.connections} connections, "
-        f"median of {repeats} times {run.seconds} s.",
-        machine_line(run.machine),
-        versions_line(run.machine),
+    idle = (
+        f" Without requests ours takes {run.idle_ms['ours']:.1f} ms of CPU time a second, for "
+        f"reading how busy two engines are, and echo {run.idle_ms['echo']:.1f}: that is taken off."
+        if run.idle_ms
+        else ""
+    )
+    return [
+        f"{run.envoy}, one worker; {run.connections} connections, {repeats} repeats of "
+        f"{run.seconds} s in turns.{idle}"
     ]
-    for head, rows in _tables(run):
-        lines += ["", *table_lines(head, rows)]
-    if run.idle_ms:
-        lines += [
-            "",
-            f"Without requests ours takes {run.idle_ms['ours']:.1f} ms of CPU time a second, for"
-            f" reading how busy two engines are, and echo {run.idle_ms['echo']:.1f} ms: that is"
-            " taken off above.",
-        ]
-    return "\n".join(lines) + "\n"
 
 
-def missed(run: EppRun) -> list[str]:
-    """What is not as asked."""
-    return [row[0] for _, rows in _tables(run) for row in rows if row[-1] == "**no**"]
-
-
-def _tables(run: EppRun) -> Iterator[tuple[list[str], list[list[str]]]]:
-    yield (
-        _REQUESTS,
+def sheets(run: EppRun) -> Iterator[Sheet]:
+    names = [_NAMES[arm] for arm in run.arms]
+    has_bare = "bare" in run.arms
+    yield Sheet(
+        "CPU of the picker, µs a request, median (lowest-highest of the repeats)",
+        (
+            *("", "body, bytes", *names, "our route", "ours / (echo + route)"),
+            *(("ours / (echo over our gRPC + route)",) if has_bare else ()),
+        ),
         [
             [
-                *(case.name, f"{case.body_bytes:,}", f"{case.echo.median_us:.0f}"),
-                *(f"{case.route_us:.0f}", f"{case.ours.median_us:.0f}"),
-                *_judged(case.times, MOST_TIMES_A_REQUEST),
+                *(case.name, f"{case.body_bytes:,}", *_each(run, case, _us)),
+                *(f"{case.route_us:.0f}", f"{case.times:.2f}"),
+                *(() if case.times_bare is None else (f"{case.times_bare:.2f}",)),
             ]
             for case in run.cases
         ],
     )
-    chunk = [f"{run.chunk_us(arm):.0f}" for arm in ("echo", "ours")]
-    row = [f"{run.stream.name}", *chunk, *_judged(run.chunk_times, MOST_TIMES_A_CHUNK)]
-    yield _CHUNKS, [row]
-    yield (
-        _RATES,
+    chunk = [f"{run.chunk_us(arm):.0f}" for arm in run.arms]
+    row = [run.stream.name, *chunk, f"{run.chunk_times:.2f}"]
+    yield Sheet(
+        "CPU of the picker, µs a streamed chunk, of the medians",
+        ("", *names, "ours / echo"),
+        [row],
+    )
+    yield Sheet(
+        "Requests a second and core",
+        ("", *names),
         [
-            [case.name, *(f"{1e6 / arm.median_us:,.0f}" for arm in (case.echo, case.ours))]
+            [case.name, *_each(run, case, lambda arm: f"{1e6 / arm.median_us:,.0f}")]
             for case in (*run.cases, run.stream)
         ],
     )
 
 
-def _judged(times: float, most: float) -> list[str]:
-    return [f"{times:.2f}", f"≤ {most:g}", "yes" if times <= most else "**no**"]
+def _each(run: EppRun, case: Case, told: Callable[[Arm], str]) -> list[str]:
+    return [told(getattr(case, name)) for name in run.arms]
+
+
+def _us(arm: Arm) -> str:
+    return f"{arm.median_us:.0f} ({min(arm.cpu_us):.0f}-{max(arm.cpu_us):.0f})"
+
+
+EPP = told_by(
+    "epp", EppRun, about, sheets,
+    question="what picking an endpoint costs behind a real Envoy, and a streamed chunk",
+    takes="5 minutes",
+)  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from inferway.bench.machine import Machine
+from inferway.bench.results import Figure, Goal, Run
+from inferway.bench.spread import Interval, median_interval
 
 MOST_TIMES_A_REQUEST = 1.15  # of (echo + our route's own cost)
 MOST_TIMES_A_CHUNK = 1.3  # of echo
@@ -34,6 +34,7 @@ class Case(msgspec.Struct, frozen=True):
     echo: Arm
     ours: Arm
     timed: Arm  # ours, with a stopwatch around the route
+    bare: Arm | None = None  # echo, over the gRPC that ours has
 
     @property
     def route_us(self) -> float:
@@ -44,20 +45,32 @@ class Case(msgspec.Struct, frozen=True):
         """Ours / (echo + route)."""
         return self.ours.median_us / (self.echo.median_us + self.route_us)
 
+    @property
+    def times_spread(self) -> Interval:
+        """The same, repeat by repeat."""
+        repeats = zip(self.ours.cpu_us, self.echo.cpu_us, self.timed.route_us, strict=True)
+        return median_interval([ours / (echo + route) for ours, echo, route in repeats])
 
-class EppRun(msgspec.Struct, frozen=True):
+    @property
+    def times_bare(self) -> float | None:
+        """The same, with an echo over our own gRPC."""
+        if self.bare is None:
+            return None
+        return self.ours.median_us / (self.bare.median_us + self.route_us)
+
+
+class EppRun(Run, frozen=True):
     """A whole run. `cases`: bodies, each answered in one piece; `stream`: the first one's, answered
     in many."""
 
-    machine: Machine
-    command: str
     envoy: str
     seconds: int
     connections: int
     events: int  # of a stream
     cases: list[Case]
     stream: Case
-    idle_ms: dict[str, float] = {}  # CPU time a second without requests; not in the cases' figures
+    # CPU time a second without requests; not in the cases' figures
+    idle_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
     def chunk_us(self, arm: str) -> float:
         """Of the messages that a stream has more than an answer in one piece."""
@@ -69,10 +82,47 @@ class EppRun(msgspec.Struct, frozen=True):
     def chunk_times(self) -> float:
         return self.chunk_us("ours") / self.chunk_us("echo")
 
+    @property
+    def chunk_spread(self) -> Interval:
+        """The same, repeat by repeat."""
+        ours, echo = (self._chunks(arm) for arm in ("ours", "echo"))
+        return median_interval([a / b for a, b in zip(ours, echo, strict=True)])
 
-def write_run(run: EppRun) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
+    def _chunks(self, arm: str) -> list[float]:
+        plain, stream = getattr(self.cases[0], arm), getattr(self.stream, arm)
+        more = median(stream.messages) - median(plain.messages)
+        return [(b - a) / more for a, b in zip(plain.cpu_us, stream.cpu_us, strict=True)]
+
+    @property
+    def arms(self) -> list[str]:
+        """Those that decide nothing, and ours."""
+        return ["echo", "ours"] if self.stream.bare is None else ["echo", "bare", "ours"]
+
+    def goals(self) -> list[Goal]:
+        most = f"≤ {MOST_TIMES_A_REQUEST:g} × (echo + our route)"
+        found = [
+            Goal(
+                f"{case.name}, CPU a pick", most, _times(case.times, case.times_spread),
+                case.times <= MOST_TIMES_A_REQUEST,
+            )
+            for case in self.cases
+        ]  # fmt: skip
+        times = self.chunk_times
+        chunk = Goal(
+            "CPU a streamed chunk", f"≤ {MOST_TIMES_A_CHUNK:g} × echo",
+            _times(times, self.chunk_spread), times <= MOST_TIMES_A_CHUNK,
+        )  # fmt: skip
+        return [*found, chunk]
+
+    def figures(self) -> list[Figure]:
+        return [
+            Figure(f"{case.name}: CPU of {name}", "µs", arm.cpu_us, is_ours=name == "ours")
+            for case in (*self.cases, self.stream)
+            for name, arm in (("echo", case.echo), ("bare", case.bare), ("ours", case.ours))
+            if arm is not None
+        ]
 
 
-def load_run(path: Path) -> EppRun:
-    return msgspec.json.decode(path.read_bytes(), type=EppRun)
+def _times(value: float, spread: Interval) -> str:
+    """Of the medians, and the 95 % of the repeats' own."""
+    return f"{value:.2f} × ({spread.low:.2f} to {spread.high:.2f})"

@@ -4,6 +4,7 @@ in turns."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -24,10 +25,10 @@ from inferway.bench.epp.envoy import configuration, find_envoy, messages
 from inferway.bench.epp.results import Arm, Case, EppRun
 from inferway.bench.load import Load
 from inferway.bench.machine import this_machine
-from inferway.bench.processes import answers, free_port, running, wait_until
+from inferway.bench.processes import BenchError, answers, free_port, running, wait_until
 
 OnStep = Callable[[str], None]
-_ARMS = ("echo", "ours", "timed")
+_ARMS = ("echo", "bare", "ours", "timed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class _Door:
 
 def run_epp(root: Path, plan: Plan, on_step: OnStep) -> EppRun:
     """With the model in the directory `root`. Raises BenchError."""
+    if importlib.util.find_spec("grpc") is None:
+        raise BenchError("grpcio is not installed; the cure: pip install 'inferway[bench]'")
     machine, binary, model = this_machine(), find_envoy(), str(root)
     short, long = conversations.short_chat(model), conversations.chat_of_8k_tokens(model)
     loads = {"a chat of two messages": short, "a chat of 30 turns": long}
@@ -112,7 +115,7 @@ def run_epp(root: Path, plan: Plan, on_step: OnStep) -> EppRun:
         for name, templates in (loads | streamed).items():
             taken[name] = _measured(doors, name, templates, plan, numbers, on_step)
     cases = [
-        Case(name, len(templates[0].body(0)), *arms)
+        Case(name, len(templates[0].body(0)), **arms)
         for (name, templates), arms in zip((loads | streamed).items(), taken.values(), strict=True)
     ]
     return EppRun(
@@ -142,7 +145,7 @@ def _measured(
     plan: Plan,
     numbers: Iterator[int],
     on_step: OnStep,
-) -> tuple[Arm, Arm, Arm]:
+) -> dict[str, Arm]:
     load = Load(templates, connections=plan.connections)
     for door in doors:
         on_step(f"{name}: warming up {door.name}")
@@ -151,8 +154,7 @@ def _measured(
         for door in doors:
             on_step(f"{name}: {door.name}, {repeat + 1} of {plan.repeats}")
             door.measure(load, plan.seconds, next(numbers))
-    echo, ours, timed = (door.taken() for door in doors)
-    return echo, ours, timed
+    return {door.name: door.taken() for door in doors}
 
 
 def _streamed(templates: Sequence[BodyTemplate]) -> list[BodyTemplate]:
@@ -175,9 +177,22 @@ def _doors(
     with ExitStack() as stack:
         logs = {name: directory / name for name in (*_ARMS, "envoy")}
         address = engines[0].removeprefix("http://")
-        ports = {name: free_port() for name in _ARMS}
+        picked: set[int] = set()
+        while len(picked) < 2 * len(_ARMS) + 1:
+            picked.add(free_port())  # it may be told twice
+        admin, *left = picked
+        ports, clients = (dict(zip(_ARMS, left[start::2], strict=True)) for start in (0, 1))
         commands = {
-            "echo": [sys.executable, "-m", "inferway.bench.epp.echo", str(ports["echo"]), address],
+            **{
+                name: [
+                    sys.executable,
+                    "-m",
+                    f"inferway.bench.epp.{name}",
+                    str(ports[name]),
+                    address,
+                ]
+                for name in ("echo", "bare")
+            },
             "ours": _ours(engines, ports["ours"]),
             "timed": [
                 sys.executable,
@@ -193,7 +208,6 @@ def _doors(
             process = stack.enter_context(running(command, log))
             wait_until(lambda log=log: b"listening on" in log.read_bytes(), name, process, log)  # type: ignore[misc]
             pids[name] = process.pid
-        clients, admin = {name: free_port() for name in _ARMS}, free_port()
         config = directory / "envoy.json"
         config.write_bytes(
             configuration({name: (clients[name], ports[name]) for name in _ARMS}, admin)

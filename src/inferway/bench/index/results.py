@@ -1,8 +1,7 @@
-"""What `inferway bench index` keeps, and what was asked of it. Pure but for reading the file."""
+"""What `inferway bench index` keeps, and what was asked of it. Pure."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -13,7 +12,8 @@ from inferway.bench.index.plan import Plan
 from inferway.bench.index.shared import SharedCost
 from inferway.bench.index.snapshot import Snapshots
 from inferway.bench.index.stalls import Stalls
-from inferway.bench.machine import Machine
+from inferway.bench.results import Figure, Goal, Run
+from inferway.bench.spread import Interval, median_interval, ratio_of_medians
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -66,12 +66,9 @@ class EventPath(msgspec.Struct, frozen=True):
     peer_one_core_seconds: list[PeerSeconds]
 
     @property
-    def ours_per_second(self) -> float:
-        return self.events / median(self.ours_seconds)
-
-    @property
-    def ratio(self) -> float:
-        return median(s.asked for s in self.peer_seconds) / median(self.ours_seconds)
+    def blocks_per_second(self) -> Interval:
+        """Ours."""
+        return median_interval([self.blocks * self.events / s for s in self.ours_seconds])
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -82,20 +79,9 @@ class Keys(msgspec.Struct, frozen=True):
     peer_us: list[float]
 
 
-class Goal(msgspec.Struct, frozen=True):
-    """Something that was asked for."""
-
-    what: str
-    asked: str
-    found: str
-    is_met: bool
-
-
-class IndexRun(msgspec.Struct, frozen=True):
+class IndexRun(Run, frozen=True):
     """A whole run."""
 
-    machine: Machine
-    command: str
     peer: str | None  # None: measured alone
     plan: Plan
     cases: list[Case]
@@ -110,6 +96,10 @@ class IndexRun(msgspec.Struct, frozen=True):
 
     def case(self, length: int, shape: str) -> Case:
         return next(c for c in self.cases if (c.length, c.shape) == (length, shape))
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.plan.seed]
 
     def goals(self) -> list[Goal]:
         return [
@@ -136,25 +126,29 @@ class IndexRun(msgspec.Struct, frozen=True):
         asked = Goal(
             f"match of {short:,} blocks, 8 engines, 1 % detached",
             "≥ 10 × faster",
-            f"{detached.ratio:.1f} × ({detached.ours:.1f} µs to {median(detached.peer_us):.1f} µs)",
+            _times(ratio_of_medians(detached.peer_us, detached.ours_us)),
             detached.ratio >= 10,
         )
         return [asked, *goals]
 
     def _event_goals(self) -> list[Goal]:
         big, small = self.event_paths
-        blocks, events = big.ours_per_second * big.blocks, small.ours_per_second
-        keys = median(self.keys.ours_us)
+        blocks, events = big.blocks_per_second, small.blocks_per_second
+        what, keys = f"{big.blocks}-block events", median_interval(self.keys.ours_us)
         goals = [
+            Goal(what, "≥ 300,000 blocks/s", _shown(blocks), blocks.value >= 3e5),
+            Goal("one-block events", "≥ 60,000 events/s", _shown(events), events.value >= 6e4),
             Goal(
-                f"{big.blocks}-block events", "≥ 300,000 blocks/s", f"{blocks:,.0f}", blocks >= 3e5
+                f"keys of {self.keys.tokens:,} tokens",
+                "≤ 60 µs",
+                f"{_shown(keys)} µs",
+                keys.value <= 60,
             ),
-            Goal("one-block events", "≥ 60,000 events/s", f"{events:,.0f}", events >= 6e4),
-            Goal(f"keys of {self.keys.tokens:,} tokens", "≤ 60 µs", f"{keys:.0f} µs", keys <= 60),
         ]
         if self.peer is not None:
-            what = f"{big.blocks}-block events, to the peer"
-            goals.append(Goal(what, "≥ 2 ×", f"{big.ratio:.1f} ×", big.ratio >= 2))
+            theirs = [seconds.asked for seconds in big.peer_seconds]
+            times = ratio_of_medians(theirs, big.ours_seconds)
+            goals.append(Goal(f"{what}, to the peer", "≥ 2 ×", _times(times), times.value >= 2))
         return goals
 
     def _growth_goals(self) -> list[Goal]:
@@ -177,10 +171,59 @@ class IndexRun(msgspec.Struct, frozen=True):
             Goal(f"the same while {blocks} are kept", "< 5 ms", f"{run:.1f} ms", run < 5),
         ]
 
+    def losses(self) -> list[str]:
+        found = []
+        if self.peer_bytes_per_block is not None:
+            found.append(
+                f"memory: {self.growth.peak:.0f} bytes a block; the peer takes "
+                f"{self.peer_bytes_per_block:.0f}"
+            )
+        for path in self.event_paths:
+            ours = median(path.ours_seconds)
+            theirs = [s.asked for s in path.peer_one_core_seconds]
+            if theirs and median(theirs) < ours:
+                found.append(
+                    f"{path.blocks}-block events: {1e6 * ours / path.events:.1f} µs; the peer "
+                    f"on one core {1e6 * median(theirs) / path.events:.1f}"
+                )
+        return found
 
-def write_run(run: IndexRun) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
+    def figures(self) -> list[Figure]:
+        return [*self._match_figures(), *self._event_figures(), *self._other_figures()]
+
+    def _match_figures(self) -> list[Figure]:
+        found = []
+        for case in self.cases:
+            name = f"match of {case.length:,} blocks, {case.shape}"
+            found.append(Figure(name, "µs", case.ours_us))
+            if case.peer_us:
+                found.append(Figure(f"{name}, peer", "µs", case.peer_us, is_ours=False))
+        return found
+
+    def _event_figures(self) -> list[Figure]:
+        found = [Figure(f"keys of {self.keys.tokens:,} tokens", "µs", self.keys.ours_us)]
+        for path in self.event_paths:
+            name, us = f"event of {path.blocks} blocks", 1e6 / path.events
+            found.append(Figure(name, "µs", [us * s for s in path.ours_seconds]))
+            if path.peer_seconds:
+                theirs = [us * s.asked for s in path.peer_seconds]
+                found.append(Figure(f"{name}, peer", "µs", theirs, is_ours=False))
+        return found
+
+    def _other_figures(self) -> list[Figure]:
+        stalls, kept = self.stalls, self.snapshots
+        return [
+            Figure("memory of a block, peak", "bytes", [self.growth.peak]),
+            Figure("decision while growing, p99", "ms", [stalls.growing.decision_p99_ms]),
+            Figure("loop held by events, CPU", "ms", [stalls.slice_cpu_ms]),
+            Figure("batch with a journal", "µs", [kept.cost.us_with]),
+            Figure("loading blocks", "s", [kept.loading.seconds]),
+        ]
 
 
-def read_run(path: Path) -> IndexRun:
-    return msgspec.json.decode(path.read_bytes(), type=IndexRun)
+def _times(found: Interval) -> str:
+    return f"{found.value:.1f} × ({found.low:.1f} to {found.high:.1f})"
+
+
+def _shown(found: Interval) -> str:
+    return f"{found.value:,.0f} ({found.low:,.0f} to {found.high:,.0f})"

@@ -17,6 +17,7 @@ from inferway.bench.policies.oracle import Oracle
 from inferway.bench.policies.simple import Anywhere, ConsistentHash, RoundRobin
 from inferway.bench.policies.simulate import MakePolicy, World
 from inferway.bench.policies.weighted import Weights, weighted
+from inferway.bench.processes import BenchError
 from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.profile import kv_aware
 
@@ -24,6 +25,10 @@ OURS = "expected-ttft"
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
 BEST_WEIGHTED = "best-weighted"  # its weights are fitted
+# Peers' policies that guess what engines hold by what was sent there, and those that are told.
+APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
+BLIND = ("round-robin", "least-request", "consistent-hash")
+EVENT_DRIVEN = ("dynamo-cost", BEST_WEIGHTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +113,7 @@ _BY_NAME = {entry.name: entry for entry in ENTRIES}
 
 
 def policy_named(name: str) -> MakePolicy:
+    """Raises BenchError for one that is not known."""
+    if name not in _BY_NAME:
+        raise BenchError(f"no policy {name!r}; known: {', '.join(_BY_NAME)}")
     return _BY_NAME[name].make

@@ -13,41 +13,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import numpy as np
+
+from inferway.bench.policies.holders import Holders
 from inferway.bench.policies.simple import chosen
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import Ending, Follower
 
 
 @dataclass(slots=True)
-class _Worker:
-    """What the router knows of an engine, from its own requests."""
+class _Books:
+    """What the router knows of all workers, from its own requests."""
 
-    prefill_tokens: int = 0
-    users: dict[int, int] = field(default_factory=dict)  # block in use -> requests
+    prefill_tokens: Column
+    num_used: Column  # blocks in use
+    used: Holders = field(default_factory=Holders)
+    _users: dict[tuple[int, int], int] = field(default_factory=dict)  # (worker, block) -> requests
 
-    def use(self, blocks: Sequence[int]) -> None:
+    def use(self, worker: int, blocks: Sequence[int]) -> None:
+        users, new = self._users, []
         for block in blocks:
-            self.users[block] = self.users.get(block, 0) + 1
+            count = users.get((worker, block), 0)
+            users[worker, block] = count + 1
+            if not count:
+                new.append(block)
+        self.used.add(worker, new)
+        self.num_used[worker] += len(new)
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, worker: int, blocks: Sequence[int]) -> None:
+        users, gone = self._users, []
         for block in blocks:
-            left = self.users[block] - 1
+            left = users[worker, block] - 1
             if left:
-                self.users[block] = left
+                users[worker, block] = left
             else:
-                del self.users[block]
-
-    def with_blocks(self, blocks: Sequence[int]) -> int:
-        """Blocks in use, were these used too. Whoever uses a block uses all before it."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high) >> 1
-            if blocks[middle] in self.users:
-                low = middle + 1
-            else:
-                high = middle
-        return len(self.users) + len(blocks) - low
+                del users[worker, block]
+                gone.append(block)
+        self.used.remove(worker, gone)
+        self.num_used[worker] -= len(gone)
 
 
 @dataclass(slots=True)
@@ -56,39 +60,41 @@ class DynamoCost:
 
     random: Random
     block_tokens: int
-    _workers: list[_Worker] = field(default_factory=list)
+    _books: _Books | None = None
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        if not self._workers:
-            self._workers = [_Worker() for _ in candidates.endpoints]
-        size, prompt = self.block_tokens, request.prompts[self.block_tokens][0]
+        num = len(candidates.endpoints)
+        if self._books is None:
+            self._books = _Books(np.zeros(num), np.zeros(num))
+        books, prompt = self._books, request.prompts[self.block_tokens][0]
         blocks, tokens = prompt.block_keys, len(prompt.token_ids)
-        matched = candidates.matched_blocks.tolist()
-        costs = [
-            (worker.prefill_tokens + tokens) / size - held + worker.with_blocks(blocks)
-            for worker, held in zip(self._workers, matched, strict=True)
-        ]
-        least = min(costs)
-        best = [row for row, cost in enumerate(costs) if cost == least]
+        costs: Column = (books.prefill_tokens + tokens) / self.block_tokens
+        costs -= candidates.matched_blocks
+        costs += books.num_used + len(blocks)
+        for worker, count in books.used.match(blocks).items():
+            costs[worker] -= count
+        best = (costs == costs.min()).nonzero()[0].tolist()
         return chosen(candidates, best[0] if len(best) == 1 else self.random.choice(best))
 
     def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
         target = choice.targets[0]
         prompt = request.prompts[self.block_tokens][0]
         new = len(prompt.token_ids) - target.matched_blocks * self.block_tokens
-        return _Booked(self._workers[target.endpoint.holder], prompt.block_keys, max(0, new))
+        assert self._books is not None
+        return _Booked(self._books, target.endpoint.holder, prompt.block_keys, max(0, new))
 
 
 class _Booked(Follower):
     """One request on its worker."""
 
-    def __init__(self, worker: _Worker, blocks: Sequence[int], new_tokens: int) -> None:
-        self._worker, self._blocks, self._new_tokens = worker, blocks, new_tokens
-        worker.prefill_tokens += new_tokens
-        worker.use(blocks)
+    def __init__(self, books: _Books, worker: int, blocks: Sequence[int], new_tokens: int) -> None:
+        self._books, self._worker = books, worker
+        self._blocks, self._new_tokens = blocks, new_tokens
+        books.prefill_tokens[worker] += new_tokens
+        books.use(worker, blocks)
 
     def on_first_chunk(self, now: float) -> None:
-        self._worker.prefill_tokens -= self._new_tokens
+        self._books.prefill_tokens[self._worker] -= self._new_tokens
 
     def on_end(self, ending: Ending) -> None:
-        self._worker.free(self._blocks)
+        self._books.free(self._worker, self._blocks)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_batched_tokens: int = 8192
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
+    request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
 
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
@@ -61,7 +62,18 @@ class EngineSpec(msgspec.Struct, frozen=True):
     def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds to the first token on an engine with nothing else to do."""
         steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
-        return steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
+        seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
+        return self.request_seconds + seconds
+
+
+class Told(NamedTuple):
+    """An engine's metrics. vLLM makes them at the end of a step, of what was scheduled for it
+    (Scheduler.update_from_output): who has come since is not in them."""
+
+    running: int = 0
+    waiting: int = 0
+    unbegun: int = 0  # whose first token has not come
+    kv_usage: float = 0.0
 
 
 class Job:
@@ -89,8 +101,8 @@ class Engine:
     """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
 
     __slots__ = (
-        "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "cache",
-        "decoding", "due", "number", "prefilling", "spec", "version", "waiting",
+        "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "_unadmitted",
+        "cache", "decoding", "due", "number", "prefilling", "spec", "told", "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int) -> None:
@@ -102,12 +114,14 @@ class Engine:
         self.decoding: list[tuple[int, int, Job]] = []  # heap of (last step, index, job)
         self.due = 0.0
         self.version = 0  # of `due`
+        self.told = Told()  # by its metrics
         self._block_tokens = block_tokens
         self._step = 0  # steps done
         self._start = 0.0  # of the stretch that runs
         self._num_steps = 0  # of it; 0: idle
         self._step_seconds = 0.0
         self._pure = False  # it only decodes
+        self._unadmitted = 0  # who waited when the stretch began, and still does
 
     @property
     def num_running(self) -> int:
@@ -151,6 +165,7 @@ class Engine:
                 budget -= chunk
             if self.waiting and budget > 0:
                 prompts += self._admit(budget)
+        self._unadmitted = len(self.waiting)
         seconds = spec.step_seconds + num_decoding * spec.decode_seconds
         self.version += 1
         self._start = now
@@ -219,6 +234,10 @@ class Engine:
             request = job.request
             self.cache.release(request.blocks, job.extra, request.answer_blocks)
         self._num_steps = 0
+        unbegun = len(prefilling) + self._unadmitted
+        self.told = Told(
+            len(prefilling) + len(decoding), self._unadmitted, unbegun, self.cache.usage
+        )
         return first, ended
 
     def step_remainder(self, now: float) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inferway.bench.policies.engine import Engine, Job
+from inferway.bench.policies.holders import Holders
 from inferway.bench.policies.requests import SimRequest
 from inferway.fleet.fleet import RECENT_SECONDS
 from inferway.index.speculative import SpeculativeOverlay
@@ -42,16 +43,15 @@ class Policy:
 
 
 class Feed:
-    """KV events of all engines on their way, and what is believed once they have arrived: block ->
-    bits of the engines that hold it."""
+    """KV events of all engines on their way, and what is believed once they have arrived."""
 
-    __slots__ = ("_coming", "_delay", "_is_heard", "_masks")
+    __slots__ = ("_coming", "_delay", "_holders", "_is_heard")
 
     def __init__(self, delay: float, *, is_heard: bool = True) -> None:
         self._delay = delay
         self._is_heard = is_heard  # else nothing is kept
         self._coming: deque[tuple[float, int, Sequence[int], Sequence[int], Job | None]] = deque()
-        self._masks: dict[int, int] = {}
+        self._holders = Holders()
 
     def send(
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
@@ -59,47 +59,21 @@ class Feed:
     ) -> None:  # fmt: skip
         """`job`: whose prompt the stored blocks are."""
         if self._is_heard:
-            self._coming.append((now + self._delay, 1 << engine, stored, removed, job))
+            self._coming.append((now + self._delay, engine, stored, removed, job))
 
     def deliver(self, now: float) -> None:
         """What has arrived by `now` is believed."""
-        coming, masks = self._coming, self._masks
+        coming, holders = self._coming, self._holders
         while coming and coming[0][0] <= now:
-            _, bit, stored, removed, job = coming.popleft()
-            for block in removed:
-                left = masks[block] & ~bit
-                if left:
-                    masks[block] = left
-                else:
-                    del masks[block]
-            for block in stored:
-                masks[block] = masks.get(block, 0) | bit
+            _, engine, stored, removed, job = coming.popleft()
+            holders.remove(engine, removed)
+            holders.add(engine, stored)
             if job is not None:
                 job.gateway.on_stored(job)
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
         """Engine -> how many of `blocks`, from the start, it is believed to hold."""
-        held: dict[int, int] = {}
-        masks = self._masks
-        if not blocks:
-            return held
-        mask = masks.get(blocks[0], 0)
-        at = 1
-        while mask and at < len(blocks):
-            still = mask & masks.get(blocks[at], 0)
-            if still != mask:
-                _drop(held, mask ^ still, at)
-                mask = still
-            at += 1
-        _drop(held, mask, at)
-        return held
-
-
-def _drop(held: dict[int, int], bits: int, count: int) -> None:
-    while bits:
-        low = bits & -bits
-        held[low.bit_length() - 1] = count
-        bits ^= low
+        return self._holders.match(blocks)
 
 
 class Gateway:
@@ -108,7 +82,7 @@ class Gateway:
     __slots__ = (
         "_adapters", "_block_sizes", "_engines", "_fade", "_follows", "_nothing", "_num", "_rows",
         "_states", "block_tokens", "endpoints", "feed", "in_flight", "kv_usage", "others",
-        "overlay", "policy", "recent_tokens", "running", "waiting",
+        "overlay", "policy", "recent_tokens", "running", "unbegun", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -136,14 +110,15 @@ class Gateway:
         self.running = np.zeros(num)
         self.waiting = np.zeros(num)
         self.kv_usage = np.zeros(num)
+        self.unbegun = np.zeros(num)
         self.recent_tokens = np.zeros(num)
 
     def scrape(self, ticks: int) -> None:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
-        engines = self._engines
-        self.running[:] = [len(each.prefilling) + len(each.decoding) for each in engines]
-        self.waiting[:] = [len(each.waiting) for each in engines]
-        self.kv_usage[:] = [each.cache.usage for each in engines]
+        told = [engine.told for engine in self._engines]
+        self.running[:], self.waiting[:], self.unbegun[:], self.kv_usage[:] = zip(
+            *told, strict=True
+        )
         np.add(self.running, self.waiting, out=self.others)
         self.others -= self.in_flight
         np.maximum(self.others, 0.0, out=self.others)
@@ -239,6 +214,7 @@ class Gateway:
             self.running,
             self.waiting,
             self.kv_usage,
+            self.unbegun,
             self.recent_tokens,
             nothing,
             nothing,

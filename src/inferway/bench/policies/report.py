@@ -1,95 +1,107 @@
-"""A run of `inferway bench policies` as tables: in the terminal, and as markdown."""
+"""A run of `inferway bench policies` as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from rich.table import Table
-
-from inferway.bench.document import machine_line, table_lines, versions_line
-from inferway.bench.policies.catalog import OURS
-from inferway.bench.policies.results import Goal, Loaded, PoliciesRun, Row
+from inferway.bench.policies.catalog import APPROXIMATE, BLIND, EVENT_DRIVEN, ORACLE, OURS
+from inferway.bench.policies.plot import pictures
+from inferway.bench.policies.results import Loaded, LoadGoal, PoliciesRun, Row, gateways_named
+from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import Interval, mean_interval
 
 _GOAL_HEAD = ("workload", "gateways", "load", "mean", "asked", "found (95 %)", "the oracle", "met")
 
 
-def terminal_tables(run: PoliciesRun) -> list[Table]:
-    """One for each workload and number of gateways: mean TTFT and cached share by load."""
-    tables = []
+def about(run: PoliciesRun) -> list[str]:
+    return [
+        *([f"Kept from an earlier run: {run.kept}."] if run.kept else []),
+        *_fleet_lines(run),
+        "",
+        *[f"- {line}" for line in _workload_lines(run)],
+    ]
+
+
+def sheets(run: PoliciesRun) -> Iterator[Sheet]:
+    """At the highest load, all together; then each workload by load."""
+    yield _beside(run, "Mean TTFT in ms", lambda rows: f"{_mean_ttft(rows).value * 1e3:,.0f}")
+    if run.plan.asked == "peers":
+        yield _pressure(run)
+    yield _beside(run, "Share of prompt tokens that came from a cache", _cached)
     for w, gateways in _settings(run):
-        title = f"{w.name}, {_gateways(gateways)}: mean TTFT in ms, and cached tokens"
-        table = Table(title=title, title_justify="left")
-        table.add_column("policy", no_wrap=True)
+        head = ["policy"]
         for load in _loads(run, w, gateways):
-            table.add_column(f"{load:.0%}", justify="right")
-            table.add_column("cached", justify="right")
-        for name in run.names():
-            cells = [name]
-            for load in _loads(run, w, gateways):
-                rows = run.select(w.name, gateways, load, name)
-                cells += (
-                    [f"{_mean_ttft(rows).value * 1e3:,.0f}", _cached(rows)] if rows else ["", ""]
-                )
-            table.add_row(*cells)
-        tables.append(table)
-    return tables
+            head += [f"{load:.0%}: TTFT", "p90", "cached"]
+        yield Sheet(
+            f"**{w.name}, {gateways_named(gateways)}**: mean TTFT in ms (95 %), its p90, and the "
+            "share of prompt tokens that came from a cache",
+            head,
+            list(_rows(run, w, gateways)),
+            in_details=True,
+        )
+    goals = run.load_goals()
+    if goals:
+        yield Sheet(
+            f"What is asked of {OURS}, as ratios, seed by seed",
+            _GOAL_HEAD,
+            [_goal_cells(goal) for goal in goals],
+            num_left=5,
+            notes=run.losses(),
+            in_details=run.plan.asked != "peers",
+        )
 
 
-def goals_table(run: PoliciesRun) -> Table | None:
-    goals = run.goals()
-    if not goals:
-        return None
-    table = Table(title=f"asked of {OURS}", title_justify="left")
-    for head in _GOAL_HEAD:
-        table.add_column(head)
-    for goal in goals:
-        *cells, met = _goal_cells(goal)
-        table.add_row(*cells, met.strip("*"))
-    return table
+def _pressure(run: PoliciesRun) -> Sheet:
+    """Where hearing of KV events pays: by cache and number of gateways, at the highest load that
+    all have."""
+    rows = []
+    for w, gateways in _settings(run):
+        load = _loads(run, w, gateways)[-1]
+        cells = [w.name.partition("@")[0], f"{run.plan.cache_of(w.name):,}", str(gateways)]
+        full = run.select(w.name, gateways, load, ORACLE) or run.select(
+            w.name, gateways, load, OURS
+        )
+        cells.append(_cached(full))
+        for names in (BLIND, APPROXIMATE, EVENT_DRIVEN):
+            best = run.best(w.name, gateways, load, names)
+            ratio = run.p90_ratio(w.name, gateways, load, best, OURS) if best else None
+            cells.append(f"{_interval(ratio)} {best}" if ratio else "")
+        rows.append(cells)
+    head = (
+        "workload", "cache, tokens", "gateways", "reusable", "load or session alone / ours",
+        "approximate / ours", "event-driven / ours",
+    )  # fmt: skip
+    return Sheet(
+        f"Where it pays to hear of KV events: p90 TTFT of the best policy of each kind over that "
+        f"of {OURS}, by cache and gateways, at {max(run.plan.loads):.0%}; reusable: the cached "
+        "share of who knows everything",
+        head,
+        rows,
+        num_left=1,
+    )
+
+
+def _beside(run: PoliciesRun, what: str, cell: Callable[[Sequence[Row]], str]) -> Sheet:
+    """All workloads at their highest load, a column each."""
+    settings = _settings(run)
+    loads = [_loads(run, w, gateways)[-1] for w, gateways in settings]
+    rows = []
+    for policy in run.policies:
+        found = [
+            run.select(w.name, gateways, load, policy.name)
+            for (w, gateways), load in zip(settings, loads, strict=True)
+        ]
+        cells = [cell(some) if some else "" for some in found]
+        rows.append([f"{policy.name}{_model_note(policy.is_model)}", *cells])
+    head = ["policy", *(f"{w.name}, {gateways_named(gateways)}" for w, gateways in settings)]
+    at = ", ".join(dict.fromkeys(f"{load:.0%}" for load in loads))
+    return Sheet(f"{what}, at {at} of the rate", head, rows)
 
 
 def summary(run: PoliciesRun) -> list[str]:
     """Rates, weights, and where others are ahead."""
-    return [*_workload_lines(run), *_lost(run)]
-
-
-def markdown(run: PoliciesRun) -> str:
-    lines = [
-        f"Simulated {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
-        f"seeds 1 to {run.plan.seeds}.",
-        *([f"Kept from an earlier run: {run.kept}."] if run.kept else []),
-        f"{machine_line(run.machine).partition(';')[0]}. Time is virtual: how busy the machine was "
-        "changes no figure.",
-        versions_line(run.machine),
-        "",
-        *_fleet_lines(run),
-        "",
-        *[f"- {line}" for line in _workload_lines(run)],
-        "",
-        "Policies:",
-        "",
-        *[f"- **{p.name}**: {p.about}{_model_note(p.is_model)}" for p in run.policies],
-        "",
-    ]
-    for w, gateways in _settings(run):
-        lines += [f"**{w.name}, {_gateways(gateways)}**: mean TTFT in ms (95 %), its p90, and the "
-                  "share of prompt tokens that came from a cache:", ""]  # fmt: skip
-        head = ["policy"]
-        for load in _loads(run, w, gateways):
-            head += [f"{load:.0%}: TTFT", "p90", "cached"]
-        lines += [*table_lines(head, _rows(run, w, gateways)), ""]
-    goals = run.goals()
-    if goals:
-        lines += [f"What is asked of {OURS}, as ratios, seed by seed:", ""]
-        lines += [*table_lines(_GOAL_HEAD, [_goal_cells(goal) for goal in goals], 5), ""]
-        met = sum(goal.is_met for goal in goals)
-        lines += [f"{met} of {len(goals)} are met.", ""]
-    lost = _lost(run)
-    if lost:
-        lines += [f"Who is ahead of {OURS}:", "", *[f"- {line}" for line in lost], ""]
-    return "\n".join(lines)
+    return [*_workload_lines(run), *run.losses()]
 
 
 def _settings(run: PoliciesRun) -> list[tuple[Loaded, int]]:
@@ -116,12 +128,12 @@ def _fleet_lines(run: PoliciesRun) -> list[str]:
     attention = ""
     if engine.attention_tokens:
         attention = f", twice that where it looks at {engine.attention_tokens:,} tokens"
+    slow = f"{fleet.num_slow} of them {fleet.slow_factor:g} × slower" if fleet.num_slow else "alike"
     caches = ", ".join(
-        f"{run.plan.cache_tokens[w.name]:,} tokens an engine for {w.name}" for w in run.workloads
+        f"{run.plan.cache_of(w.name):,} tokens an engine for {w.name}" for w in run.workloads
     )
     return [
-        f"{fleet.num_engines} engines, {fleet.num_slow} of them {fleet.slow_factor:g} × slower. A "
-        f"step takes {engine.step_seconds * 1e3:g} ms, {engine.decode_seconds * 1e3:g} ms for each "
+        f"{fleet.num_engines} engines, {slow}. A step takes {engine.step_seconds * 1e3:g} ms, {engine.decode_seconds * 1e3:g} ms for each "
         f"request that decodes and {engine.prefill_seconds * 1e6:g} µs for each prompt token that "
         f"is computed{attention}; at most {engine.max_batched_tokens:,} tokens a step and "
         f"{engine.max_num_seqs} requests a batch. Caches: {caches}.",
@@ -142,43 +154,24 @@ def _workload_lines(run: PoliciesRun) -> list[str]:
         if w.weights:
             weights = ", ".join(f"{float(x):.0%} {best}" for x, best in w.weights.items())
             line += (
-                f"; best weights (queue:kv:prefix) on the first half, behind one gateway: {weights}"
+                f"; best weights (queue:kv:prefix) on the first half, behind "
+                f"{gateways_named(run.plan.fit_gateways)}: {weights}"
             )
         lines.append(line)
     return lines
 
 
-def _lost(run: PoliciesRun) -> list[str]:
-    """Policies that the judged one is behind, and by how much."""
-    if OURS not in run.names():
-        return []
-    lines = []
-    for w, gateways in _settings(run):
-        for load in _loads(run, w, gateways):
-            for name in run.names():
-                ratio = run.ttft_ratio(w.name, gateways, load, OURS, name)
-                if name != OURS and ratio is not None and ratio.low > 1:
-                    lines.append(
-                        f"{w.name}, {_gateways(gateways)}, {load:.0%}: {name}; {OURS} takes "
-                        f"{_interval(ratio)} times as long"
-                    )
-    return lines
-
-
-def _goal_cells(goal: Goal) -> list[str]:
+def _goal_cells(goal: LoadGoal) -> list[str]:
     met = "yes" if goal.is_met else "**no**"
+    what = f"{goal.what} ({goal.other})" if goal.other else goal.what
     return [
-        goal.workload, str(goal.gateways), f"{goal.load:.0%}", goal.what, goal.asked,
+        goal.workload, str(goal.gateways), f"{goal.load:.0%}", what, goal.asked,
         _interval(goal.found), "" if goal.oracle is None else f"{goal.oracle.value:.3f}", met,
     ]  # fmt: skip
 
 
 def _model_note(is_model: bool) -> str:
-    return " (a model of that peer)" if is_model else ""
-
-
-def _gateways(number: int) -> str:
-    return "one gateway" if number == 1 else f"{number} gateways"
+    return " (a model)" if is_model else ""
 
 
 def _mean_ttft(rows: Sequence[Row]) -> Interval:
@@ -195,3 +188,15 @@ def _interval_ms(found: Interval) -> str:
 
 def _interval(found: Interval) -> str:
     return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+POLICIES = told_by(
+    "policies", PoliciesRun, about, sheets, notes=summary, pictures=pictures,
+    question="when the first token comes, by who chooses the engine: ours, peers', an oracle",
+    takes="18 minutes",
+)  # fmt: skip
+POLICIES_FLEET = told_by(
+    "policies --fleet", PoliciesRun, about, sheets, notes=summary,
+    question="several gateways before many engines: where it pays to hear of KV events",
+    takes="35 minutes",
+)  # fmt: skip

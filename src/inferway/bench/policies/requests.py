@@ -15,6 +15,7 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 
 MODEL = "simulated"
+_KEPT = 50_000  # requests; of more, what scheduling gets is made when it is needed
 CHARS_A_BLOCK = 8  # of the text that stands for a block, see `llm_request`
 
 
@@ -29,6 +30,28 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
     answer_blocks: tuple[int, ...] = ()  # whole blocks that the answer completes, if known
     follows: int | None = None  # the request whose answer must be there first
     think: float = 0.0  # seconds from that answer's end; does not shrink
+
+
+class Columns:
+    """Arrays by request."""
+
+    start: NDArray[np.float64]
+
+    def __init__(
+        self,
+        start: Sequence[float],
+        follows: Sequence[int],
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+    ) -> None:
+        self.start = np.array(start)
+        self.follows = np.array(follows, np.int64)  # -1: none
+        self.prompt_tokens = np.array(prompt_tokens, np.int64)
+        self.output_tokens = np.array(output_tokens, np.int64)
+
+
+def _tokens(request: SimRequest) -> tuple[int, int]:
+    return request.prompt_tokens, request.output_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +69,32 @@ class Workload:
         """The same as scheduling gets them."""
         return [llm_request(r, i, self.block_tokens) for i, r in enumerate(self.requests)]
 
+    def llm(self, index: int) -> LLMRequest:
+        """One of `llm_requests`; of a large workload these are not kept."""
+        if len(self.requests) > _KEPT:
+            return llm_request(self.requests[index], index, self.block_tokens)
+        return self.llm_requests[index]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The same as arrays, in one pass: there may be a million."""
+        return Columns(
+            *zip(
+                *(
+                    (r.start, -1 if r.follows is None else r.follows, *_tokens(r))
+                    for r in self.requests
+                ),
+                strict=True,
+            )
+        )
+
     @cached_property
     def followers(self) -> dict[int, list[int]]:
         """Request -> those that wait for its answer."""
         waiting: dict[int, list[int]] = {}
-        for index, request in enumerate(self.requests):
-            if request.follows is not None:
-                waiting.setdefault(request.follows, []).append(index)
+        follows = self.columns.follows
+        for index in np.flatnonzero(follows >= 0).tolist():
+            waiting.setdefault(int(follows[index]), []).append(index)
         return waiting
 
     @property
@@ -60,14 +102,18 @@ class Workload:
         """From the first start to the last, at the trace's own rate."""
         return self.requests[-1].start - self.requests[0].start + self.grain
 
+    @property
+    def own_rate(self) -> float:
+        """Requests a second, as the trace has them; 1 if they all begin at once."""
+        return len(self.requests) / self.seconds if self.seconds else 1.0
+
     def part(self, count: int) -> Workload:
         """The first `count` requests."""
         return Workload(self.name, self.about, self.block_tokens, self.requests[:count], self.grain)
 
     def starts(self, rate: float, seed: int) -> NDArray[np.float64]:
         """When each request arrives that follows none, for `rate` requests a second."""
-        starts = np.array([request.start for request in self.requests])
-        starts -= starts[0]
+        starts: NDArray[np.float64] = self.columns.start - self.columns.start[0]
         if self.grain:
             starts += np.random.default_rng(seed).uniform(0.0, self.grain, len(starts))
         if self.seconds:

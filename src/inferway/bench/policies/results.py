@@ -1,18 +1,23 @@
-"""What a run of `inferway bench policies` found, kept as JSON lines: the head, then a line a
-simulated run."""
+"""What a run of `inferway bench policies` found, and what was asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import msgspec
 
-from inferway.bench.machine import Machine
-from inferway.bench.policies.catalog import BEST_WEIGHTED, LLM_D, ORACLE, OURS
+from inferway.bench.policies.catalog import (
+    APPROXIMATE,
+    BEST_WEIGHTED,
+    EVENT_DRIVEN,
+    LLM_D,
+    ORACLE,
+    OURS,
+)
 from inferway.bench.policies.plan import Plan
 from inferway.bench.policies.weighted import Weights
+from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.spread import Interval, mean_interval
 
 
@@ -55,7 +60,7 @@ class Described(msgspec.Struct, frozen=True):
     is_model: bool
 
 
-class Goal(msgspec.Struct, frozen=True):
+class LoadGoal(msgspec.Struct, frozen=True):
     """Something that was asked for, at one load of one workload."""
 
     workload: str
@@ -66,13 +71,12 @@ class Goal(msgspec.Struct, frozen=True):
     found: Interval  # a ratio
     is_met: bool
     oracle: Interval | None  # the same ratio, of the oracle
+    other: str | None = None  # beside whom, where it is the best of several
 
 
-class PoliciesRun(msgspec.Struct, frozen=True):
+class PoliciesRun(Run, frozen=True):
     """A whole run."""
 
-    machine: Machine
-    command: str
     plan: Plan
     policies: list[Described]
     workloads: list[Loaded]
@@ -95,22 +99,86 @@ class PoliciesRun(msgspec.Struct, frozen=True):
         return self._ratio("ttft", self.select(workload, gateways, load, policy),
                            self.select(workload, gateways, load, other))  # fmt: skip
 
+    def p90_ratio(
+        self, workload: str, gateways: int, load: float, policy: str, other: str
+    ) -> Interval | None:
+        """The same of the p90."""
+        return self._ratio("ttft_p90", self.select(workload, gateways, load, policy),
+                           self.select(workload, gateways, load, other))  # fmt: skip
+
     def _ratio(self, field: str, over: Sequence[Row], under: Sequence[Row]) -> Interval | None:
         if not over or not under:
             return None
         pairs = zip(over, under, strict=True)
         return mean_interval([getattr(a, field) / getattr(b, field) for a, b in pairs])
 
+    @property
+    def seeds(self) -> list[int]:
+        return [1 + i for i in range(self.plan.seeds)]
+
+    @property
+    def is_virtual(self) -> bool:
+        return True
+
     def goals(self) -> list[Goal]:
+        """One for each kind of `load_goals`: how many hold, and the range of what was found."""
+        by_kind: dict[tuple[str, str], list[LoadGoal]] = {}
+        for goal in self.load_goals():
+            by_kind.setdefault((goal.what, goal.asked), []).append(goal)
+        found = []
+        for (what, asked), goals in by_kind.items():
+            ratios = [goal.found.value for goal in goals]
+            met = sum(goal.is_met for goal in goals)
+            shown = f"{min(ratios):.2f} to {max(ratios):.2f}; {met} of {len(goals)} hold"
+            found.append(Goal(f"{OURS}: {what}", asked, shown, met == len(goals)))
+        return found
+
+    def losses(self) -> list[str]:
+        """Policies that the judged one is behind, and by how much."""
+        found = []
+        judged = [
+            (w.name, n, load, other)
+            for w in self.workloads
+            for n in self.plan.gateways
+            for load in self.plan.loads
+            for other in self.names()
+            if other != OURS
+        ]
+        for workload, gateways, load, other in judged:
+            times = self.ttft_ratio(workload, gateways, load, OURS, other)
+            if times is not None and times.low > 1:
+                found.append(
+                    f"{workload}, {gateways_named(gateways)}, {load:.0%}: {other}; {OURS} takes "
+                    f"{times.value:.3f} ({times.low:.3f}-{times.high:.3f}) times as long"
+                )
+        return found
+
+    def figures(self) -> list[Figure]:
+        by_case: dict[str, list[Row]] = {}
+        for row in self.rows:
+            case = f"{row.workload}, {row.gateways} gateways, {row.load:.0%}, {row.policy}"
+            by_case.setdefault(case, []).append(row)
+        return [
+            figure
+            for case, rows in by_case.items()
+            for figure in (
+                Figure(f"{case}: mean TTFT", "s", [row.ttft for row in rows]),
+                Figure(f"{case}: cached", "", [row.cached_share for row in rows], "higher"),
+            )
+        ]
+
+    def load_goals(self) -> list[LoadGoal]:
         """Empty if expected-ttft was not among the policies."""
-        found: list[Goal] = []
+        found: list[LoadGoal] = []
         for workload in self.workloads:
             for gateways in self.plan.gateways:
                 for load in self.plan.loads:
                     found += self._goals_at(workload.name, gateways, load)
         return found
 
-    def _goals_at(self, workload: str, gateways: int, load: float) -> list[Goal]:
+    def _goals_at(self, workload: str, gateways: int, load: float) -> list[LoadGoal]:
+        if self.plan.asked == "peers":
+            return self._beside_peers(workload, gateways, load)
         ours = self.select(workload, gateways, load, OURS)
         oracle = self.select(workload, gateways, load, ORACLE)
         asked = [
@@ -126,22 +194,37 @@ class PoliciesRun(msgspec.Struct, frozen=True):
             ratio, best = self._ratio(field, ours, theirs), self._ratio(field, oracle, theirs)
             if ratio is not None:
                 met = ratio.value >= limit if field == "cached_share" else ratio.value <= limit
-                goals.append(Goal(workload, gateways, load, what, bar, ratio, met, best))
+                goals.append(LoadGoal(workload, gateways, load, what, bar, ratio, met, best))
         return goals
 
+    def _beside_peers(self, workload: str, gateways: int, load: float) -> list[LoadGoal]:
+        """The p90 of the best of each kind of peers, over ours."""
+        if workload not in ("mooncake", "agentic") or gateways == 1:
+            return []
+        ours = self.select(workload, gateways, load, OURS)
+        oracle = self.select(workload, gateways, load, ORACLE)
+        asked = [
+            ("approximate", APPROXIMATE, 1.5),
+            ("event-driven", EVENT_DRIVEN, 1.1),
+        ]
+        goals = []
+        for kind, names, limit in asked:
+            best = self.best(workload, gateways, load, names)
+            theirs = self.select(workload, gateways, load, best) if best else []
+            ratio = self._ratio("ttft_p90", theirs, ours)
+            if ratio is not None:
+                what = f"p90 TTFT of the best {kind} policy / ours"
+                most = self._ratio("ttft_p90", theirs, oracle)
+                bar, met = f"≥ {limit:g}", ratio.value >= limit
+                goals.append(LoadGoal(workload, gateways, load, what, bar, ratio, met, most, best))
+        return goals
 
-def write_lines(run: PoliciesRun) -> str:
-    """JSON lines: what was run on what, then a line a simulated run."""
-    head: dict[str, Any] = msgspec.to_builtins(run)
-    rows = head.pop("rows")
-    return "".join(msgspec.json.encode(line).decode() + "\n" for line in (head, *rows))
+    def best(self, workload: str, gateways: int, load: float, names: Sequence[str]) -> str | None:
+        """Of these, the one with the least mean p90; None if none of them was simulated."""
+        found = {name: self.select(workload, gateways, load, name) for name in names}
+        means = {name: fmean(r.ttft_p90 for r in rows) for name, rows in found.items() if rows}
+        return min(means, key=means.__getitem__, default=None)
 
 
-def read_lines(text: str) -> PoliciesRun:
-    """What `write_lines` wrote."""
-    head, *rows = (msgspec.json.decode(line) for line in text.splitlines())
-    return msgspec.convert({**head, "rows": rows}, PoliciesRun)
-
-
-def load_run(path: Path) -> PoliciesRun:
-    return read_lines(path.read_text())
+def gateways_named(number: int) -> str:
+    return "one gateway" if number == 1 else f"{number} gateways"

@@ -5,34 +5,29 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shlex
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
-from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from inferway.bench.machine import this_machine
 from inferway.bench.policies.catalog import BEST_WEIGHTED, ENTRIES, policy_named
 from inferway.bench.policies.chats import ChatSpec, chats
+from inferway.bench.policies.measured import WARM, command, doubling, row
 from inferway.bench.policies.plan import Plan
-from inferway.bench.policies.requests import Outcome, Workload
+from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.results import Described, Loaded, PoliciesRun, Row
 from inferway.bench.policies.simulate import simulate
-from inferway.bench.policies.traces import agentic, mooncake
+from inferway.bench.policies.trace_files import FILES, read_trace
 from inferway.bench.policies.weighted import Weights, weighted
 from inferway.bench.processes import BenchError
 from inferway.bench.venvs import OnStep
 
 _REFERENCE = "round-robin"
-_WARM = 0.5  # of a run; what arrives before is not judged
 _WARM_FIT = 0.2
-_IDLE_GAP = 60.0  # seconds between requests that do not meet
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -63,11 +58,33 @@ def run_policies(plan: Plan, traces: Path, on_step: OnStep) -> PoliciesRun:
         rows = work.rows(loaded, names)
     return PoliciesRun(
         machine=machine,
-        command=_command(),
+        command=command(),
         plan=msgspec.structs.replace(plan, grid=()),
         policies=_described(names),
         workloads=loaded,
         rows=rows,
+    )
+
+
+def run_more(before: PoliciesRun, plan: Plan, traces: Path, on_step: OnStep) -> PoliciesRun:
+    """`before` with the workloads of `plan`, in place of those of their names. All else of the
+    plan but loads must be as it was. Raises BenchError."""
+    new = msgspec.structs.replace(plan, policies=tuple(before.names()))
+    added = run_policies(new, traces, on_step)
+    kept = [w for w in before.workloads if w.name not in plan.workloads]
+    names = {w.name for w in kept}
+    workloads = [*kept, *added.workloads]
+    made = f"{before.machine.date} UTC, commit {before.machine.commit}"
+    return msgspec.structs.replace(
+        added,
+        plan=msgspec.structs.replace(
+            added.plan,
+            workloads=tuple(w.name for w in workloads),
+            loads=tuple(sorted({*before.plan.loads, *plan.loads})),
+        ),
+        workloads=workloads,
+        rows=[*(row for row in before.rows if row.workload in names), *added.rows],
+        kept=before.kept or f"{', '.join(names)}: {made}",
     )
 
 
@@ -86,7 +103,7 @@ def run_again(
     return msgspec.structs.replace(
         before,
         machine=machine,
-        command=_command(),
+        command=command(),
         policies=_described(known),
         rows=[*(row for row in before.rows if row.policy not in names), *rows],
         kept=before.kept or f"{', '.join(n for n in before.names() if n not in names)}: {made}",
@@ -97,10 +114,6 @@ def _pool(plan: Plan) -> ProcessPoolExecutor:
     # Not forked: a progress display has a thread.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(plan.processes or os.cpu_count(), mp_context=context)
-
-
-def _command() -> str:
-    return shlex.join(["inferway", *sys.argv[1:]])
 
 
 def _described(names: Collection[str]) -> list[Described]:
@@ -160,7 +173,7 @@ class _Work:
         rate = w.doubling_rate * load
         return Task(
             self._sent, self._traces, w.name, BEST_WEIGHTED, seed, rate, load,
-            weights=weights, first_half=True,
+            gateways=self._plan.fit_gateways, weights=weights, first_half=True,
         )  # fmt: skip
 
     def _tried(self, tasks: Sequence[Task], what: str) -> list[tuple[Task, float]]:
@@ -221,12 +234,16 @@ def perform(task: Task) -> Row:
     """In a process of the pool."""
     workload = _load(task.plan, task.traces, task.workload, task.seed)
     fleet = task.plan.fleet_for(task.workload, task.gateways)
-    warm = _WARM
+    warm = WARM
     if task.first_half:
         workload, warm = _first_half(task.plan, task.traces, task.workload, task.seed), _WARM_FIT
     make = weighted(task.weights) if task.weights is not None else policy_named(task.policy)
     outcome = simulate(workload, task.rate, fleet, make, task.seed)
-    return _row(task, workload, outcome, warm)
+    found = row(
+        workload, outcome, task.rate, policy=task.policy, seed=task.seed, gateways=task.gateways,
+        load=task.load, warm=warm,
+    )  # fmt: skip
+    return msgspec.structs.replace(found, workload=task.workload)  # with its caches, if named
 
 
 def find_rate(plan: Plan, traces: Path, name: str) -> Loaded:
@@ -237,13 +254,7 @@ def find_rate(plan: Plan, traces: Path, name: str) -> Loaded:
     def ttft(rate: float) -> float:
         return fmean(_reference_ttft(plan, traces, name, rate, seed) for seed in seeds)
 
-    idle = ttft(1 / _IDLE_GAP)
-    low = high = 0.1
-    while ttft(high) < 2 * idle:
-        low, high = high, high * 1.5
-    for _ in range(plan.bisections):
-        middle = sqrt(low * high)
-        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
+    idle, low = doubling(ttft, 0.1, plan.bisections)
     return Loaded(name, workload.about, len(workload.requests), idle, low, {})
 
 
@@ -252,54 +263,16 @@ def _reference_ttft(plan: Plan, traces: Path, name: str, rate: float, seed: int)
     return perform(task).ttft
 
 
-def _row(task: Task, workload: Workload, outcome: Outcome, warm: float) -> Row:
-    end = len(workload.requests) / task.rate
-    judged = np.flatnonzero((outcome.arrived >= warm * end) & (outcome.arrived <= end))
-    prompt = np.array([request.prompt_tokens for request in workload.requests])[judged]
-    output = np.array([request.output_tokens for request in workload.requests])[judged]
-    ttft = outcome.ttft[judged]
-    p50, p90, p99 = np.percentile(ttft, (50, 90, 99))
-    decoded = outcome.latency[judged] - ttft
-    slow = outcome.slow[outcome.engine[judged]]
-    return Row(
-        workload=task.workload,
-        gateways=task.gateways,
-        load=task.load,
-        policy=task.policy,
-        seed=task.seed,
-        rate=task.rate,
-        requests=len(judged),
-        ttft=float(ttft.mean()),
-        ttft_p50=float(p50),
-        ttft_p90=float(p90),
-        ttft_p99=float(p99),
-        token_seconds=float(decoded.sum() / max(1, (output - 1).sum())),
-        cached_share=float(outcome.cached_tokens[judged].sum() / prompt.sum()),
-        slow_share=float(slow.mean()),
-        cpu_seconds=outcome.cpu_seconds,
-    )
-
-
 def _load(plan: Plan, traces: Path, name: str, seed: int) -> Workload:
     """A process keeps those that it has made."""
-    if name == "mooncake":
-        return _mooncake(traces, plan.requests)
+    name = name.partition("@")[0]
     if name == "chats":
         return _chats(seed, plan.chats)
-    if name == "agentic":
-        return _agentic(traces, seed, plan.requests)
-    raise BenchError(f"no workload {name!r}; known: mooncake, chats, agentic")
-
-
-@lru_cache(maxsize=1)
-def _mooncake(traces: Path, most: int | None) -> Workload:
-    """The same for all seeds: they change when its requests arrive."""
-    return mooncake(traces, most)
-
-
-@lru_cache(maxsize=8)
-def _agentic(traces: Path, seed: int, most: int | None) -> Workload:
-    return agentic(traces, seed, most)
+    if name not in FILES:
+        raise BenchError(f"no workload {name!r}; known: chats, {', '.join(FILES)}")
+    # Of these the seed only changes when requests arrive.
+    drawn = 1 if name in ("mooncake", "azure") else seed
+    return read_trace(traces / FILES[name], drawn, plan.requests or plan.most.get(name))
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ run depends on its arguments alone.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -59,12 +60,21 @@ class World(msgspec.Struct, frozen=True):
 MakePolicy = Callable[[World], Policy]
 
 
+TellArrived = Callable[[int], None]  # how many requests have arrived, now and then
+_TELL_EVERY = 2_000
+
+
 def simulate(
-    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
+    workload: Workload,
+    rate: float,
+    fleet: FleetSpec,
+    make_policy: MakePolicy,
+    seed: int,
+    tell: TellArrived | None = None,
 ) -> Outcome:
     """Run `workload` at `rate` requests a second until all have ended. Raises BenchError for a
     request that no engine could ever hold."""
-    return _Run(workload, rate, fleet, make_policy, seed).run()
+    return _Run(workload, rate, fleet, make_policy, seed).run(tell)
 
 
 class _Run:
@@ -90,10 +100,11 @@ class _Run:
         self._ticks = [random.random() * self._interval for _ in self._gateways]  # the next
         self._next_tick = min(self._ticks)
         self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
+        self._delay = fleet.engine.request_seconds
+        self._coming: deque[tuple[float, int, Job]] = deque()  # (when, engine, job), in order
         starts = workload.starts(rate, seed)
-        self._arrivals = [
-            (float(starts[i]), i) for i, r in enumerate(workload.requests) if r.follows is None
-        ]
+        first = np.flatnonzero(workload.columns.follows < 0)
+        self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
         heapify(self._arrivals)
         num = len(workload.requests)
         self._outcome = Outcome(
@@ -107,13 +118,15 @@ class _Run:
         )
 
     def _check_room(self) -> None:
-        engine = self._engines[0]
-        for request in self._workload.requests:
-            if not engine.fits(request):
-                raise BenchError(
-                    f"{self._workload.name}: a request of {request.prompt_tokens} tokens does not "
-                    f"fit an engine's cache of {engine.spec.cache_tokens}; the cure: a larger cache"
-                )
+        columns, engine = self._workload.columns, self._engines[0]
+        longest = int((columns.prompt_tokens + columns.output_tokens).argmax())
+        request = self._workload.requests[longest]
+        if not engine.fits(request):
+            raise BenchError(
+                f"{self._workload.name}: a request of {request.prompt_tokens} tokens and "
+                f"{request.output_tokens} to be written does not fit an engine's cache of "
+                f"{engine.spec.cache_tokens}; the cure: a larger cache"
+            )
 
     def _world(self) -> World:
         """Each gateway draws numbers of its own."""
@@ -121,11 +134,16 @@ class _Run:
         random = Random(self._random.random())
         return World(self._engines, requests, size, random, lambda: self.now)
 
-    def run(self) -> Outcome:
+    def run(self, tell: TellArrived | None = None) -> Outcome:
         began = process_time()
         arrivals, due = self._arrivals, self._due
-        while arrivals or due:
+        num_arrived = 0
+        coming = self._coming
+        while arrivals or due or coming:
             at = arrivals[0][0] if arrivals else math.inf
+            if coming and coming[0][0] <= at and not (due and due[0][0] <= coming[0][0]):
+                self._add(*coming.popleft())
+                continue
             tick = None
             if arrivals and self._next_tick <= at:
                 at, tick = self._last_tick(at)
@@ -135,6 +153,9 @@ class _Run:
                 self._scrape(tick, at)
             else:
                 self._arrive()
+                num_arrived += 1
+                if tell is not None and num_arrived % _TELL_EVERY == 0:
+                    tell(num_arrived)
         self._outcome.cpu_seconds = process_time() - began
         return self._outcome
 
@@ -160,11 +181,18 @@ class _Run:
         gateways = self._gateways
         gateway = gateways[0] if len(gateways) == 1 else self._random.choice(gateways)
         job = Job(index, self._workload.requests[index], at, gateway)
-        row = gateway.route(job, self._workload.llm_requests[index], at)
+        row = gateway.route(job, self._workload.llm(index), at)
         self._outcome.arrived[index] = at
         self._outcome.engine[index] = row
+        if self._delay:
+            self._coming.append((at + self._delay, row, job))
+        else:
+            self._add(at, row, job)
+
+    def _add(self, now: float, row: int, job: Job) -> None:
+        self.now = now
         engine = self._engines[row]
-        if engine.add(job, at):
+        if engine.add(job, now):
             heappush(self._due, (engine.due, row, engine.version))
 
     def _end_stretch(self) -> None:

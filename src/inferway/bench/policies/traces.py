@@ -1,20 +1,14 @@
-"""Real traces -> workloads. The files are the project's data, `traces/`; its README has more."""
+"""Traces that name their blocks -> workloads: Mooncake's, and a coding agent's sessions."""
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import msgspec
 
 from inferway.bench.policies.requests import SimRequest, Workload
-from inferway.bench.processes import BenchError
 
-_MOONCAKE = "mooncake_conversation_trace.jsonl.gz"
-_AGENTIC = "claude_code_agentic_traces_305.jsonl.gz"
 BLOCK = 512  # tokens: Mooncake's, and what eight of the agents' blocks are joined to
 _MOONCAKE_TICK = 3.0  # seconds: its timestamps are multiples of it
 _AGENTIC_BLOCK = 64
@@ -30,11 +24,10 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: list[int]
 
 
-def mooncake(traces: Path, most: int | None = None) -> Workload:
-    """Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt. Raises
-    BenchError if it is not there."""
-    lines = _lines(traces / _MOONCAKE)[:most]
-    requests = [_mooncake_request(msgspec.json.decode(line, type=_MooncakeLine)) for line in lines]
+def mooncake(lines: Sequence[bytes], most: int | None = None) -> Workload:
+    """Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
+    decode = msgspec.json.Decoder(_MooncakeLine).decode
+    requests = [_mooncake_request(decode(line)) for line in lines[:most] if line]
     about = (
         "Mooncake's conversation trace; answers are not reused (it does not name their blocks); "
         "a session is what its second block names"
@@ -65,10 +58,11 @@ class _AgentSession(msgspec.Struct):
     requests: list[_Step]
 
 
-def agentic(traces: Path, seed: int, most: int | None = None) -> Workload:
+def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
     """Sessions of a coding agent, 64,000 tokens a prompt, in an order drawn with the seed; at most
-    `most` requests. Raises BenchError if it is not there."""
-    sessions = _agent_sessions(traces / _AGENTIC)
+    `most` requests."""
+    decode = msgspec.json.Decoder(_AgentSession).decode
+    sessions = [decode(line) for line in lines if line]
     order = list(range(len(sessions)))
     rng = Random(seed)
     rng.shuffle(order)
@@ -102,16 +96,3 @@ def _agent_requests(
             follows=first + number - 1 if number else None,
             think=min(step.think_time, _AGENTIC_THINK),
         )
-
-
-@lru_cache(maxsize=1)
-def _agent_sessions(path: Path) -> list[_AgentSession]:
-    return [msgspec.json.decode(line, type=_AgentSession) for line in _lines(path)]
-
-
-def _lines(path: Path) -> list[bytes]:
-    if not path.is_file():
-        raise BenchError(
-            f"{path}: not there; the cure: give the directory of the project's data with --data"
-        )
-    return gzip.decompress(path.read_bytes()).splitlines()

@@ -1,15 +1,15 @@
-"""A run of `inferway bench prompts` as tables: in the terminal, and as markdown."""
+"""A run of `inferway bench prompts` as tables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
-from inferway.bench.document import machine_line, table_lines, versions_line
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.prompts.results import PromptsRun, Row, Series
-from inferway.bench.spread import quartiles
+from inferway.bench.sheets import Sheet, told_by
+from inferway.bench.spread import median_interval, quartiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,51 +18,46 @@ class _Column:
 
     head: str
     cell: Callable[[Row], str]
-    in_terminal: bool = True
 
 
-def terminal_tables(run: PromptsRun) -> Iterator[Table]:
-    for name, rows in _tables(run):
-        shown = Table(title=name, title_justify="left")
-        columns = [column for column in _columns(rows) if column.in_terminal]
-        for i, column in enumerate(columns):
-            shown.add_column(column.head, justify="left" if i == 0 else "right")
-        for row in rows:
-            shown.add_row(*(column.cell(row) for column in columns))
-        yield shown
-
-
-def markdown(run: PromptsRun) -> str:
-    """All tables, what was compared with what, and how."""
+def about(run: PromptsRun) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    lines = [
-        f"Measured {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}, "
-        f"seed {run.seed}:",
-        f"{versions}; both in the same run, taking turns.",
-        machine_line(run.machine),
-        versions_line(run.machine),
-        f"Text: {run.text}.",
-    ]
-    lines += [f"Left out: {what}." for what in run.left_out]
-    for name, rows in _tables(run):
+    lines = [f"{versions}; both in the same run, taking turns. Text: {run.text}."]
+    return lines + [f"Left out: {what}." for what in run.left_out]
+
+
+def sheets(run: PromptsRun) -> Iterator[Sheet]:
+    """The first table is what a request costs; templates alone and loading are details."""
+    names = list(dict.fromkeys(row.table for row in run.rows))
+    for name in names:
+        rows = [row for row in run.rows if row.table == name]
         columns = _columns(rows)
-        lines += ["", f"{name}: median (quartiles).", ""]
-        lines += table_lines(
+        yield Sheet(
+            f"{name}: median (quartiles)",
             [column.head for column in columns],
-            ([column.cell(row) for column in columns] for row in rows),
+            [[column.cell(row) for column in columns] for row in rows],
+            notes=[f"{row.name}: {row.note}." for row in rows if row.note],
+            in_details=name != names[0],
         )
-        lines += _notes(rows)
-    return "\n".join(lines) + "\n"
 
 
-def missed(run: PromptsRun) -> list[str]:
-    """The names of the rows that are not as asked."""
-    return [row.name for row in run.rows if row.is_met is False]
+def pictures(run: PromptsRun) -> list[Picture]:
+    """Time against the prompt's length where a chat has one turn more, both sides."""
+    points = [(length, row) for row in run.rows if (length := _length(row)) is not None]
+    ours = [(length, row.ours) for length, row in points]
+    theirs = [(length, row.theirs) for length, row in points if row.theirs is not None]
+    lines = [
+        Line(name, [length for length, _ in some], [median_interval(s.wall) for _, s in some])
+        for name, some in (("ours", ours), ("transformers", theirs))
+    ]
+    panel = Panel("tokens of the prompt", "render and tokenize, µs", lines, log_x=True, log_y=True)
+    title = "A chat with one turn more, SmolLM2: median, 95 %"
+    return [Picture("prompts", title, [[panel]])]
 
 
-def _tables(run: PromptsRun) -> Iterator[tuple[str, list[Row]]]:
-    for name in dict.fromkeys(row.table for row in run.rows):
-        yield name, [row for row in run.rows if row.table == name]
+def _length(row: Row) -> int | None:
+    found = re.match(r"([\d,]+) tokens, one turn more(, SmolLM2)?$", row.name)
+    return int(found[1].replace(",", "")) if found else None
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
@@ -88,28 +83,24 @@ def _cpu(series: Series | None) -> str:
     return f"{_number(us)} µs" if us < 100_000 else f"{_number(us / 1e3)} ms"
 
 
-def _asked(row: Row) -> str:
-    return "" if row.target is None else row.target.words(row.unit)
-
-
 def _number(value: float) -> str:
     """Three digits are what repeats show."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _notes(rows: list[Row]) -> list[str]:
-    notes = [f"- {row.name}: {row.note}." for row in rows if row.note]
-    return ["", *notes] if notes else []
 
 
 _COLUMNS = (
     _Column("what", lambda row: row.name),
     _Column("ours", lambda row: _spread(row.ours, row.unit)),
     _Column("transformers", lambda row: _spread(row.theirs, row.unit)),
-    _Column("CPU: ours", lambda row: _cpu(row.ours), in_terminal=False),
-    _Column("CPU: theirs", lambda row: _cpu(row.theirs), in_terminal=False),
+    _Column("CPU: ours", lambda row: _cpu(row.ours)),
+    _Column("CPU: theirs", lambda row: _cpu(row.theirs)),
     _Column("theirs / ours (95 %)", _ratio),
-    _Column("asked", _asked, in_terminal=False),
-    _Column("met", lambda row: {None: "", True: "yes", False: "**no**"}[row.is_met]),
-    _Column("seed 003", lambda row: row.seed, in_terminal=False),
+    _Column("seed 003", lambda row: row.seed),
 )
+
+
+PROMPTS = told_by(
+    "prompts", PromptsRun, about, sheets, pictures=pictures,
+    question="what rendering and tokenizing real chats costs, beside transformers",
+    takes="3 minutes",
+)  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from os.path import commonprefix
 from statistics import median
 
 import msgspec
 
-from inferway.bench.machine import Machine
+from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.spread import Interval, ratio_of_medians
 
 
@@ -76,21 +77,55 @@ class Row(msgspec.Struct, frozen=True):
         return None if self.target is None else self.target.is_met(self.ours, self.theirs)
 
 
-class PromptsRun(msgspec.Struct, frozen=True):
+class PromptsRun(Run, frozen=True):
     """A whole run."""
 
-    machine: Machine
-    command: str
     versions: dict[str, str]  # of what was compared
     seed: int
     text: str  # where the chats are from
     left_out: list[str]
     rows: list[Row]
 
+    @property
+    def seeds(self) -> list[int]:
+        return [self.seed]
 
-def write_run(run: PromptsRun) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
+    def goals(self) -> list[Goal]:
+        """Of rows that are asked the same, one."""
+        by_bar: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.target is not None:
+                kind = row.name.split(",")[0] if row.target.share is None else ""
+                by_bar.setdefault((row.table, row.target.words(row.unit) + kind), []).append(row)
+        return [_goal(rows) for rows in by_bar.values()]
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for row in self.rows:
+            found.append(Figure(f"{row.table}: {row.name}", row.unit, row.ours.wall))
+            if row.theirs is not None:
+                name = f"{row.table}: {row.name}, transformers"
+                found.append(Figure(name, row.unit, row.theirs.wall, is_ours=False))
+        return found
 
 
-def load_run(path: Path) -> PromptsRun:
-    return msgspec.json.decode(path.read_bytes(), type=PromptsRun)
+def _goal(rows: Sequence[Row]) -> Goal:
+    first = rows[0]
+    assert first.target is not None
+    common = commonprefix([row.name for row in rows]).rstrip(", ")  # noqa: RUF071
+    what = common or first.table
+    return Goal(
+        what if len(rows) == 1 else f"{what}, worst of {len(rows)}",
+        first.target.words(first.unit),
+        ", ".join(_found(rows, first.target, first.unit)),
+        all(row.is_met for row in rows),
+    )
+
+
+def _found(rows: Sequence[Row], target: Target, unit: str) -> Iterator[str]:
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    if ratios and (target.times is not None or target.share is not None):
+        worst = min(ratios, key=lambda ratio: ratio.value)
+        yield f"{worst.value:.1f} × ({worst.low:.1f} to {worst.high:.1f})"
+    if target.most is not None:
+        yield f"{max(median(row.ours.wall) for row in rows):,.4g} {unit}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from inferway.bench.machine import Machine
 from inferway.bench.proxy.plan import Plan
+from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.spread import Interval, mean_interval, ratio_of_medians
 
 SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
@@ -51,20 +50,9 @@ class Memory(msgspec.Struct, frozen=True):
     growth: list[float]  # with `Plan.held_streams` streams open
 
 
-class Goal(msgspec.Struct, frozen=True):
-    """One bar of the data plane's table."""
-
-    what: str
-    asked: str
-    found: str
-    is_met: bool
-
-
-class ProxyRun(msgspec.Struct, frozen=True):
+class ProxyRun(Run, frozen=True):
     """A whole run. `rate` is of the latencies, requests a second."""
 
-    machine: Machine
-    command: str
     plan: Plan
     versions: dict[str, str]
     bodies: dict[str, str]  # case -> what its bodies are
@@ -79,6 +67,11 @@ class ProxyRun(msgspec.Struct, frozen=True):
 
     def latency(self, router: str) -> Latency | None:
         return next((one for one in self.latencies if one.router == router), None)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the arrivals, one for each repeat."""
+        return list(range(self.plan.repeats))
 
     def goals(self) -> list[Goal]:
         """Those whose routers were measured."""
@@ -97,6 +90,22 @@ class ProxyRun(msgspec.Struct, frozen=True):
             ),
         ]
         return [goal for goal in found if goal is not None]
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for cost in self.costs:
+            of = "a chunk" if cost.case == STREAM else "a request"
+            name = f"{cost.router}, {cost.case}: CPU {of}"
+            found.append(Figure(name, "µs", cost.cpu_us, is_ours=_is_ours(cost.router)))
+        for one in self.latencies:
+            for name, us in (("p50", one.p50_us), ("p99", one.p99_us)):
+                what = f"{one.router}: time to first token, {name}"
+                found.append(Figure(what, "µs", us, is_ours=_is_ours(one.router)))
+        for tree in self.memory:
+            for name, mib in (("at start", tree.at_start), ("of streams", tree.growth)):
+                what = f"{tree.router}: memory {name}"
+                found.append(Figure(what, "MiB", mib, is_ours=_is_ours(tree.router)))
+        return found
 
     def added_us(self, router: str, of: Callable[[Latency], list[float]]) -> list[float]:
         """What the router adds to the same percentile without one, repeat by repeat."""
@@ -158,14 +167,10 @@ class ProxyRun(msgspec.Struct, frozen=True):
         ]
 
 
+def _is_ours(router: str) -> bool:
+    return router in (PLAIN, SCORING)
+
+
 def shown(interval: Interval, form: str = "{:.2f}") -> str:
     value, low, high = map(form.format, (interval.value, interval.low, interval.high))
     return f"{value} ({low} to {high})"
-
-
-def write_run(run: ProxyRun) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
-
-
-def load_run(path: Path) -> ProxyRun:
-    return msgspec.json.decode(path.read_bytes(), type=ProxyRun)

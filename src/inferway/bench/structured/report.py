@@ -1,12 +1,10 @@
-"""A run of `inferway bench structured` as tables: in the terminal, and as markdown."""
+"""A run of `inferway bench structured` as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
-from inferway.bench.document import machine_line, table_lines, versions_line
+from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.structured.results import Count, Masks, StructuredRun, System, percentile
 
 _KEPT = (
@@ -19,52 +17,25 @@ _SPEED = (
 )
 
 
-def terminal_tables(run: StructuredRun) -> Iterator[Table]:
-    yield _table(
-        "What was asked",
-        ("", "asked", "found", "met"),
-        [[*goal[:3], "yes" if goal.is_met else "no"] for goal in run.goals()],
-    )
-    for ordered in (False, True):
-        yield _table(f"Schemas, instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
-    yield _table("Speed", _SPEED, _speed_rows(run))
-
-
-def _table(title: str, head: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for one in head:
-        table.add_column(one)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def markdown(run: StructuredRun) -> str:
-    plan = run.plan
+def about(run: StructuredRun) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    lines = [
-        f"Measured {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}: "
-        f"{len(run.schemas)} schemas of {run.file}, tokens of {run.tokenizer}, {versions}.",
-        machine_line(run.machine) + f" After the run: {run.load_after}.",
-        versions_line(run.machine),
-        "",
-        *table_lines(
-            ("", "asked", "found", "met"),
-            ([*g[:3], "yes" if g.is_met else "**no**"] for g in run.goals()),
-            num_left=4,
-        ),
+    return [
+        f"{len(run.schemas)} schemas of {run.file}, tokens of {run.tokenizer}; {versions}. Load "
+        f"average after the run: {run.load_after}."
     ]
+
+
+def sheets(run: StructuredRun) -> Iterator[Sheet]:
     for ordered in (False, True):
-        lines += ["", f"Schemas, with their instances {_how(ordered)}:", ""]
-        lines += table_lines(_KEPT, _kept_rows(run, ordered))
-    lines += ["", "Speed:", "", *table_lines(_SPEED, _speed_rows(run)), ""]
-    lines += [f"Masks of {plan.batch_rows} answers inside a string, one step, ms:", ""]
-    ways = list(next(iter(run.batch_ms.values())))
-    lines += table_lines(
+        yield Sheet(f"Schemas, instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
+    yield Sheet("Speed", _SPEED, _speed_rows(run))
+    ways = list(next(iter(run.batch_ms.values()))) if run.batch_ms else []
+    yield Sheet(
+        f"Masks of {run.plan.batch_rows} answers inside a string, one step, ms, median of "
+        f"{run.plan.batch_repeats}",
         ("", *ways),
-        ([whose, *(f"{found[way]:.2f}" for way in ways)] for whose, found in run.batch_ms.items()),
+        [[whose, *(f"{found[way]:.2f}" for way in ways)] for whose, found in run.batch_ms.items()],
     )
-    return "\n".join(lines) + "\n"
 
 
 def _how(ordered: bool) -> str:
@@ -108,3 +79,11 @@ def _masks(masks: Masks | None) -> str:
         return ""
     found = (masks.p50, masks.p95, masks.p99, masks.p999, masks.max)
     return " / ".join(f"{us:.0f}" for us in found)
+
+
+STRUCTURED = told_by(
+    "structured", StructuredRun, about, sheets,
+    question="which of real JSON schemas are kept, and how fast, beside four libraries",
+    takes="half an hour",
+    arguments="SAMPLE",
+)  # fmt: skip

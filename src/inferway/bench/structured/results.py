@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from inferway.bench.machine import Machine
+from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.structured.plan import Plan
 from inferway.bench.structured.systems import OURS, VLLM
 
@@ -60,16 +59,9 @@ class Count(NamedTuple):
     letting_unnamed: int  # and have no keyword named that is not enforced
 
 
-class Goal(NamedTuple):
-    what: str
-    asked: str
-    found: str
-    is_met: bool
+class StructuredRun(Run, frozen=True):
+    """A whole run."""
 
-
-class StructuredRun(msgspec.Struct, frozen=True):
-    machine: Machine
-    command: str
     file: str
     tokenizer: str
     plan: Plan
@@ -121,7 +113,23 @@ class StructuredRun(msgspec.Struct, frozen=True):
             if one.seconds is not None and other.seconds is not None
         )
 
-    def goals(self) -> Iterator[Goal]:
+    def goals(self) -> list[Goal]:
+        return [*self._kept_goals(), *self._speed_goals()]
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for system in self.systems:
+            is_ours = system.name == OURS
+            count, times = self.count(system, ordered=True), self.compile_ms(system)
+            found += [
+                Figure(f"{system.name}: schemas right", "", [count.right], "higher", is_ours),
+                Figure(f"{system.name}: compile", "ms", list(times), is_ours=is_ours),
+                Figure(f"{system.name}: mask, p50", "µs", [system.masks.p50], is_ours=is_ours),
+                Figure(f"{system.name}: mask, p99", "µs", [system.masks.p99], is_ours=is_ours),
+            ]
+        return found
+
+    def _kept_goals(self) -> Iterator[Goal]:
         num = len(self.schemas)
         for ordered in (False, True):
             best = self.best_library(ordered=ordered)
@@ -144,7 +152,6 @@ class StructuredRun(msgspec.Struct, frozen=True):
         yield Goal(
             "schemas that let an invalid instance through unnamed", "0", str(unnamed), unnamed == 0
         )
-        yield from self._speed_goals()
 
     def _speed_goals(self) -> Iterator[Goal]:
         masks = self.ours.masks
@@ -201,11 +208,3 @@ def masks_of(nanoseconds: Sequence[int]) -> Masks:
     found = sorted(one / 1000 for one in nanoseconds)
     shares = (percentile(found, share) for share in (0.5, 0.95, 0.99, 0.999, 1.0))
     return Masks(len(found), *(round(one, 3) for one in shares))
-
-
-def write_run(run: StructuredRun) -> bytes:
-    return msgspec.json.encode(run) + b"\n"
-
-
-def load_run(path: Path) -> StructuredRun:
-    return msgspec.json.decode(path.read_bytes(), type=StructuredRun)

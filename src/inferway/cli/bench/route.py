@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import click
-from rich.console import Console
 
-from inferway.bench.peers import install_peers
-from inferway.bench.report import cpu_table, markdown, notes, parts_table
-from inferway.bench.results import RouteRun, write_lines
+from inferway.bench.peers.packages import install_peers
 from inferway.bench.route import Plan, run_route
+from inferway.bench.route_report import ROUTE
+from inferway.bench.route_results import RouteRun
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.cli.bench import ending
-from inferway.errors import InferwayError
+from inferway.cli.bench.output import OnStep, Output, output_options
 from inferway.prompts.prepare import prepare_smollm2
 
 _QUICK = Plan(repeats=2, seconds=1, warm_up_seconds=1, part_repeats=60)
@@ -27,13 +24,7 @@ _QUICK = Plan(repeats=2, seconds=1, warm_up_seconds=1, part_repeats=60)
 @click.option("--connections", type=click.IntRange(min=1), help="Connections of the load.")
 @click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
 @click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
-@click.option("--lines", is_flag=True, help="JSON lines on standard output instead of tables.")
-@click.option(
-    "--save",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DOCS",
-    help="Write DOCS/results/route.json and the tables in DOCS/performance.md.",
-)
+@output_options("route")
 def route(
     quick: bool,
     repeats: int | None,
@@ -41,8 +32,7 @@ def route(
     connections: int | None,
     only: tuple[str, ...],
     no_peers: bool,
-    lines: bool,
-    save: Path | None,
+    output: Output,
 ) -> None:
     """CPU time per routed request: without scoring, and with an 8,000-token chat."""
     default = _QUICK if quick else Plan()
@@ -53,21 +43,14 @@ def route(
         connections=connections or default.connections,
         part_repeats=default.part_repeats,
     )
-    steps = Console(stderr=True)
-    try:
-        with steps.status("starting") as status:
-            chosen = [r for r in _routers(no_peers, status.update) if _wanted(r, only)]
-            if not chosen:
-                raise click.UsageError(f"--only {' '.join(only)}: no such router")
-            run = run_route(chosen, prepare_smollm2(), plan, status.update)
-        if save is not None:
-            ending.save(save, "route", write_lines(run).encode(), "route", markdown(run))
-    except InferwayError as e:
-        raise click.ClickException(str(e)) from e
-    if lines:
-        click.echo(write_lines(run), nl=False)
-    else:
-        _show(run, Console())
+
+    def measure(on_step: OnStep) -> RouteRun:
+        chosen = [r for r in _routers(no_peers, on_step) if _wanted(r, only)]
+        if not chosen:
+            raise click.UsageError(f"--only {' '.join(only)}: no such router")
+        return run_route(chosen, prepare_smollm2(), plan, on_step)
+
+    output.measure(ROUTE, measure)
 
 
 def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
@@ -86,11 +69,3 @@ def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
 
 def _wanted(router: Router, only: tuple[str, ...]) -> bool:
     return not only or any(text in router.label for text in only)
-
-
-def _show(run: RouteRun, console: Console) -> None:
-    console.print(cpu_table(run))
-    for note in notes(run):
-        console.print(f"  {note}", highlight=False)
-    console.print(parts_table(run))
-    console.print(f"  {run.machine.cores} cores of {run.machine.cpu}, {run.machine.date} UTC")

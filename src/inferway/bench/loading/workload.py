@@ -1,0 +1,87 @@
+"""What is sent: sessions of turns, whose bodies are made of the conversation so far. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import msgspec
+
+Message = Mapping[str, Any]  # {"role": …, "content": …}, as OpenAI has it
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session. Its chat is what was said before and `messages`; but if `fields`
+    brings `messages` or `prompt` itself, that is sent and nothing else."""
+
+    messages: Sequence[Message] = ()  # what is new: the user's, before the first turn the system's
+    fields: Mapping[str, Any] = field(default_factory=dict)  # further ones: max_tokens, tools, …
+    think: float = 0.0  # seconds from the answer before to this turn, where it has no time
+    answer: str | None = None  # what the history keeps in place of the server's own answer
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns that follow each other: none is sent before the one before is answered.
+
+    `at` has the intended times of the first of them, in seconds of the stage; turns beyond it come
+    `think` seconds after the answer before. Closed loops look at `think` alone.
+    """
+
+    number: int
+    turns: Sequence[Turn]
+    at: Sequence[float] = ()
+
+
+class MadeTurns(Sequence[Turn]):
+    """`count` turns, each made when it is asked for: long prompts stay out of memory."""
+
+    def __init__(self, count: int, make: Callable[[int], Turn]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Turn: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Turn]: ...
+    def __getitem__(self, index: int | slice) -> Turn | Sequence[Turn]:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._count))]
+        return self._make(range(self._count)[index])
+
+    def first(self, count: int) -> MadeTurns:
+        return MadeTurns(min(count, self._count), self._make)
+
+
+def first_turns(turns: Sequence[Turn], count: int) -> Sequence[Turn]:
+    """As slicing does, but turns that are not made yet are not made for it."""
+    return turns.first(count) if isinstance(turns, MadeTurns) else turns[:count]
+
+
+class Conversation:
+    """A session's history. Written by the one that sends the session."""
+
+    def __init__(self) -> None:
+        self._history: list[Message] = []
+
+    def ask(self, turn: Turn, defaults: Mapping[str, Any]) -> tuple[str, bytes]:
+        """The path and the body of the turn: `defaults` (the model, stream) under its own."""
+        body = {**defaults, **turn.fields}
+        if "prompt" in body:
+            return COMPLETIONS, msgspec.json.encode(body)
+        if "messages" not in body:
+            self._history += turn.messages
+            body["messages"] = self._history
+        return CHATS, msgspec.json.encode(body)
+
+    def hear(self, turn: Turn, answer: str) -> None:
+        """The answer to `turn`, the server's or the one that the turn brings in its place."""
+        said = answer if turn.answer is None else turn.answer
+        self._history.append({"role": "assistant", "content": said})

@@ -1,0 +1,1 @@
+"""`inferway bench peers`: ours and others in front of one fleet, with the same requests."""

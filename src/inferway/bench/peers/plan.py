@@ -1,0 +1,113 @@
+"""What a run of `inferway bench peers` does: the fleet, the chats, how often."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inferway.bench.peers.workload import ChatSpec
+
+
+class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
+    """`inferway simulate`, several of them: an engine that takes its time and no CPU."""
+
+    engines: int = 8
+    block_size: int = 32
+    blocks: int = 320
+    prefill_us_per_token: float = 500.0
+    inter_token_ms: float = 20.0
+    max_num_seqs: int = 32
+    time_factor_under_load: float = 2.0
+
+    @property
+    def about(self) -> str:
+        return (
+            f"{self.engines} simulated engines, each with {self.blocks} blocks of "
+            f"{self.block_size} tokens; {self.prefill_us_per_token:g} µs for each prompt token "
+            f"that is not cached, one prompt after the other; {self.inter_token_ms:g} ms a token "
+            f"of an answer, {self.time_factor_under_load:g} × that with {self.max_num_seqs} at once"
+        )
+
+    def flags(self) -> list[str]:
+        """Of `inferway simulate`."""
+        return [
+            *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
+            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us", "--prefill-in-turn"),
+            *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
+            *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
+            *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),
+        ]
+
+
+class RealEngines(msgspec.Struct, frozen=True, tag="real"):
+    """vLLM on the CPU with SmolLM2-135M, a core each."""
+
+    engines: int = 2
+    block_size: int = 32  # tokens; vLLM's CPU kernels are made for multiples of it
+    blocks: int = 512
+
+    @property
+    def about(self) -> str:
+        return (
+            f"{self.engines} engines of vLLM on the CPU with SmolLM2-135M, one thread each, "
+            f"--num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
+        )
+
+    def flags(self) -> list[str]:
+        """Of `vllm serve`."""
+        return [
+            *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
+            *("--block-size", str(self.block_size)),
+            *("--num-gpu-blocks-override", str(self.blocks)),
+        ]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Loads are shares of the rate at which round-robin's mean TTFT doubles."""
+
+    engines: SimulatedEngines | RealEngines
+    chats: ChatSpec
+    loads: tuple[float, ...] = (0.5, 0.75, 0.9)
+    seeds: int = 5
+    first_seed: int = 0
+    warm_up_requests: int = 40  # before each router is measured
+    rate: float | None = None  # the rate at which it doubles, if it is known already
+    idle_rate: float = 1.0  # requests a second that hardly ever meet
+    bisections: int = 3
+    search_requests: int = 80
+
+    @property
+    def all_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+SIMULATED = Plan(
+    SimulatedEngines(),
+    # eight engines hold 82,000 tokens; the chats of one run are about as many
+    ChatSpec(sessions=96, turns=5, systems=8, system_chars=1000, apart=24),
+    warm_up_requests=80,
+    idle_rate=3.0,
+    search_requests=240,
+)
+REAL = Plan(
+    RealEngines(),
+    # two engines hold 32,700 tokens; the chats of one run are about as many
+    ChatSpec(
+        turns=4, system_chars=600, message_chars=(300, 900), reply_chars=(150, 650), answer_tokens=5
+    ),
+    warm_up_requests=16,
+)
+QUICK = msgspec.structs.replace(
+    SIMULATED,
+    chats=ChatSpec(sessions=40, turns=4, systems=8),
+    loads=(0.75,),
+    seeds=2,
+    bisections=2,
+    search_requests=100,
+)
+QUICK_REAL = msgspec.structs.replace(
+    REAL,
+    loads=(0.75,),
+    seeds=2,
+    bisections=2,
+    search_requests=60,
+)

@@ -1,0 +1,189 @@
+"""The run: one fleet, and one router after the other in front of it.
+
+Only the router that is measured runs, so that nobody pays for another's scraping or events. Each
+seed starts every router anew, warms it up with chats of another seed, and then measures all loads;
+the caches are emptied before each. Who comes first changes from seed to seed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import msgspec
+
+from inferway.bench.loading.samples import Sample
+from inferway.bench.machine import this_machine
+from inferway.bench.peers.fleets import Fleet, real_fleet, simulated_fleet
+from inferway.bench.peers.plan import Plan, SimulatedEngines
+from inferway.bench.peers.results import Cell, Note, PeersRun, Sitting, cell_of
+from inferway.bench.peers.search import doubling_rate
+from inferway.bench.peers.standing import Carried, Standing, standing
+from inferway.bench.peers.workload import chats
+from inferway.bench.processes import BenchError
+from inferway.bench.routers import Router, since
+
+_SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
+_WARM_UP_LOAD = 1.0
+
+
+class OnStep(Protocol):
+    """Tells what is under way."""
+
+    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None: ...
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The samples of one cell."""
+
+    router: str
+    load: float
+    seed: int
+    rate: float
+    samples: Sequence[Sample]
+
+
+Keep = Callable[[Kept], None]
+
+
+def run_peers(
+    plan: Plan,
+    routers: Sequence[Router],
+    round_robin: Router,
+    vllm: Path | None,
+    on_step: OnStep,
+    keep: Keep,
+) -> PeersRun:
+    """All of it. `round_robin` finds the rate; `vllm` is the command of real engines. Raises
+    BenchError when something cannot be started, or a load is not answered at all."""
+    machine = this_machine()
+    with TemporaryDirectory(prefix="inferway-peers-") as name:
+        directory = Path(name)
+        with _fleet(plan, vllm, directory, on_step) as fleet:
+            tour = _Tour(plan, fleet, directory, on_step, keep)
+            idle, rate = tour.find_rate(round_robin)
+            tour.measure(routers, rate)
+    return PeersRun(
+        machine=machine,
+        command=shlex.join(["inferway", *sys.argv[1:]]),
+        plan=plan,
+        versions={router.label.split()[0]: router.version for router in routers},
+        idle_ttft=round(idle, 4),
+        doubling_rate=round(rate, 3),
+        cells=tour.cells,
+        notes=[Note(router, text) for router, text in tour.notes.items()],
+        sittings=[
+            Sitting(
+                date=machine.date,
+                commit=machine.commit,
+                load_before=machine.load_before,
+                load_after=round(os.getloadavg()[0], 2),
+                seeds=list(plan.all_seeds),
+                loads=list(plan.loads),
+            )
+        ],
+    )
+
+
+@contextmanager
+def _fleet(plan: Plan, vllm: Path | None, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
+    if isinstance(plan.engines, SimulatedEngines):
+        on_step(f"starting {plan.engines.engines} simulated engines")
+        with simulated_fleet(plan.engines, directory) as fleet:
+            yield fleet
+        return
+    if vllm is None:
+        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
+    with real_fleet(plan.engines, vllm, directory, on_step) as fleet:
+        yield fleet
+
+
+@dataclass(slots=True)
+class _Tour:
+    """Of all routers."""
+
+    plan: Plan
+    fleet: Fleet
+    directory: Path
+    on_step: OnStep
+    keep: Keep
+    cells: list[Cell] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def find_rate(self, round_robin: Router) -> tuple[float, float]:
+        """The idle mean TTFT (0 if it was not measured), and the rate at which it is doubled."""
+        plan = self.plan
+        if plan.rate is not None:
+            return 0.0, plan.rate
+        with standing(round_robin, self.fleet, self.directory / "search") as one:
+
+            def mean_ttft(rate: float) -> float:
+                self.on_step(f"{round_robin.label} at {rate:.3g} requests a second")
+                self.fleet.reset()
+                tag, most = f"search-{rate:.6g}", plan.search_requests
+                carried = one.carry(chats(plan.chats, _SEARCH_SEED, tag, rate, most))
+                return _cell(one, 0.0, 0, most, carried).ttft
+
+            try:
+                return doubling_rate(mean_ttft, plan.idle_rate, plan.bisections)
+            except ValueError as e:
+                raise BenchError(f"{round_robin.label}: {e}; the cure: --rate") from e
+
+    def measure(self, routers: Sequence[Router], rate: float) -> None:
+        """Every router, load and seed."""
+        for seed in self.plan.all_seeds:
+            first = seed % len(routers)
+            for router in [*routers[first:], *routers[:first]]:
+                place = self.directory / f"{seed}-{routers.index(router)}"
+                with standing(router, self.fleet, place) as one:
+                    self._warm_up(one, seed, rate)
+                    before = router.counters(one.place)
+                    for load in self.plan.loads:
+                        self._cell(one, load, seed, rate, len(routers))
+                    self.notes[router.label] = router.evidence(
+                        since(before, router.counters(one.place))
+                    )
+
+    def _warm_up(self, one: Standing, seed: int, rate: float) -> None:
+        plan = self.plan
+        if plan.warm_up_requests:
+            self.on_step(f"warming up {one.router.label}")
+            tag, most = f"warm-{seed}", plan.warm_up_requests
+            one.carry(chats(plan.chats, _WARM_UP_SEED + seed, tag, _WARM_UP_LOAD * rate, most))
+
+    def _cell(self, one: Standing, load: float, seed: int, rate: float, routers: int) -> None:
+        plan = self.plan
+        self.on_step(
+            f"{one.router.label} at {load:.0%}, seed {seed}",
+            len(self.cells),
+            routers * len(plan.loads) * plan.seeds,
+        )
+        self.fleet.reset()
+        sessions = chats(plan.chats, seed, f"{seed}-{load:g}", load * rate)
+        carried = one.carry(sessions)
+        self.cells.append(_cell(one, load, seed, plan.chats.requests, carried))
+        samples = sorted(carried.driven.samples, key=lambda sample: sample.intended)
+        self.keep(Kept(one.router.label, load, seed, load * rate, samples))
+
+
+def _cell(one: Standing, load: float, seed: int, requests: int, carried: Carried) -> Cell:
+    try:
+        return cell_of(
+            one.router.label,
+            load,
+            seed,
+            requests,
+            carried.driven.samples,
+            carried.cpu_seconds,
+            carried.resident_mib,
+        )
+    except ValueError as e:
+        said = next((s.detail or s.error for s in carried.driven.samples if not s.ok), "")
+        raise BenchError(f"{one.router.label}: {e}: {said}") from e

@@ -1,0 +1,1 @@
+"""`inferway bench scale`: one gateway process, by the number of engines behind it."""

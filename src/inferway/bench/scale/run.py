@@ -1,0 +1,96 @@
+"""`inferway bench scale`: the parts, one number of engines after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import aiohttp
+import msgspec
+import uvloop
+
+from inferway.bench.machine import this_machine
+from inferway.bench.peers.fleets import simulated_fleet
+from inferway.bench.peers.plan import SimulatedEngines
+from inferway.bench.policies.measured import command
+from inferway.bench.processes import BenchError
+from inferway.bench.results import load_run
+from inferway.bench.route_results import RouteRun
+from inferway.bench.scale.plan import Grown, Plan
+from inferway.bench.scale.results import ScaleRun
+from inferway.fleet.discovery import fetch_metrics
+from inferway.fleet.load import parse_load
+
+_WORKER = "inferway.bench.scale.worker"
+_ROUTER, _CASE, _STEPS = "inferway serve --no-scoring", "8k-token chat", ("render", "tokenize")
+
+
+def run_scale(plan: Plan, route: Path, on_step: Callable[[str], None]) -> ScaleRun:
+    """`route`: the stored run of `bench route`, which says what carrying a request costs. Raises
+    BenchError."""
+    machine = this_machine()
+    request_us = carried_us(load_run(route, RouteRun))
+    on_step("scraping an engine")
+    scrapes, size = _scrapes(plan)
+    grown = []
+    for engines in plan.engines:
+        on_step(f"{engines:,} engines")
+        grown.append(_ask(plan, engines))
+    return ScaleRun(
+        machine=machine,
+        command=command(),
+        plan=plan,
+        scrape_us=scrapes,
+        metrics_bytes=size,
+        request_us=round(request_us, 1),
+        request_from=f"{_ROUTER}, {_CASE}, and rendering and tokenizing, in {route.name}",
+        grown=grown,
+    )
+
+
+def carried_us(route: RouteRun) -> float:
+    """Carrying a long chat, and knowing its tokens."""
+    found = [m for m in route.measurements if (m.router, m.case) == (_ROUTER, _CASE)]
+    if not found:
+        raise BenchError(f"route: no {_ROUTER}, {_CASE}; the cure: inferway bench route --save")
+    steps = sum(part.median_us for part in route.parts if part.name in _STEPS)
+    return found[0].median_cpu_us + steps
+
+
+def _ask(plan: Plan, engines: int) -> Grown:
+    words = [sys.executable, "-m", _WORKER, str(engines)]
+    words.append(msgspec.json.encode(plan).decode())
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.returncode:
+        raise BenchError(f"{engines} engines: {done.stderr.decode(errors='replace')[-800:]}")
+    return msgspec.json.decode(done.stdout, type=Grown)
+
+
+def _scrapes(plan: Plan) -> tuple[list[float], int]:
+    """CPU microseconds of each of some batches, a scrape; the page's bytes."""
+    one = SimulatedEngines(engines=1)
+    with (
+        TemporaryDirectory(prefix="inferway-scale-") as name,
+        simulated_fleet(one, Path(name)) as fleet,
+    ):
+        return uvloop.run(_scrape(fleet.engines[0].url, plan))
+
+
+async def _scrape(url: str, plan: Plan) -> tuple[list[float], int]:
+    found, size = [], 0
+    async with aiohttp.ClientSession() as session:
+        for _ in range(plan.repeats):
+            began = time.process_time()
+            for _ in range(plan.scrapes // plan.repeats):
+                page = await fetch_metrics(session, url, {})
+                parse_load(page)
+            took = time.process_time() - began
+            found.append(round(took * 1e6 / (plan.scrapes // plan.repeats), 1))
+            size = len(page)
+    assert median(found) > 0
+    return found, size

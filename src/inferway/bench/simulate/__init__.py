@@ -1,0 +1,1 @@
+"""`inferway bench simulate`: a trace, a fleet and policies in virtual time."""

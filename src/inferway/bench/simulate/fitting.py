@@ -1,0 +1,88 @@
+"""What a few requests took on one engine -> the constants of a simulated one. Pure.
+
+    time to the first token = request + step + prefill * (tokens + pairs / attention)
+    time between two tokens = step + decode * requests that decode at once
+
+where each of the tokens that are computed looks at those before it: pairs. Least squares over the
+medians of equal requests; no constant is less than nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway.bench.policies.engine import EngineSpec
+from inferway.bench.processes import BenchError
+
+
+class First(NamedTuple):
+    """One answer's beginning, on an engine with nothing else to do."""
+
+    cached: int  # tokens
+    prompt: int  # tokens
+    seconds: float
+
+
+class Tokens(NamedTuple):
+    """One answer's tokens, so many being written at once."""
+
+    batch: int
+    seconds: float  # from one to the next
+
+
+def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> EngineSpec:
+    """`like` with the constants that were measured. Raises BenchError where too little was."""
+    step, decode = _line(tokens)
+    cases = sorted({(first.cached, first.prompt) for first in firsts})
+    if len(cases) < 3:
+        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
+    rows = [(1.0, prompt - cached, _pairs(cached, prompt)) for cached, prompt in cases]
+    times = [median([f.seconds for f in firsts if (f.cached, f.prompt) == case]) for case in cases]
+    begin, each, pair = _least_squares(np.array(rows), np.array(times))
+    if each <= 0:
+        raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
+    return msgspec.structs.replace(
+        like,
+        step_seconds=step,
+        decode_seconds=decode,
+        prefill_seconds=each,
+        attention_tokens=round(each / pair) if pair > 0 else 0,
+        request_seconds=max(0.0, begin - step),
+    )
+
+
+def _line(tokens: Sequence[Tokens]) -> tuple[float, float]:
+    """(seconds of a step, of each request in it)."""
+    batches = sorted({one.batch for one in tokens})
+    if len(batches) < 2:
+        raise BenchError("fitting: tokens of one batch size; two are needed at least")
+    times = [median([one.seconds for one in tokens if one.batch == batch]) for batch in batches]
+    rows = np.array([(1.0, batch) for batch in batches])
+    step, decode = _least_squares(rows, np.array(times))
+    return step, decode
+
+
+def _pairs(cached: int, prompt: int) -> float:
+    return (prompt * prompt - cached * cached) / 2
+
+
+def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
+    """As good a fit relative to each time as can be; what would be negative is left out, the most
+    negative first."""
+    weighed = rows / times[:, None]
+    kept = list(range(rows.shape[1]))
+    found = np.zeros(rows.shape[1])
+    while kept:
+        solved = np.linalg.lstsq(weighed[:, kept], np.ones(len(times)), rcond=None)[0]
+        if (solved >= 0).all():
+            found[kept] = solved
+            break
+        scale = np.abs(weighed[:, kept]).mean(axis=0)
+        del kept[int((solved * scale).argmin())]
+    return tuple(found.tolist())

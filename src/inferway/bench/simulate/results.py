@@ -1,0 +1,57 @@
+"""What a run of `inferway bench simulate` found."""
+
+from __future__ import annotations
+
+from inferway.bench.policies.results import Row
+from inferway.bench.results import Figure, Goal, Run
+from inferway.bench.simulate.plan import Plan
+
+_MANY_ENGINES, _MANY_REQUESTS, _SECONDS = 1_000, 1_000_000, 600.0
+
+
+class SimulateRun(Run, frozen=True):
+    """A whole run."""
+
+    plan: Plan
+    about: str  # the workload
+    requests: int  # of the workload
+    block_tokens: int
+    memory_gib: float  # the most that the process held
+    rows: list[Row]  # judged on the requests that arrive in the second half
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.plan.seeds)
+
+    @property
+    def is_virtual(self) -> bool:
+        return True
+
+    def goals(self) -> list[Goal]:
+        """How long a large simulation may take, of each policy; the oracle is none."""
+        large = self.plan.fleet.num_engines >= _MANY_ENGINES and self.requests >= _MANY_REQUESTS
+        rows = [row for row in self.rows if row.policy != "oracle"]
+        if not large or not rows:
+            return []
+        slowest = max(rows, key=lambda row: row.cpu_seconds)
+        per_million = slowest.cpu_seconds / self.requests * _MANY_REQUESTS
+        return [
+            Goal(
+                f"simulating {_MANY_REQUESTS:,} requests to {_MANY_ENGINES:,} engines, a policy",
+                "≤ 600 s of one core",
+                f"{per_million:,.0f} s ({slowest.policy})",
+                per_million <= _SECONDS,
+            )
+        ]
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for policy in dict.fromkeys(row.policy for row in self.rows):
+            rows = [row for row in self.rows if row.policy == policy]
+            found += [
+                Figure(f"{policy}: mean TTFT", "s", [row.ttft for row in rows]),
+                Figure(f"{policy}: p90 TTFT", "s", [row.ttft_p90 for row in rows]),
+                Figure(f"{policy}: cached", "", [row.cached_share for row in rows], "higher"),
+                Figure(f"{policy}: simulating", "s", [row.cpu_seconds for row in rows]),
+            ]
+        return found

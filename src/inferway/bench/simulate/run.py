@@ -1,0 +1,85 @@
+"""`inferway bench simulate`, from the trace to the rows: one simulation after the other, in this
+process."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Protocol
+
+from inferway.bench.machine import this_machine
+from inferway.bench.policies.catalog import policy_named
+from inferway.bench.policies.measured import command, doubling, row
+from inferway.bench.policies.requests import Workload
+from inferway.bench.policies.results import Row
+from inferway.bench.policies.simulate import simulate
+from inferway.bench.simulate.plan import Plan, load
+from inferway.bench.simulate.results import SimulateRun
+
+_BISECTIONS = 6
+_SEARCH = 5_000  # requests to find a rate with, and so many more for each engine:
+_SEARCH_EACH = 25
+
+
+class OnStep(Protocol):
+    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None: ...
+
+
+def run_simulate(plan: Plan, data: Path, on_step: OnStep) -> SimulateRun:
+    """Raises BenchError, with the cure: no such trace, no such policy."""
+    machine = this_machine()
+    policies = {name: policy_named(name) for name in plan.policies}
+    on_step("reading the trace")
+    first = load(plan, data, plan.seeds[0])
+    rate = _rate(plan, first, on_step)
+    rows: list[Row] = []
+    for seed in plan.seeds:
+        workload = first if seed == plan.seeds[0] else load(plan, data, seed)
+        for name, make in policies.items():
+            tell = _tell(on_step, f"{name}, seed {seed}", len(workload.requests))
+            tell(0)
+            outcome = simulate(workload, rate, plan.fleet, make, seed, tell)
+            rows.append(
+                row(
+                    workload, outcome, rate, policy=name, seed=seed,
+                    gateways=plan.fleet.num_gateways, load=plan.load or 0.0,
+                )
+            )  # fmt: skip
+    return SimulateRun(
+        machine=machine,
+        command=command(),
+        plan=plan,
+        about=first.about,
+        requests=len(first.requests),
+        block_tokens=first.block_tokens,
+        memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        rows=rows,
+    )
+
+
+def _rate(plan: Plan, workload: Workload, on_step: OnStep) -> float:
+    """Requests a second."""
+    if plan.rate is not None:
+        return plan.rate
+    if plan.load is None:
+        return workload.own_rate
+    part = workload.part(_SEARCH + _SEARCH_EACH * plan.fleet.num_engines)
+    make = policy_named("round-robin")
+
+    def ttft(rate: float) -> float:
+        on_step(f"finding the rate at which round-robin's TTFT doubles: {rate:.2f} requests/s")
+        outcomes = [simulate(part, rate, plan.fleet, make, seed) for seed in (1, 2)]
+        return fmean(row(part, o, rate, policy="round-robin").ttft for o in outcomes)
+
+    return plan.load * doubling(ttft, plan.fleet.num_engines / 100, _BISECTIONS)[1]
+
+
+def _tell(on_step: OnStep, what: str, total: int) -> Callable[[int], None]:
+    return partial(_told, on_step, what, total)
+
+
+def _told(on_step: OnStep, what: str, total: int, done: int) -> None:
+    on_step(f"{what}: {done:,} of {total:,} requests", done, total)

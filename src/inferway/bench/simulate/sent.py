@@ -1,0 +1,37 @@
+"""Chats that are sent over HTTP, as a simulation gets them: the same prompts in the same blocks at
+the same times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.loading.workload import Conversation, Session
+from inferway.bench.policies.requests import SimRequest, Workload
+from inferway.blocks.keys import BlockHasher
+
+
+def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:
+    """All turns of `sessions` at their intended times. Their answers are replaced by what the
+    sessions say, so none of an answer's blocks is reused."""
+    hasher = BlockHasher(block_tokens)
+    requests = []
+    for session in sessions:
+        conversation = Conversation()
+        for turn, at in zip(session.turns, session.at, strict=True):
+            _, body = conversation.ask(turn, {"model": "any"})
+            ids = np.array(prompts.token_ids(body), np.uint32)
+            requests.append(
+                SimRequest(
+                    blocks=tuple(hasher.keys(ids)),
+                    prompt_tokens=len(ids),
+                    output_tokens=int(turn.fields["max_tokens"]),
+                    session=session.number,
+                    start=at,
+                )
+            )
+            conversation.hear(turn, "")
+    requests.sort(key=lambda request: request.start)
+    return Workload("sent", "chats that were sent over HTTP", block_tokens, requests)

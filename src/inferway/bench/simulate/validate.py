@@ -1,0 +1,145 @@
+"""`inferway bench validate`: chats are sent through real routers to engines that run, and simulated
+with the same policies: what differs is what the simulation gets wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.loading.workload import Session
+from inferway.bench.machine import this_machine
+from inferway.bench.peers.fleets import MODEL, Fleet, real_fleet, simulated_fleet
+from inferway.bench.peers.plan import RealEngines, SimulatedEngines
+from inferway.bench.peers.standing import standing
+from inferway.bench.peers.workload import ChatSpec, chats
+from inferway.bench.policies.engine import EngineSpec
+from inferway.bench.policies.measured import command
+from inferway.bench.policies.simulate import FleetSpec
+from inferway.bench.processes import BenchError
+from inferway.bench.routers import Router
+from inferway.bench.simulate.compared import Compared, compared
+from inferway.bench.simulate.constants import measure
+from inferway.bench.simulate.fitting import fit
+from inferway.bench.simulate.run import OnStep
+from inferway.bench.simulate.sent import as_workload
+from inferway.bench.simulate.validated import Plan, ValidateRun
+from inferway.prompts.prepare import prepare_smollm2
+
+_WARM_UP_SEED = 2_000
+_REAL_BATCHED_TOKENS = 2_048  # of vLLM's API server on the CPU
+
+# 2,000 requests; eight engines hold half of what the chats have said when they end. They are fast:
+# only what is cached is judged, and a policy that piles requests up must not take hours.
+PEERS = Plan(
+    SimulatedEngines(blocks=768, prefill_us_per_token=60.0, inter_token_ms=5.0),
+    ChatSpec(sessions=200, turns=10, systems=8, apart=30),
+    rate=25.0,
+)
+REAL = Plan(RealEngines(), ChatSpec(), rate=2.5, seeds=(1, 2), warm_up_requests=20)
+
+
+def run_validate(
+    plan: Plan, routers: Sequence[tuple[Router, str]], vllm: Path | None, on_step: OnStep
+) -> ValidateRun:
+    """`routers`: each with the policy that simulates it. Raises BenchError."""
+    machine = this_machine()
+    prompts = EnginePrompts(str(prepare_smollm2()))
+    found: list[Compared] = []
+    try:
+        with TemporaryDirectory(prefix="inferway-validate-") as name:
+            directory = Path(name)
+            with _fleet(plan, vllm, directory, on_step) as fleet:
+                engine = _engine(plan, fleet, on_step)
+                for router, policy in routers:
+                    place = directory / router.label.replace(" ", "-")
+                    found += _compared(plan, fleet, engine, router, policy, prompts, place, on_step)
+    finally:
+        prompts.close()
+    return ValidateRun(
+        machine=machine,
+        command=command(),
+        plan=plan,
+        engine=engine,
+        is_fitted=isinstance(plan.engines, RealEngines),
+        compared=found,
+        load_after=round(os.getloadavg()[0], 2),
+    )
+
+
+@contextmanager
+def _fleet(plan: Plan, vllm: Path | None, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
+    if isinstance(plan.engines, SimulatedEngines):
+        on_step("starting simulated engines")
+        with simulated_fleet(plan.engines, directory) as fleet:
+            yield fleet
+        return
+    if vllm is None:
+        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
+    with real_fleet(plan.engines, vllm, directory, on_step) as fleet:
+        yield fleet
+
+
+def _engine(plan: Plan, fleet: Fleet, on_step: OnStep) -> EngineSpec:
+    """Constants of the engines: as given to simulated ones, or measured."""
+    engines = plan.engines
+    cache_tokens = engines.blocks * engines.block_size
+    if isinstance(engines, SimulatedEngines):
+        return engine_like(engines)
+    on_step("measuring one engine")
+    firsts, tokens = measure(fleet.engines[0].url, MODEL)
+    like = EngineSpec(max_batched_tokens=_REAL_BATCHED_TOKENS, cache_tokens=cache_tokens)
+    return fit(firsts, tokens, like)
+
+
+def engine_like(engines: SimulatedEngines) -> EngineSpec:
+    """In virtual time what `inferway simulate` does with these flags."""
+    step = engines.inter_token_ms / 1e3
+    slower = (engines.time_factor_under_load - 1) / max(1, engines.max_num_seqs - 1)
+    return EngineSpec(
+        step_seconds=step * (1 - slower),
+        decode_seconds=step * slower,
+        prefill_seconds=engines.prefill_us_per_token / 1e6,
+        max_num_seqs=engines.max_num_seqs,
+        cache_tokens=engines.blocks * engines.block_size,
+    )
+
+
+def _compared(
+    plan: Plan, fleet: Fleet, engine: EngineSpec, router: Router, policy: str,
+    prompts: EnginePrompts, place: Path, on_step: OnStep,
+) -> Iterator[Compared]:  # fmt: skip
+    spec = FleetSpec(num_engines=plan.engines.engines, num_slow=0, engine=engine)
+    for seed in plan.seeds:
+        with standing(router, fleet, place / str(seed)) as one:
+            on_step(f"warming up {router.label}")
+            tag, most = f"warm-{seed}", plan.warm_up_requests
+            one.carry(chats(plan.chats, _WARM_UP_SEED + seed, tag, plan.rate, most))
+            fleet.reset()
+            on_step(f"{router.label}, seed {seed}: {plan.chats.requests:,} requests")
+            sessions = _named(chats(plan.chats, seed, f"{policy}-{seed}", plan.rate))
+            samples = one.carry(sessions).driven.samples
+        on_step(f"simulating {policy}, seed {seed}")
+        workload = as_workload(sessions, prompts, plan.engines.block_size)
+        yield compared(router.label, policy, seed, samples, workload, spec)
+
+
+def _named(sessions: Sequence[Session]) -> list[Session]:
+    """With the session's name where vllm-router 0.1.17 looks for it; without it, its
+    consistent_hash sends all to one engine."""
+    named = []
+    for session in sessions:
+        name = {"session_params": {"session_id": f"session-{session.number}"}}
+        turns = [replace(turn, fields={**turn.fields, **name}) for turn in session.turns]
+        named.append(replace(session, turns=turns))
+    return named
+
+
+def with_rate(plan: Plan, rate: float | None, seeds: tuple[int, ...]) -> Plan:
+    return msgspec.structs.replace(plan, rate=rate or plan.rate, seeds=seeds or plan.seeds)

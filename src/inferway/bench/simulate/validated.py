@@ -1,0 +1,155 @@
+"""What a run of `inferway bench validate` found: what was measured beside what was simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import msgspec
+
+from inferway.bench.peers.plan import RealEngines, SimulatedEngines
+from inferway.bench.peers.workload import ChatSpec
+from inferway.bench.policies.engine import EngineSpec
+from inferway.bench.results import Figure, Goal, Run
+from inferway.bench.sheets import Sheet, goal_sheet, told_by
+from inferway.bench.simulate.compared import Compared
+
+TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
+
+_HEAD = (
+    "router", "policy", "requests", "TTFT, ms", "simulated", "off by", "token, ms", "simulated",
+    "cached", "simulated", "points",
+)  # fmt: skip
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a run does."""
+
+    engines: SimulatedEngines | RealEngines
+    chats: ChatSpec
+    rate: float
+    seeds: tuple[int, ...] = (1,)
+    warm_up_requests: int = 40
+
+
+class ValidateRun(Run, frozen=True):
+    """A whole run."""
+
+    plan: Plan
+    engine: EngineSpec  # as it was simulated
+    is_fitted: bool  # its constants were measured, not given
+    compared: list[Compared]
+    load_after: float  # 1-minute load average
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.plan.seeds)
+
+    def routers(self) -> list[tuple[str, list[Compared]]]:
+        """With their seeds."""
+        names = dict.fromkeys(one.router for one in self.compared)
+        return [(name, [one for one in self.compared if one.router == name]) for name in names]
+
+    def goals(self) -> list[Goal]:
+        found = []
+        for name, seeds in self.routers():
+            if self.is_fitted:
+                error = ttft_error(seeds)
+                found.append(
+                    Goal(
+                        f"{name}: mean TTFT, simulated and real",
+                        f"within {TTFT_SHARE:.0%}",
+                        f"{error:+.1%}",
+                        abs(error) <= TTFT_SHARE,
+                    )
+                )
+            points = cached_points(seeds)
+            found.append(
+                Goal(
+                    f"{name}: cached tokens, simulated and real",
+                    f"within {POINTS:g} points",
+                    f"{points:+.1f} points",
+                    abs(points) <= POINTS,
+                )
+            )
+        return found
+
+    def figures(self) -> list[Figure]:
+        return [
+            figure
+            for name, seeds in self.routers()
+            for figure in (
+                Figure(f"{name}: TTFT off by", "", [abs(one.ttft_error) for one in seeds]),
+                Figure(f"{name}: cached off by", "points", [abs(c.cached_points) for c in seeds]),
+            )
+        ]
+
+
+def ttft_error(seeds: Sequence[Compared]) -> float:
+    """Of all their requests together: how much longer the simulation says, as a share."""
+    return _mean(seeds, "simulated_ttft") / _mean(seeds, "ttft") - 1
+
+
+def cached_points(seeds: Sequence[Compared]) -> float:
+    return (_mean(seeds, "simulated_cached_share") - _mean(seeds, "cached_share")) * 100
+
+
+def about(run: ValidateRun) -> list[str]:
+    return [f"- {note}" for note in notes(run)]
+
+
+def sheets(run: ValidateRun) -> Iterator[Sheet]:
+    kind = "real engines" if run.is_fitted else "simulated engines that speak HTTP"
+    yield Sheet(f"{kind} and virtual time, the same chats", _HEAD, list(_rows(run)), num_left=2)
+    yield goal_sheet(run.goals())
+
+
+def notes(run: ValidateRun) -> list[str]:
+    spec, engine = run.plan.chats, run.engine
+    fitted = "fitted to about 40 requests to one idle engine" if run.is_fitted else "given"
+    attention = (
+        f", twice that where it looks at {engine.attention_tokens:,}"
+        if engine.attention_tokens
+        else ""
+    )
+    return [
+        f"{run.plan.engines.about}",
+        f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
+        f"prompts, {run.plan.rate:g} a second; load average {run.load_after} after it",
+        f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
+        f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
+        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}",
+    ]
+
+
+def _rows(run: ValidateRun) -> Iterator[list[str]]:
+    for name, seeds in run.routers():
+        yield [
+            name,
+            seeds[0].policy,
+            f"{sum(one.requests for one in seeds):,}",
+            *(f"{_mean(seeds, field) * 1e3:,.0f}" for field in ("ttft", "simulated_ttft")),
+            f"{ttft_error(seeds):+.1%}",
+            *(
+                f"{_mean(seeds, field) * 1e3:,.1f}"
+                for field in ("token_seconds", "simulated_token_seconds")
+            ),
+            *(f"{_mean(seeds, field):.1%}" for field in ("cached_share", "simulated_cached_share")),
+            f"{cached_points(seeds):+.1f}",
+        ]
+
+
+def _mean(seeds: Sequence[Compared], field: str) -> float:
+    return fmean(getattr(one, field) for one in seeds)
+
+
+VALIDATE = told_by(
+    "validate", ValidateRun, about, sheets, notes=notes,
+    question="whether the peers' policies, as simulated, reuse what the real peers reuse",
+    takes="8 minutes",
+)  # fmt: skip
+VALIDATE_REAL = told_by(
+    "validate --real", ValidateRun, about, sheets, notes=notes,
+    question="whether a simulation with fitted constants says what a real fleet does",
+    takes="8 minutes",
+)  # fmt: skip

@@ -1,0 +1,31 @@
+"""`inferway bench docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from inferway.bench import performance, plotting
+from inferway.bench.catalog import BENCHMARKS
+from inferway.cli.bench.output import draw
+from inferway.errors import InferwayError
+
+
+@click.command()
+@click.argument(
+    "docs", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("docs")
+)
+def docs(docs: Path) -> None:
+    """Write every table and picture of DOCS/performance.md anew, from DOCS/results. Measures
+    nothing."""
+    try:
+        plotting.check_can_draw()
+        for path in performance.write(docs, BENCHMARKS):
+            click.echo(path)
+        for benchmark in BENCHMARKS:
+            path = benchmark.results(docs)
+            if path.is_file():
+                draw(benchmark, benchmark.load(docs), path.parent, ("svg",))
+    except InferwayError as e:
+        raise click.ClickException(str(e)) from e

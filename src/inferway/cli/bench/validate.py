@@ -1,0 +1,74 @@
+"""`inferway bench validate`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from inferway.bench.peers.packages import install_peers
+from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
+from inferway.bench.simulate.validate import PEERS, REAL, run_validate, with_rate
+from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, ValidateRun
+from inferway.cli.bench.output import OnStep, Output, output_options
+
+
+def _default_vllm() -> Path | None:
+    venv = os.environ.get("INFERWAY_VLLM_VENV")
+    return Path(venv) / "bin" / "vllm" if venv else None
+
+
+@click.command()
+@click.option("--real", is_flag=True, help="Real vLLM on the CPU, with constants fitted to it.")
+@click.option(
+    "--vllm",
+    type=click.Path(path_type=Path),
+    default=_default_vllm,
+    metavar="PATH",
+    help="The command of real engines.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
+)
+@click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Repeat for more.")
+@output_options("validate")
+def validate(
+    real: bool,
+    vllm: Path | None,
+    only: tuple[str, ...],
+    rate: float | None,
+    seeds: tuple[int, ...],
+    output: Output,
+) -> None:
+    """Is the simulation right? Chats over HTTP beside the same simulated: real routers before
+    engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
+
+    def measure(on_step: OnStep) -> ValidateRun:
+        plan = with_rate(REAL if real else PEERS, rate, seeds)
+        chosen = [
+            (router, policy)
+            for router, policy in _routers(real, on_step)
+            if not only or any(text in router.label for text in only)
+        ]
+        if not chosen:
+            raise click.UsageError(f"--only {' '.join(only)}: no such router")
+        return run_validate(plan, chosen, vllm, on_step)
+
+    output.measure(VALIDATE_REAL if real else VALIDATE, measure)
+
+
+def _routers(real: bool, on_step: OnStep) -> list[tuple[Router, str]]:
+    """Each with the policy that stands for it."""
+    venv = install_peers(lambda what: on_step(what))
+    found: list[tuple[Router, str]] = [
+        (Inferway(scoring=True), "expected-ttft"),
+        (VllmRouter(venv, "round_robin"), "round-robin"),
+    ]
+    if real:
+        return found
+    return [
+        *found,
+        (VllmRouter(venv, "cache_aware"), "cache-aware"),
+        (SglangRouter(venv, "cache_aware"), "cache-aware"),
+        (VllmRouter(venv, "consistent_hash"), "consistent-hash"),
+    ]

@@ -1,0 +1,195 @@
+"""`inferway bench validate`: constants from measurements, and the comparison."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.bench.test_report import MACHINE
+
+from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.loading.samples import Sample
+from inferway.bench.peers.plan import RealEngines, SimulatedEngines
+from inferway.bench.peers.workload import ChatSpec, chats
+from inferway.bench.policies.engine import EngineSpec
+from inferway.bench.policies.requests import SimRequest, Workload
+from inferway.bench.policies.simulate import FleetSpec
+from inferway.bench.processes import BenchError
+from inferway.bench.results import read_run, write_run
+from inferway.bench.simulate.compared import Compared, compared
+from inferway.bench.simulate.fitting import First, Tokens, fit
+from inferway.bench.simulate.sent import as_workload
+from inferway.bench.simulate.validate import engine_like
+from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, Plan, ValidateRun
+from inferway.prompts.prepare import prepare_smollm2
+
+TRUE = EngineSpec(
+    step_seconds=0.02,
+    decode_seconds=0.003,
+    prefill_seconds=0.0006,
+    attention_tokens=4_000,
+    request_seconds=0.015,
+    cache_tokens=10_000,
+)
+PROMPTS = [(0, 100), (0, 400), (0, 1_000), (0, 1_600), (512, 900)]
+TOKENS = [Tokens(batch, TRUE.step_seconds + TRUE.decode_seconds * batch) for batch in (1, 2, 4)]
+
+
+def firsts(spec: EngineSpec) -> list[First]:
+    return [First(cached, prompt, spec.idle_ttft(prompt, cached)) for cached, prompt in PROMPTS]
+
+
+# fitting
+
+
+@pytest.mark.parametrize("attention", [0, 4_000])
+def test_constants_are_found_again(attention: int) -> None:
+    true = msgspec.structs.replace(TRUE, attention_tokens=attention)
+
+    found = fit(firsts(true), TOKENS, EngineSpec(cache_tokens=10_000))
+
+    assert found.attention_tokens == pytest.approx(attention, abs=1)
+    for name in ("step_seconds", "decode_seconds", "prefill_seconds", "request_seconds"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3)
+    assert found.cache_tokens == 10_000
+
+
+def test_a_time_that_is_far_off_changes_little() -> None:
+    measured = [first for first in firsts(TRUE) for _ in range(5)]
+    measured[3] = measured[3]._replace(seconds=30.0)
+
+    assert fit(measured, TOKENS, TRUE).prefill_seconds == pytest.approx(0.0006, rel=1e-3)
+
+
+def test_no_constant_is_negative() -> None:
+    falling = [First(0, tokens, 0.1 + tokens * 1e-4 - 2e-8 * tokens**2) for _, tokens in PROMPTS]
+    flat = [Tokens(1, 0.02), Tokens(4, 0.019)]
+
+    found = fit(falling, flat, EngineSpec())
+
+    assert found.attention_tokens == 0
+    assert found.decode_seconds == 0
+    assert found.prefill_seconds > 0
+
+
+def test_too_few_measurements_are_refused() -> None:
+    with pytest.raises(BenchError, match="three are needed"):
+        fit(firsts(TRUE)[:2], TOKENS, TRUE)
+    with pytest.raises(BenchError, match="two are needed"):
+        fit(firsts(TRUE), TOKENS[:1], TRUE)
+
+
+def test_a_simulated_engines_flags_are_its_constants() -> None:
+    engine = engine_like(SimulatedEngines(inter_token_ms=10, max_num_seqs=32, blocks=100))
+
+    assert engine.step_seconds + engine.decode_seconds == pytest.approx(0.010)
+    assert engine.step_seconds + 32 * engine.decode_seconds == pytest.approx(0.020)
+    assert engine.cache_tokens == 3_200
+
+
+# what was sent
+
+
+def test_chats_are_simulated_with_the_blocks_that_engines_see() -> None:
+    sessions = chats(ChatSpec(sessions=4, turns=3, systems=2, apart=1), 1, "t", rate=2.0)
+    prompts = EnginePrompts(str(prepare_smollm2()))
+    try:
+        made = as_workload(sessions, prompts, 32)
+    finally:
+        prompts.close()
+
+    assert len(made.requests) == 12
+    assert [r.start for r in made.requests] == sorted(at for s in sessions for at in s.at)
+    by_session: dict[int, list[SimRequest]] = {}
+    for request in made.requests:
+        by_session.setdefault(request.session, []).append(request)
+    for first, second, third in by_session.values():
+        shared = first.prompt_tokens // 32 - 1  # its end belongs to the generation prompt
+        assert second.blocks[:shared] == first.blocks[:shared]
+        assert third.prompt_tokens > second.prompt_tokens > first.prompt_tokens
+    assert by_session[0][0].blocks[0] == by_session[2][0].blocks[0]
+    assert by_session[0][0].blocks[0] != by_session[1][0].blocks[0]
+
+
+# the comparison
+
+WORK = Workload(
+    "sent",
+    "",
+    100,
+    [
+        SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1),
+        SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1, start=9.0),
+    ],
+)
+
+
+def sample(first: float, cached: int, error: str | None = None) -> Sample:
+    return Sample(
+        session=1, turn=0, intended=0.0, sent=0.0, first=first, last=first + 0.1,
+        ended=first + 0.1, prompt_tokens=250, cached_tokens=cached, completion_tokens=3,
+        num_deltas=3, error=error,
+    )  # fmt: skip
+
+
+def test_both_are_judged_over_all_requests() -> None:
+    fleet = FleetSpec(num_engines=1, num_slow=0, engine=TRUE)
+
+    found = compared("a router", "round-robin", 1, [sample(0.2, 0), sample(0.1, 200)], WORK, fleet)
+
+    assert found.ttft == pytest.approx(0.15)
+    assert found.cached_share == pytest.approx(0.4)
+    assert found.simulated_cached_share == pytest.approx(0.4)
+    assert found.cached_points == pytest.approx(0.0)
+    both = TRUE.idle_ttft(250) + TRUE.idle_ttft(250, 200)
+    assert found.simulated_ttft == pytest.approx(both / 2)
+    assert found.simulated_token_seconds == pytest.approx(0.023)
+
+
+@pytest.mark.parametrize(
+    "samples", [[sample(0.2, 0)], [sample(0.2, 0), sample(0.2, 0, error="timeout")]]
+)
+def test_requests_that_failed_are_no_comparison(samples: list[Sample]) -> None:
+    with pytest.raises(BenchError, match="requests failed"):
+        compared("a router", "round-robin", 1, samples, WORK, FleetSpec(num_engines=1, num_slow=0))
+
+
+def found(router: str, real: float, simulated: float, cached: float, like: float) -> Compared:
+    return Compared(
+        router=router, policy="round-robin", seed=1, requests=10, rate=1.0, ttft=real,
+        simulated_ttft=simulated, ttft_p90=real, simulated_ttft_p90=simulated,
+        cached_share=cached, simulated_cached_share=like, token_seconds=0.01,
+        simulated_token_seconds=0.01,
+    )  # fmt: skip
+
+
+def run(*, is_fitted: bool) -> ValidateRun:
+    good, bad = found("good", 1.0, 1.1, 0.5, 0.49), found("bad", 1.0, 0.8, 0.5, 0.53)
+    return ValidateRun(
+        machine=MACHINE,
+        command="inferway bench validate",
+        plan=Plan(RealEngines() if is_fitted else SimulatedEngines(), ChatSpec(), 2.0),
+        engine=TRUE,
+        is_fitted=is_fitted,
+        compared=[good, bad],
+        load_after=0.1,
+    )
+
+
+def test_a_simulation_of_real_engines_is_judged_by_its_times_too() -> None:
+    assert [goal.is_met for goal in run(is_fitted=True).goals()] == [True, True, False, False]
+    assert [goal.is_met for goal in run(is_fitted=False).goals()] == [True, False]
+
+
+def test_a_validation_is_read_as_it_was_written() -> None:
+    there = run(is_fitted=True)
+
+    assert read_run(write_run("validate", there), ValidateRun) == there
+
+
+def test_the_report_says_by_how_much_it_is_off() -> None:
+    text = VALIDATE_REAL.markdown(run(is_fitted=True))
+
+    assert "| good | round-robin | 10 | 1,000 | 1,100 | +10.0% |" in text
+    assert "15 %" in text or "15%" in text
+    assert VALIDATE.file == "validate"
+    assert VALIDATE_REAL.file == "validate_real"
