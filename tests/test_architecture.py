@@ -71,6 +71,13 @@ PURE = [
         )
     ),
     *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine", "reading")),
+    *(
+        f"bench/loading/{name}.py"
+        for name in (
+            *("workload", "schedule", "samples", "answers", "words", "generated", "traced"),
+            *("histogram", "windows", "results", "doubts", "report"),
+        )
+    ),
     *(f"index/redis/{name}.py" for name in ("chains", "changes", "roll", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}

@@ -31,7 +31,7 @@ class Machine:
             (self.bin / name).symlink_to(found)
         self.install("python3", "echo 3.11.2")
         self.install("id", "echo 0")
-        for name in ("git", "wrk", "curl", "redis-server", "npm"):
+        for name in ("git", "wrk", "h2load", "curl", "redis-server", "npm"):
             self.install(name, "exit 0")
         for name in ("make", "apt-get"):
             self.install(name, f'echo "{name} $*" >>calls')

@@ -67,7 +67,8 @@ def sections(document: str) -> dict[str, str]:
 
 def first_column(text: str) -> list[str]:
     """The backticked words that begin the rows of the tables in `text`."""
-    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    cells = re.findall(r"^\| ((?:`[^`]+` )+)\|", text, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def rooms() -> set[str]:
@@ -113,6 +114,8 @@ def test_a_commands_flags_are_exactly_the_documented_ones(name: str) -> None:
         documented = documented_flags(typed)
         if typed in MORE_FLAGS:
             documented |= documented_flags(MORE_FLAGS[typed])
+        if "--compare" in flags(leaf):
+            documented |= documented_flags("inferway bench")
 
         assert documented == flags(leaf), typed
 

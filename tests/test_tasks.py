@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from inferway.tasks import Tasks
+from inferway.tasks import Later, Tasks
 
 
 async def fail() -> None:
@@ -33,3 +33,28 @@ async def test_closing_ends_those_that_run_and_says_nothing(
 
     assert not tasks.running
     assert not caplog.messages
+
+
+async def test_calls_that_are_due_later_keep_their_order() -> None:
+    called: list[int] = []
+    done = asyncio.Event()
+    later = Later(0.01)
+    for number in range(3):
+        later(lambda number=number: called.append(number))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    at_once = list(called)
+    later(done.set)
+    await done.wait()
+
+    assert at_once == []
+    assert called == [0, 1, 2]
+
+
+async def test_who_is_called_later_may_ask_for_another_call() -> None:
+    done = asyncio.Event()
+    later = Later(0.001)
+    later(lambda: later(done.set))
+
+    await done.wait()
+
+    assert done.is_set()

@@ -96,6 +96,7 @@ class Gateway:
         self._adopter = Adopter(self.fleet.engines, seeds=seeds)
         self._admission: Admission = build_admission(settings, keys, self.fleet, time.monotonic)
         self.indexer.director.standing = self._admission.traffic.standing
+        self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
@@ -133,10 +134,11 @@ class Gateway:
         await self._stack.aclose()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
-        """Goes on with the settings that `read` gives, or raises ConfigError. If they cannot hold,
-        all is as it was, and the log says why."""
-        if self._reloading is not None:
-            await self._reloading.reload(read)
+        """Goes on with the settings that `read` gives, or raises ConfigError, once it has started.
+        If they cannot hold, all is as it was, and the log says why."""
+        await self._started.wait()
+        assert self._reloading is not None
+        await self._reloading.reload(read)
 
     def hurry(self) -> None:
         """A `close` that waits for running answers cuts them off instead."""
@@ -192,6 +194,7 @@ class Gateway:
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
+        self._started.set()
         log.info("listening on %s", server.url)
 
     def _open_tracing(self) -> Tracing | None:
@@ -268,7 +271,7 @@ class Gateway:
         director.rewrites = Rewrites([*rewrites, *self.settings.model_rewrites])
 
     async def _pick(self, observers: Sequence[Observer], metrics: MetricsPage) -> None:
-        from inferway.frontends.ext_proc.build import build_picker  # gRPC is an extra
+        from inferway.frontends.ext_proc.build import build_picker  # an extra
         from inferway.frontends.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
@@ -305,13 +308,15 @@ class Gateway:
         self._stack.push_async_callback(closing)
 
     def _observers(self) -> list[Observer]:
-        observers: list[Observer] = [AlarmObserver(self.fleet.evidence)]
+        observers: list[Observer] = []
         if self._publisher is not None:
             observers.append(
                 DecisionPublisher(self._publisher, with_text=self.settings.publish_text)
             )
-        observers.append(LiveProbe(self.fleet.prober, Random()))
-        observers.append(PromptsForOrphans(self._adopter))
+        if self.settings.scoring:  # else there are no prompts
+            observers.append(AlarmObserver(self.fleet.evidence))
+            observers.append(LiveProbe(self.fleet.prober, Random()))
+            observers.append(PromptsForOrphans(self._adopter))
         return observers
 
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
@@ -341,10 +346,12 @@ async def serve(
     reloads = Tasks(log, "a reload failed")
     if reread is not None:
         loop.add_signal_handler(signal.SIGHUP, lambda: reloads.spawn(gateway.reload(reread)))
-    if not await _start_unless(stop, gateway):
-        return
-    await stop.wait()
-    await reloads.close()
+    try:
+        if not await _start_unless(stop, gateway):
+            return
+        await stop.wait()
+    finally:
+        await reloads.close()
     drain = settings.timeouts.drain
     log.info("shutting down; running answers have %g s, another Ctrl-C cuts them off", drain)
     for sig in (signal.SIGINT, signal.SIGTERM):

@@ -11,7 +11,8 @@ import re
 import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -23,11 +24,14 @@ Count = Annotated[int, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
+UNIX = "unix:"  # before a socket's path, where else a URL or a host stands
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. Everything but `url` is asked of the engine itself when absent."""
 
-    url: str  # http://host:port
-    name: str | None = None  # host:port when absent; must be unique
+    url: str  # http://host:port, or unix:/path
+    name: str | None = None  # host:port, or the path's last part, when absent; must be unique
     events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
     replay: str | None = None  # replay socket
     block_size: Count | None = None  # tokens
@@ -37,7 +41,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def label(self) -> str:
         """What the engine is called in headers, metrics and logs."""
+        if self.url.startswith(UNIX):
+            return self.name or self.url.rpartition("/")[2]
         return self.name or urlsplit(self.url).netloc
+
+    @property
+    def http_url(self) -> str:
+        """What paths are put behind. A Unix socket's path stands where a host does, with its
+        slashes as %2F."""
+        if self.url.startswith(UNIX):
+            return "http://" + quote(self.url.removeprefix(UNIX), safe="")
+        return self.url.rstrip("/")
 
     def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
         """The header that carries the engine's API key. Raises ConfigError if it is unset."""
@@ -141,7 +155,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     pool: str | None = None
     group: str = "inference.networking.k8s.io"  # of the pool
-    selector: dict[str, str] = {}  # instead of a pool: labels that its pods have
+    selector: dict[str, str] | str = {}  # instead of a pool: labels of its pods, as kubectl has it
     ports: list[Port] = []  # with a selector: where its pods listen
     namespace: str | None = None  # absent: $NAMESPACE, else our pod's, else default
     api: str | None = None  # the API server's URL; absent: as every pod is told
@@ -172,6 +186,7 @@ class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     heed_subset: bool = True  # false: whatever addresses the gateway allows
     fallbacks: Annotated[int, msgspec.Meta(ge=0)] = 0  # addresses told behind the first
     report_cost: Literal["prompt", "completion", "total"] | None = None  # tokens, to the gateway
+    mode_override: bool = False  # answers that need no change do not pass us, if the proxy allows
     conformance: bool = False  # a client's header may choose the endpoint: for tests of gateways
 
 
@@ -241,7 +256,19 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return _secret(self.salt_per_tenant_env, "salt_per_tenant_env")
 
     def engine_tls(self) -> ssl.SSLContext | None:
-        """Who is trusted to be an https engine; None without one. Raises ConfigError."""
+        """Who is trusted to be an https engine; None without one. What has been added to the file
+        of `engine_ca` is trusted from the next call on, by all who were given it before. Raises
+        ConfigError."""
+        context = self.read_engine_ca()
+        if context is None or self.engine_ca is None:
+            return context
+        shared = _TRUSTED.setdefault(self.engine_ca, context)
+        if shared is not context:
+            shared.load_verify_locations(self.engine_ca)
+        return shared
+
+    def read_engine_ca(self) -> ssl.SSLContext | None:
+        """The same, without effect on anybody. Raises ConfigError."""
         if self.engine_ca is None and not any(e.url.startswith("https:") for e in self.engines):
             return None
         try:
@@ -252,6 +279,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"engine_ca {self.engine_ca!r}: {what}; expected a file of PEM certificates"
             ) from e
 
+
+# One for each file while it is in use: OpenSSL adds certificates to it, and takes none out.
+_TRUSTED: WeakValueDictionary[str, ssl.SSLContext] = WeakValueDictionary()
 
 # [METHOD ]/path, as `allow_paths` has them
 ALLOWED_PATH = re.compile(r"(?:(GET|POST|PUT|PATCH|DELETE) )?(/[^\s?#]*)")
@@ -363,7 +393,22 @@ def _check_surface(settings: ServeSettings) -> None:
         raise ConfigError(f"otlp: {settings.otlp!r}: expected http://HOST:4318/v1/traces")
 
 
+_LABEL_NAME = r"(?:[\w.-]+/)?[\w.-]+"
+_REQUIREMENT = (
+    rf"\s*(?:!\s*{_LABEL_NAME}|{_LABEL_NAME}"
+    r"(?:\s*(?:==?|!=)\s*[\w.-]*|\s+(?:not)?in\s*\(\s*[\w.-]*(?:\s*,\s*[\w.-]*)*\s*\))?)\s*"
+)
+_SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*", re.ASCII)
+
+
 def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
+    selector = kubernetes.selector
+    if isinstance(selector, str) and selector and not _SELECTOR.fullmatch(selector):
+        raise ConfigError(
+            f"discovery: kubernetes: selector (--endpoint-selector) {selector!r}: expected"
+            " NAME=VALUE, NAME!=VALUE, NAME in (VALUE, …), NAME notin (VALUE, …), NAME or !NAME,"
+            " with commas between them"
+        )
     if (kubernetes.pool is None) == (not kubernetes.selector):
         raise ConfigError(
             "discovery: kubernetes: give either pool (--pool-name) or selector"
@@ -402,14 +447,23 @@ def _secret(variable: str | None, key: str) -> str | None:
     return secret
 
 
+def unix_path(host: str) -> str | None:
+    """The path that stands where a host does (EngineSettings.http_url); None: it is a host."""
+    return unquote(host) if host.startswith("%2F") else None
+
+
 def _check_url(url: str) -> None:
+    if url.startswith(UNIX):
+        if not url.startswith(f"{UNIX}/") or url.endswith("/"):
+            raise ConfigError(f"engine {url!r}: expected unix:/PATH/OF/A/SOCKET")
+        return
     parts = urlsplit(url)
     try:
         port_ok = parts.port is None or parts.port > 0
     except ValueError:
         port_ok = False
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT")
+        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT or unix:/PATH")
     if parts.path.rstrip("/") or parts.query or parts.username:
         raise ConfigError(f"engine {url!r}: expected http://HOST:PORT and nothing after it")
 

@@ -54,7 +54,7 @@ from inferway.openai_api.edits import with_model, with_vllm_xarg
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.paths import PARSERS, Parse
-from inferway.openai_api.requests import REPORT_MODE, asks_for_report
+from inferway.openai_api.requests import REPORT_MODE, Body, asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.narrowing import Narrowing
@@ -178,9 +178,13 @@ class Director:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
         return Journey(self, head, body, parse, request_id, within, priority, edits)
 
+    def parses_here(self, body: bytes) -> bool:
+        """Whether parsing it would not hold up everybody else."""
+        return self.off_loop is None or len(body) <= self.off_loop_bytes
+
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
-        """bytes -> typed request, in a thread when that would hold up everybody else."""
-        if self.off_loop is None or len(body) <= self.off_loop_bytes:
+        """bytes -> typed request, in a thread if need be."""
+        if self.off_loop is None or self.parses_here(body):
             return parse(body)
         return await self.off_loop(parse, body)
 
@@ -297,7 +301,11 @@ class Journey:
         """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
         NoEndpointError, or what `entry` raises."""
         director = self._director
-        request = self._rewritten(await self._parsed())
+        if director.parses_here(self._body):
+            body = self._parse(self._body)
+        else:
+            body = await director.parse(self._parse, self._body)
+        request = self._rewritten(self._request(body))
         model = self._model(request)
         candidates = self._candidates(model)
         director.admit(request, candidates)
@@ -342,8 +350,7 @@ class Journey:
             raise SaturatedError("all engines are full; try again")
         return left
 
-    async def _parsed(self) -> LLMRequest:
-        body = await self._director.parse(self._parse, self._body)
+    def _request(self, body: Body) -> LLMRequest:
         headers = self._head.headers
         asked = objectives(headers, self._director.priorities, self._priority)
         return LLMRequest(

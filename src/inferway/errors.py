@@ -195,10 +195,12 @@ class NoEndpointError(FleetError):
 
 
 class UpstreamError(FleetError):
-    """The engine's connection failed before an answer began."""
+    """The engine's connection failed before an answer began. `attempts` is how many engines were
+    tried for the request in all."""
 
     status = 502
     code = "engine_unreachable"
+    attempts = 1
 
 
 class UpstreamTimeoutError(UpstreamError):

@@ -47,15 +47,17 @@ from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Endpoint, HolderId, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
 from inferway.prompts.load import load_prompts
+from inferway.prompts.on_demand import OnDemandPrompts
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
-from inferway.prompts.served import ServedModel
+from inferway.prompts.served import ModelSource, PromptSource, ServedModel
 from inferway.prompts.token_ids import checked_token_ids
 from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Lookup, Matched, Matcher
 from inferway.steps.rewrite import Rewrites
+from inferway.tasks import Later
 
 # By when an engine's events have come that its first token tells of: 0.06 to 0.17 s were seen with
 # engines that computed on the CPU, next to nothing otherwise.
@@ -143,7 +145,7 @@ class Indexer:
         self.fleet = Fleet(
             self.settings,
             self.index,
-            partial(load_prompts, self.renderer, self.request_templates),
+            self._load_prompts,
             self._subscribe,
         )
         self.director = Director(
@@ -155,7 +157,7 @@ class Indexer:
             priorities=self.settings.objectives,
             scoring=self.settings.scoring,
             off_loop=_in_thread,
-            later=_in_a_moment,
+            later=Later(EVENT_SECONDS),
         )
 
     async def start(self) -> None:
@@ -347,6 +349,10 @@ class Indexer:
 
     # what the fleet is given
 
+    async def _load_prompts(self, source: ModelSource) -> PromptSource:
+        load = partial(load_prompts, self.renderer, self.request_templates, source)
+        return await load() if self.settings.scoring else OnDemandPrompts(load)
+
     def _subscribe(
         self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> EventSubscriber:
@@ -410,10 +416,6 @@ async def _start_helper(templates: RequestTemplates) -> None:
         await templates.start()
     except HelperError as e:
         raise ConfigError(f"trust_request_chat_template: {e}") from e
-
-
-def _in_a_moment(call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(EVENT_SECONDS, call)
 
 
 async def _in_thread(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:

@@ -162,6 +162,7 @@ class Candidates:
     running: Column  # requests in the engine's batch, as last scraped
     waiting: Column  # requests queued in the engine, as last scraped
     kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
+    unbegun: Column  # requests there without a first token, as last scraped; -1: not told
     recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
     matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
     matched_value: Column  # the same, each weighed by the tier it lies in
@@ -197,6 +198,7 @@ class Candidates:
 
 _COLUMNS = [
     *("block_sizes", "states", "in_flight", "others", "running", "waiting", "kv_usage"),
+    "unbegun",
     *("recent_tokens", "matched_blocks", "matched_value", "prompt_blocks"),
 ]
 

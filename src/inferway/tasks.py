@@ -1,10 +1,11 @@
-"""Work that nobody waits for: kept until it ends, and heard of if it fails."""
+"""Work that nobody waits for: kept until it ends, and heard of if it fails; or not yet begun."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 
 class Tasks:
@@ -30,3 +31,31 @@ class Tasks:
         self.running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("%s", self._failed, exc_info=error)
+
+
+class Later:
+    """Calls what it is given `seconds` later, or up to a tenth of that later still: one timer
+    serves many calls."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()  # when each is due
+        self._is_timed = False
+
+    def __call__(self, call: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting.append((loop.time() + self._seconds, call))
+        if not self._is_timed:
+            self._is_timed = True
+            loop.call_later(self._seconds, self._due)
+
+    def _due(self) -> None:
+        loop, waiting = asyncio.get_running_loop(), self._waiting
+        now = loop.time()
+        try:
+            while waiting and waiting[0][0] <= now:
+                waiting.popleft()[1]()
+        finally:
+            self._is_timed = bool(waiting)
+            if waiting:
+                loop.call_later(max(waiting[0][0] - now, self._seconds / 10), self._due)

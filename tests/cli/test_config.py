@@ -107,3 +107,16 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in shown
     assert 'index.url: "redis://me:***@r:6379/1"  # a flag' in shown
     assert 'admin_key_env: "A_KEY"  # a flag; it is set' in shown
+
+
+def test_flags_reach_the_keys_of_flow_control_and_timeouts() -> None:
+    flags = ["--in-flight", "200", "--engine-in-flight", "20", "--queue", "7", "--attempts", "2"]
+
+    result = run("show", *ENGINE, *flags, "--hold-head", "5", "--drain-seconds", "90")
+
+    assert result.exit_code == 0
+    for line in (
+        *("flow.in_flight: 200", "flow.engine_in_flight: 20", "flow.queue: 7"),
+        *("retries.attempts: 2", "timeouts.hold_head: 5.0", "timeouts.drain: 90.0"),
+    ):
+        assert f"{line}  # a flag\n" in result.output

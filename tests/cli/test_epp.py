@@ -91,6 +91,7 @@ FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--enable-cert-reload",): {"picker": {"reload_cert": True}},
     ("--fallbacks", "2"): {"picker": {"fallbacks": 2}},
     ("--report-cost", "total"): {"picker": {"report_cost": "total"}},
+    ("--mode-override",): {"picker": {"mode_override": True}},
     ("--conformance",): {"picker": {"conformance": True}},
     ("--disable-endpoint-subset-filter",): {"picker": {"heed_subset": False}},
     ("--metrics-port", "9"): {"port": 9},
@@ -109,7 +110,7 @@ FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
         }
     },
     ("--endpoint-selector", "app=x, tier=y", "--endpoint-target-ports", "8000, 8001"): {
-        "discovery": {"kubernetes": {"selector": {"app": "x", "tier": "y"}, "ports": [8000, 8001]}}
+        "discovery": {"kubernetes": {"selector": "app=x, tier=y", "ports": [8000, 8001]}}
     },
     ("--config-text", "plugins: [{type: random-picker}]"): {
         "scheduling": {"plugins": [{"type": "random-picker"}]}
@@ -210,7 +211,7 @@ def test_what_changes_nothing_has_a_reason_and_is_hidden() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--endpoint-selector", "app"), "--endpoint-selector 'app': expected NAME=VALUE,…"),
+        (("--endpoint-selector", "a in b", "--endpoint-target-ports", "1"), "'a in b': expected"),
         (("--endpoint-target-ports", "a"), "--endpoint-target-ports 'a': expected PORT,…"),
         (("--drain-timeout", "1h30m"), "--drain-timeout '1h30m': expected 50ms, 1s, or seconds"),
         (("--config-text", "[]"), "--config-text: expected keys, got list"),

@@ -91,3 +91,27 @@ def test_the_last_sample_tells_the_adapters() -> None:
 
 def test_an_engine_without_adapters_has_none() -> None:
     assert parse_load(PAGE).adapters == Adapters()
+
+
+def test_who_had_a_first_token_and_has_not_ended_is_answering() -> None:
+    text = (
+        'vllm:num_requests_running{engine="0"} 3\n'
+        'vllm:num_requests_running{engine="1"} 1\n'
+        'vllm:num_requests_waiting{engine="0"} 0\n'
+        'vllm:num_requests_waiting{engine="1"} 0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0\n'
+        'vllm:time_to_first_token_seconds_count{engine="0"} 12\n'
+        'vllm:time_to_first_token_seconds_count{engine="1"} 7\n'
+        'vllm:e2e_request_latency_seconds_count{engine="0"} 10\n'
+        'vllm:e2e_request_latency_seconds_count{engine="1"} 7\n'
+    )
+
+    load = parse_load(text)
+
+    assert load.answering == 2
+    assert [load.of(rank, 2).answering for rank in (0, 1)] == [2, 0]
+
+
+def test_an_engine_that_does_not_count_does_not_tell_who_is_answering() -> None:
+    assert parse_load("vllm:num_requests_running 3\n").of(0, 2).answering is None

@@ -76,7 +76,8 @@ async def test_each_engine_has_no_more_than_its_limit_and_all_are_answered(
         answers = [asyncio.ensure_future(ask(fleet)) for _ in range(20)]
 
         async def all_came() -> bool:
-            return await fleet.metric("inferway_flow_waiting", priority="0") == 16
+            waiting = await fleet.metric("inferway_flow_waiting", priority="0")
+            return (one.at_once, other.at_once, waiting) == (2, 2, 16)
 
         await until(all_came)
         one.go.set()
@@ -327,12 +328,32 @@ async def test_what_needs_a_restart_is_said(
     assert "needs a restart: port, heal" in caplog.text
 
 
-async def test_a_gateway_that_has_not_started_takes_nothing() -> None:
+async def test_what_needs_a_restart_is_said_as_long_as_it_is_not_in_force(
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await start_fleet(1)
+    old, new = settings_of(fleet), settings_of(fleet, heal=0.5)
+    await fleet.gateway.reload(lambda: new)
+    caplog.clear()
+
+    await fleet.gateway.reload(lambda: new)
+    assert "needs a restart: heal" in caplog.text
+    caplog.clear()
+    await fleet.gateway.reload(lambda: old)
+    assert "needs a restart" not in caplog.text
+
+
+async def test_what_changes_while_a_gateway_starts_is_taken_when_it_has_started() -> None:
     settings = ServeSettings(engines=[EngineSettings(url="http://127.0.0.1:1")], port=0)
+    new = msgspec.structs.replace(settings, flow=FlowSettings(in_flight=7))
     gateway = Gateway(settings)
-    await gateway.reload(lambda: settings)
+    reload = asyncio.ensure_future(gateway.reload(lambda: new))
+    await asyncio.sleep(0)
     await gateway.start()
+    await reload
     await gateway.close()
+
+    assert gateway._admission.control.turnstile.settings.in_flight == 7
 
 
 async def test_a_broken_certificate_changes_nothing_and_a_new_one_is_shown(

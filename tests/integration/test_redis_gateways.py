@@ -269,8 +269,9 @@ async def test_a_server_that_is_lost_under_load_costs_matches_and_no_answer(
     assert {answer.status for answer in answers} == {200}
     assert away == 1
     assert late < 40  # the others did not wait
+    decided = await fleet.metric("inferway_decision_seconds_count")
     in_time = await fleet.metric("inferway_decision_seconds_bucket", le="0.5")
-    assert in_time == await fleet.metric("inferway_decision_seconds_count")
+    assert decided - in_time < 4  # eight clients would have waited for a lost answer (2 s)
     await until_written(fleet)
     for i in range(8):
         await is_true(fleet, f"client {i}: {LONG}")

@@ -10,6 +10,7 @@ import openai
 import pydantic
 import pytest
 from tests.integration.conftest import Fleet, StartFleet, simulated, until
+from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import ProbeSettings, StructuredSettings
 from inferway.simulator.config import EventsConfig, Latency
@@ -92,7 +93,7 @@ async def test_what_cannot_be_kept_is_refused_with_its_place_and_no_engine_sees_
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
     assert answer.body["error"]["code"] == "invalid_structure"
     assert await fleet.metric("inferway_upstream_sent_total") == 0
-    assert await fleet.metric("inferway_structured_requests_total", outcome="refused") == 1
+    assert await fleet.metric("inferway_gate_requests_total", outcome="refused") == 1
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ async def test_an_answer_says_whether_it_has_the_shape(
 
     assert answer.body["choices"][0]["message"]["content"] == said
     assert answer.headers["x-inferway-valid"] == valid
-    assert await fleet.metric("inferway_structured_answers_total", valid=valid) == 1
+    assert await fleet.metric("inferway_gate_answers_total", valid=valid) == 1
 
 
 async def test_an_answer_without_a_shape_says_nothing(start_fleet: StartFleet) -> None:
@@ -164,7 +165,7 @@ async def test_a_stream_says_it_before_its_end_and_clients_do_not_mind(
 
     assert text == '{"n":1}'
     assert raw.endswith(": x-inferway-valid true\n\ndata: [DONE]\n\n")
-    assert await fleet.metric("inferway_structured_answers_total", valid="true") == 2
+    assert await fleet.metric("inferway_gate_answers_total", valid="true") == 2
 
 
 class Number(pydantic.BaseModel):
@@ -186,7 +187,7 @@ async def test_the_official_client_parses_what_it_has_asked_for(start_fleet: Sta
 
     assert chat.choices[0].message.parsed == Number(n=1)
     assert response.output_parsed == Number(n=2)
-    assert await fleet.metric("inferway_structured_answers_total", valid="true") == 2
+    assert await fleet.metric("inferway_gate_answers_total", valid="true") == 2
 
 
 async def test_the_official_client_is_told_the_place(start_fleet: StartFleet) -> None:
@@ -259,7 +260,7 @@ async def test_what_two_engines_were_lost_with_is_refused_and_a_third_one_is_spa
     answer = await asked
 
     async def refused() -> bool:
-        return await fleet.metric("inferway_structured_quarantined") == 1
+        return await fleet.metric("inferway_gate_quarantined") == 1
 
     await until(refused)
     again = await fleet.chat("hi", **asking(SCHEMA))
@@ -290,7 +291,7 @@ async def test_an_engine_is_told_a_shape_in_advance_once(start_fleet: StartFleet
         await fleet.chat('{"n":1}', **asking(SCHEMA))
 
     async def sent() -> bool:
-        return await fleet.metric("inferway_structured_warmed_total", outcome="sent") == 1
+        return await fleet.metric("inferway_gate_warmed_total", outcome="sent") == 1
 
     await until(sent)
     assert engine.structured.warmed == [("json", json.dumps(SCHEMA, separators=(",", ":")))]
@@ -301,7 +302,7 @@ async def test_a_stock_engine_is_told_nothing(start_fleet: StartFleet) -> None:
 
     await fleet.chat("hi", **asking(SCHEMA))
 
-    assert await fleet.metric("inferway_structured_warmed_total") == 0
+    assert await fleet.metric("inferway_gate_warmed_total") == 0
 
 
 async def test_an_explanation_names_what_becomes_of_each_keyword(start_fleet: StartFleet) -> None:
@@ -382,3 +383,55 @@ async def test_a_stream_does_not_notice_hostile_shapes_beside_it(start_fleet: St
     assert statuses[: len(BAD)] == [400] * len(BAD)
     # what stalls the loop for long shows in all of these; the clients run in it, too
     assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.1
+
+
+MESSAGES = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+WEATHER = {"name": "weather", "input_schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{**WEATHER, "input_schema": {"type": 5}}]}, "tools/0/input_schema/type"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"pattern": "("}}}},
+            "output_config/format/schema/pattern",
+        ),
+    ],
+)
+async def test_anthropic_s_messages_are_checked_before_an_engine_sees_them(
+    fields: dict[str, Any], param: str
+) -> None:
+    engine = Recorder()
+    body = {**MESSAGES, "tool_choice": {"type": "any"}, **fields}
+    async with in_front_of(engine) as front:
+        status, _, answer = await front.ask("/v1/messages", json.dumps(body))
+
+    assert (status, json.loads(answer)["error"]["param"]) == (400, param)
+    assert not engine.seen
+
+
+@pytest.mark.parametrize(("given", "valid"), [({"n": 1}, "true"), ({"n": "1"}, "false")])
+async def test_anthropic_s_tool_calls_are_judged(given: dict[str, Any], valid: str) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "weather", "input": given}
+    engine = Recorder(answer=json.dumps({"type": "message", "content": [call]}).encode())
+    body = {**MESSAGES, "tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
+    async with in_front_of(engine) as front:
+        status, headers, answer = await front.ask("/v1/messages", json.dumps(body))
+        free, told, _ = await front.ask("/v1/messages", json.dumps(MESSAGES))
+
+    assert (status, headers["x-inferway-valid"]) == (200, valid)
+    assert headers["x-inferway-unenforced"] == "unknown"
+    assert json.loads(answer) == json.loads(engine.answer)
+    assert free == 200
+    assert "x-inferway-valid" not in told
+
+
+async def test_what_asks_elsewhere_for_nothing_is_not_looked_at() -> None:
+    engine = Recorder()
+    body = json.dumps({"model": "m", "prompt": "x", "tools": [{"name": 5}]})
+    async with in_front_of(engine) as front:
+        status, headers, _ = await front.ask("/tokenize", body)
+
+    assert status == 200
+    assert "x-inferway-unenforced" not in headers

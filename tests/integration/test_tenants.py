@@ -121,6 +121,9 @@ async def test_the_tenant_is_the_key_s_where_there_are_keys(
         headers = {"Authorization": f"Bearer {keys[name]}", TENANT: "acme"}
         answer = await fleet.post("/v1/chat/completions", CHAT, **headers)
         reused.append(answer.cached_tokens)
+        told = [name for name in answer.headers if name.lower().startswith("x-inferway-")]
+        assert told == ["x-inferway-edited"]  # its own body was changed, however it was decided
+        assert answer.headers["x-inferway-edited"] == "cache_salt"
 
     assert reused[:2] == [0, 0]
     assert reused[2] > 0

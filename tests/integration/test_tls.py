@@ -6,11 +6,14 @@ import asyncio
 import ssl
 from pathlib import Path
 
+import aiohttp
+import pytest
 import trustme
 from tests.frontends.http.clients import Client, get, post
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
+from inferway.doctor.engines import ask_engines
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
@@ -67,3 +70,58 @@ async def test_clients_and_engines_are_spoken_to_over_tls(tmp_path: Path) -> Non
 
     assert ready.status == 200
     assert (answer.status, answer.body) == (200, b"{}")
+
+
+async def test_the_doctor_trusts_whom_the_gateway_would(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    behind = HttpServer(engine, certificate=Certificate(*issue(authority, tmp_path, "engine")))
+    await behind.start()
+    engines = [EngineSettings(url=behind.url)]
+    settings = ServeSettings(engines=engines, engine_ca=str(tmp_path / "ca.pem"))
+    try:
+        [trusted] = await ask_engines(engines, settings.engine_tls())
+        [unknown] = await ask_engines(engines)
+    finally:
+        await behind.stop(1)
+
+    assert (trusted.error, trusted.health) == (None, 200)
+    assert unknown.error is not None
+    assert "certificate verify failed" in unknown.error
+
+
+async def test_an_engine_whose_signer_is_added_to_the_file_is_trusted_after_a_reload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = trustme.CA(), trustme.CA()
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(first.cert_pem.bytes())
+    behind = HttpServer(engine, certificate=Certificate(*issue(second, tmp_path, "engine")))
+    await behind.start()
+    settings = ServeSettings(
+        engines=[EngineSettings(url=behind.url)],
+        port=0,
+        scoring=False,
+        engine_ca=str(trusted),
+        access_log=None,
+    )
+    gateway = Gateway(settings)
+    await gateway.start()
+    try:
+        assert "certificate verify failed" in caplog.text
+        trusted.write_text("none")
+        await gateway.reload(lambda: settings)
+        assert f"all stays as it was: engine_ca '{trusted}'" in caplog.text
+
+        trusted.write_bytes(first.cert_pem.bytes() + second.cert_pem.bytes())
+        await gateway.reload(lambda: settings)
+
+        url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http:
+            async with asyncio.timeout(20):
+                while (answer := await http.post(url, data=CHAT)).status != 200:
+                    await asyncio.sleep(0.01)
+            assert await answer.read() == b"{}"
+    finally:
+        await gateway.close()
+        await behind.stop(1)

@@ -110,6 +110,17 @@ def test_load_stretches_time_up_to_the_factor() -> None:
     assert times(out, second) == [3.0]
 
 
+def test_prefills_in_turn_begin_when_the_one_before_has_ended() -> None:
+    engine = scheduler(Latency(prefill_time_per_token=0.1, prefill_in_turn=True))
+    first, second = job(range(10)), job(range(100, 105))
+    engine.add(first)
+    engine.add(second)
+    out = run(engine)
+
+    assert times(out, first) == [1.0]
+    assert times(out, second) == [1.5]
+
+
 def test_who_reuses_blocks_that_are_still_being_computed_waits_for_them() -> None:
     engine = scheduler(Latency(prefill_time_per_token=0.1))
     first, second = job(range(21)), job(range(21))

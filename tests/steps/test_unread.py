@@ -69,6 +69,7 @@ def journey(
         rewrites=Rewrites(rules),
         stats=DirectorStats(),
         random=Random(1),
+        clock=lambda: 0.0,
     )
 
 

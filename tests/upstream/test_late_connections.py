@@ -11,7 +11,6 @@ from tests.upstream.engines import answer, in_loop, running, wait_until
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError
 from inferway.model import Headers
-from inferway.upstream.connection import EngineConnection
 from inferway.upstream.pool import Pool
 
 
@@ -38,7 +37,7 @@ class LateLoop:
         return getattr(self._loop, name)
 
     async def create_connection(
-        self, factory: Callable[[], EngineConnection], *place: Any, **how: Any
+        self, factory: Callable[[], asyncio.Protocol], *place: Any, **how: Any
     ) -> None:
         await self._loop.create_connection(factory, *place, **how)
         await asyncio.Event().wait()
@@ -56,4 +55,46 @@ async def test_a_connection_that_comes_with_the_timeout_is_closed() -> None:
 
         assert "no connection within 0.2 s" in str(sink.error)
         assert pool.stats.open == 0
+        await pool.close()
+
+
+class Told(asyncio.Protocol):
+    """Is a connection, and does something more once it is made."""
+
+    def __init__(self, connection: asyncio.Protocol, then: Callable[[], object]) -> None:
+        self._connection = connection
+        self._then = then
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.connection_made(transport)
+        self._then()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+
+class HurriedLoop(LateLoop):
+    """Connects, and is cancelled before it can say so: uvloop then closes the socket and does not
+    tell its protocol."""
+
+    async def create_connection(
+        self, factory: Callable[[], asyncio.Protocol], *place: Any, **how: Any
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        await self._loop.create_connection(lambda: Told(factory(), task.cancel), *place, **how)
+
+
+@in_loop
+async def test_a_connection_whose_loop_has_closed_it_in_silence_is_forgotten() -> None:
+    async with running(answer(b"ok")) as engine:
+        pool, sink = Pool(), Failed()
+        pool.loop = cast(asyncio.AbstractEventLoop, HurriedLoop(pool.loop))
+
+        pool.send(engine.url, "GET", b"/", b"", b"", sink)
+        await wait_until(lambda: sink.error is not None)
+        await wait_until(lambda: engine.connections == 1 and engine.open == 0)
+
+        assert pool.stats.open == 0
+        assert not any(origin.connections for origin in pool._origins.values())
         await pool.close()

@@ -28,8 +28,8 @@ DISCOVERY_OPTIONS: Final = (
     ),
     click.option(
         "--endpoint-selector",
-        metavar="NAME=VALUE,…",
-        help="Pods with these labels, instead of a pool.",
+        metavar="SELECTOR",
+        help="Pods that it selects, instead of a pool; as kubectl has it: a=b,c in (d,e),!f.",
     ),
     click.option(
         "--endpoint-target-ports", metavar="PORT,…", help="Where the selector's pods listen."
@@ -64,20 +64,12 @@ def discovery(flags: Mapping[str, Any]) -> dict[str, object]:
         found["dns"] = list(said["engines_dns"])
     kubernetes = {_KUBERNETES[name]: said[name] for name in _KUBERNETES if name in said}
     if "endpoint_selector" in said:
-        kubernetes["selector"] = _labels(said["endpoint_selector"])
+        kubernetes["selector"] = said["endpoint_selector"]
     if "endpoint_target_ports" in said:
         kubernetes["ports"] = _ports(said["endpoint_target_ports"])
     if kubernetes:
         found["kubernetes"] = kubernetes
     return found
-
-
-def _labels(text: str) -> dict[str, str]:
-    pairs = [pair.strip().partition("=") for pair in text.split(",")]
-    for name, equals, _ in pairs:
-        if not name or not equals:
-            raise ConfigError(f"--endpoint-selector {text!r}: expected NAME=VALUE,…")
-    return {name: value for name, _, value in pairs}
 
 
 def _ports(text: str) -> list[int]:

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from inferway.config import parse_engine
+from inferway.config import ServeSettings, check_engines, parse_engine
 from inferway.doctor.examination import examine
 from inferway.doctor.rules import Finding, Level
 from inferway.errors import ConfigError
@@ -24,13 +24,18 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     metavar="URL[,KEY=VALUE...]",
     help="Ask this engine as well, as `serve` would. May be repeated.",
 )
-def doctor(specs: tuple[str, ...]) -> None:
+@click.option(
+    "--engine-ca", metavar="FILE", help="Trust these certificates (PEM) to sign https engines'."
+)
+def doctor(specs: tuple[str, ...], engine_ca: str | None) -> None:
     """Check this machine, the hub and the given engines; exit 1 if something must be mended."""
     try:
         engines = [parse_engine(spec) for spec in specs]
+        check_engines(engines)
+        tls = ServeSettings(engines=engines, engine_ca=engine_ca).engine_tls()
     except ConfigError as e:
         raise click.ClickException(str(e)) from e
-    findings = asyncio.run(examine(engines, cache_dir(), os.environ))
+    findings = asyncio.run(examine(engines, cache_dir(), os.environ, tls))
     for finding in findings:
         _show(finding)
     if any(finding.level is Level.FAIL for finding in findings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
+from logging.handlers import WatchedFileHandler
 
 from inferway.errors import ConfigError
 
@@ -34,7 +34,8 @@ def set_up(level: str, access_log: str | None = None) -> None:
 
 
 def _file(path: str) -> logging.Handler:
+    """Opened anew when logrotate has moved it away."""
     try:
-        return logging.FileHandler(Path(path))
+        return WatchedFileHandler(path)
     except OSError as e:
         raise ConfigError(f"access log {path!r} cannot be written: {e.strerror}") from e

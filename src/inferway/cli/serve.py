@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from inferway.errors import ConfigError
 @serve_options
 def serve(config: Path | None, **flags: Any) -> None:
     """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `run` listens to it; it would end us
     try:
         _run(config, overrides(**flags))
     except ConfigError as e:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from inferway.cli.discovery_options import DISCOVERY, DISCOVERY_OPTIONS, discovery
+from inferway.cli.flow_options import FLOW, FLOW_FLAGS, flow
 from inferway.cli.surface_options import SURFACE
 from inferway.config import parse_engine
 from inferway.errors import ConfigError
@@ -21,7 +22,7 @@ _OPTIONS = (
         "--engine",
         "engines",
         multiple=True,
-        metavar="URL[,KEY=VALUE…]",
+        metavar="URL|unix:/PATH[,KEY=VALUE…]",
         help="An engine; repeat for each. Keys: name, events, replay, block_size, "
         "api_key_env, label.NAME. What is left out is asked of the engine.",
     ),
@@ -91,13 +92,7 @@ _OPTIONS = (
         metavar="FILE",
         help="Callers need one of these keys (inferway keys); it says their tenant and priority.",
     ),
-    click.option(
-        "--hold-head",
-        type=float,
-        metavar="SECONDS",
-        help="How long a stream's head waits for its first event, so that an engine that is lost "
-        "before it is replaced unseen.  [default: 30]",
-    ),
+    *FLOW,
     click.option(
         "--scheduling",
         metavar="FILE",
@@ -139,6 +134,8 @@ _OPTIONS = (
     ),
 )
 
+_NESTED = DISCOVERY | FLOW_FLAGS  # what is no key of the top level
+
 
 def serve_options(command: _Command) -> _Command:
     """Decorates a command with all of them; it gets `config`, and what `overrides` takes."""
@@ -158,14 +155,13 @@ def overrides(
     structured_trial_compile: bool,
     report_validity: bool,
     index: str | None,
-    hold_head: float | None,
     **flags: object,
 ) -> dict[str, object]:
     """Only what was said, by the settings' names. Raises ConfigError."""
     given = {
         name: value
         for name, value in flags.items()
-        if value is not None and value is not False and value != () and name not in DISCOVERY
+        if value is not None and value is not False and value != () and name not in _NESTED
     }
     if found := discovery(flags):
         given["discovery"] = found
@@ -174,8 +170,7 @@ def overrides(
         given["engines"] = [_given(settings) for settings in parsed]
     if tokenizers or chat_templates:
         given["models"] = _models(tokenizers, chat_templates)
-    if hold_head is not None:
-        given["timeouts"] = {"hold_head": hold_head}
+    given |= flow(flags)
     if index is not None:
         given["index"] = {"url": index}
     if trust_request_chat_template:

@@ -54,6 +54,7 @@ def duration(text: str) -> float:
 @click.option("--prefill-time-per-token", type=duration, default="0", help="Of uncached tokens.")
 @click.option("--inter-token-latency", type=duration, default="0")
 @click.option("--time-factor-under-load", default=1.0, help="Times are so much longer when full.")
+@click.option("--prefill-in-turn", is_flag=True, help="One prefill after the other.")
 @click.option("--enable-scale-out", is_flag=True, help="It renders for others: …/render.")
 @click.option("--structured", is_flag=True, help="It seems to have our structured output.")
 @click.option("--zmq-endpoint", default="tcp://*:0", help="Where KV events go; none: nowhere.")

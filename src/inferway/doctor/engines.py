@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from inferway.config import EngineSettings
 from inferway.doctor.facts import Engine, Socket
 from inferway.errors import ConfigError, UpstreamError
+from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import EngineFacts, EventSource, discover
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
@@ -23,15 +26,19 @@ _SIGNATURE_BYTES = 10
 _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
 
 
-async def ask_engines(engines: Sequence[EngineSettings]) -> list[Engine]:
-    """All side by side."""
+async def ask_engines(
+    engines: Sequence[EngineSettings], tls: ssl.SSLContext | None = None
+) -> list[Engine]:
+    """All side by side. `tls` says who is trusted to be an https engine; else whom the system
+    trusts."""
     timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = EngineConnector(tls)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
 
 
 async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> Engine:
-    url = settings.url.rstrip("/")
+    url = settings.http_url
     try:
         headers = {name.decode(): value.decode() for name, value in settings.authorization()}
         health = await _status(session, f"{url}/health", headers)
@@ -50,7 +57,7 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
 
 async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
     try:
-        async with session.get(url, headers=headers) as response:
+        async with session.get(URL(url, encoded=True), headers=headers) as response:
             return response.status
     except (TimeoutError, aiohttp.ClientError, OSError) as e:
         raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,10 +15,16 @@ from inferway.doctor.rules import Finding
 
 
 async def examine(
-    engines: Sequence[EngineSettings], cache: Path, environment: Mapping[str, str]
+    engines: Sequence[EngineSettings],
+    cache: Path,
+    environment: Mapping[str, str],
+    tls: ssl.SSLContext | None = None,
 ) -> list[Finding]:
-    """What is found here, from the interpreter outwards to the engines."""
-    hub, asked = await asyncio.gather(asyncio.to_thread(ask_hub, environment), ask_engines(engines))
+    """What is found here, from the interpreter outwards to the engines. `tls`: who is trusted to be
+    an https engine; else whom the system trusts."""
+    hub, asked = await asyncio.gather(
+        asyncio.to_thread(ask_hub, environment), ask_engines(engines, tls)
+    )
     wanted, token = tokenizers.sources(asked), environment.get("HF_TOKEN") or None
     tried = await asyncio.to_thread(tokenizers.try_tokenizers, wanted, token)
     return [

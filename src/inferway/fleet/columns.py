@@ -15,7 +15,7 @@ from inferway.model import BLIND, Adapters, Candidates, Column, Endpoint, Holder
 from inferway.scheduling.adapter_rows import AdapterRows
 
 _SCRAPED = ("others", "running", "waiting", "kv_usage")
-_COLUMNS = ("in_flight", *_SCRAPED, "recent_tokens", "scraped")
+_COLUMNS = ("in_flight", *_SCRAPED, "unbegun", "recent_tokens", "scraped")
 
 # By their numbers, EXACT to BLIND of model.py.
 STATES = tuple(StreamState)
@@ -34,6 +34,7 @@ class EndpointColumns:
     running: Column = field(default_factory=lambda: np.zeros(0))
     waiting: Column = field(default_factory=lambda: np.zeros(0))
     kv_usage: Column = field(default_factory=lambda: np.zeros(0))
+    unbegun: Column = field(default_factory=lambda: np.zeros(0))
     recent_tokens: Column = field(default_factory=lambda: np.zeros(0))
     scraped: Column = field(default_factory=lambda: np.zeros(0))  # when, in seconds
     states: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
@@ -114,6 +115,7 @@ class ModelRows:
             running=columns.running[rows],
             waiting=columns.waiting[rows],
             kv_usage=columns.kv_usage[rows],
+            unbegun=columns.unbegun[rows],
             recent_tokens=columns.recent_tokens[rows],
             matched_blocks=nothing,
             matched_value=nothing,

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from yarl import URL
 
+from inferway.config import unix_path
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 
 
@@ -83,7 +85,7 @@ async def discover(
     except StatusError as e:
         raw_sources = b"{}"
         findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
-    sources, source_findings = resolve_sources(urlsplit(url).hostname or "", raw_sources)
+    sources, source_findings = resolve_sources(_host(url), raw_sources)
     metrics = await fetch_metrics(session, url, headers)
     if not metrics:
         findings.append(f"{url}/metrics has nothing to say; give block_size=N by hand")
@@ -134,11 +136,17 @@ async def fetch_metrics(
         return ""
 
 
+def _host(url: str) -> str:
+    """Whose sockets are meant where an engine says `*`."""
+    parts = urlsplit(url)
+    return "127.0.0.1" if unix_path(parts.netloc) else parts.hostname or ""
+
+
 async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes:
     """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
     in time, UpstreamError for no connection."""
     try:
-        async with session.get(url, headers=headers) as response:
+        async with session.get(URL(url, encoded=True), headers=headers) as response:
             if response.status != 200:
                 raise StatusError(f"{url} answered {response.status}", response.status)
             return await response.read()

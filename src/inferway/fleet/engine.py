@@ -70,7 +70,7 @@ class Engine:
 
     @property
     def url(self) -> str:
-        return self.settings.url.rstrip("/")
+        return self.settings.http_url
 
     @property
     def http_headers(self) -> Mapping[str, str]:

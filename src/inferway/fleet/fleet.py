@@ -26,6 +26,7 @@ from inferway.errors import (
 )
 from inferway.events.stream import StreamState
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
+from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import EventSource, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
@@ -37,6 +38,7 @@ from inferway.fleet.scraper import Scraper
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.unbegun import Unbegun
 from inferway.index.protocol import Clear, Index
 from inferway.model import Candidates, Endpoint, HolderId, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
@@ -73,6 +75,7 @@ class Fleet:
         self._left: dict[HolderId, Engine] = {}  # whose number rests
         self._block_sizes: list[int | None] = []  # by holder
         self._columns = EndpointColumns()
+        self._unbegun: dict[HolderId, Unbegun] = {}
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._tasks = Tasks(log, "a task of the fleet ended")
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
@@ -94,8 +97,7 @@ class Fleet:
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
-        # no limit of connections: who does not answer must not keep others from being asked
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._settings.engine_tls() or True)
+        connector = EngineConnector(self._settings.engine_tls())
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         if self._settings.scoring:
             self.prober.open(self._session)
@@ -350,6 +352,8 @@ class Fleet:
             table.running[row] = told.running
             table.waiting[row] = told.waiting
             table.kv_usage[row] = told.kv_usage
+            unbegun = self._unbegun[row].told(told.running, told.waiting, told.answering)
+            table.unbegun[row] = unbegun
             table.scraped[row] = now
 
     def _tell_adapters(self, engine: Engine) -> None:
@@ -470,13 +474,14 @@ class Fleet:
         else:
             self._columns.clear(holder)
         self._block_sizes[holder] = engine.block_size
+        self._unbegun[holder] = Unbegun()
         self._index.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
     # whether they render as we do
 
     def _around(self, source: ModelSource, own: PromptSource) -> PromptSource:
-        return self.remote.around(source, own)
+        return self.remote.around(source, own) if self._settings.scoring else own
 
     def _prompts_came(self, key: str) -> None:
         for engine in self.engines:

@@ -33,6 +33,17 @@ _KV_USAGE = (
     "sglang:token_usage",
     "trtllm_kv_cache_utilization",
 )
+# Requests that have had their first token, and those that have ended: histograms' counts.
+_FIRSTS = (
+    "vllm:time_to_first_token_seconds_count",
+    "sglang:time_to_first_token_seconds_count",
+    "trtllm_time_to_first_token_seconds_count",
+)
+_ENDED = (
+    "vllm:e2e_request_latency_seconds_count",
+    "sglang:e2e_request_latency_seconds_count",
+    "trtllm_e2e_request_latency_seconds_count",
+)
 _LORA = "vllm:lora_requests_info"
 
 _RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d+)"')
@@ -45,6 +56,7 @@ class RankLoad(msgspec.Struct, frozen=True):
     running: float = 0.0
     waiting: float = 0.0
     kv_usage: float = 0.0  # 0..1
+    answering: float | None = None  # requests that had their first token, but for those that ended
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -53,6 +65,7 @@ class Load(msgspec.Struct, frozen=True):
     running: float = 0.0
     waiting: float = 0.0
     kv_usage: float = 0.0
+    answering: float | None = None  # as RankLoad's
     adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
 
@@ -61,19 +74,26 @@ class Load(msgspec.Struct, frozen=True):
         told = self.ranks.get(rank) if rank is not None else None
         if told is not None:
             return told
-        return RankLoad(self.running / ranks, self.waiting / ranks, self.kv_usage)
+        return RankLoad(
+            self.running / ranks,
+            self.waiting / ranks,
+            self.kv_usage,
+            None if self.answering is None else self.answering / ranks,
+        )
 
 
 def parse_load(metrics: str) -> Load:
     """Absent metrics count as zero: an engine that does not tell is not thereby busy."""
     running, waiting = _samples(metrics, _RUNNING), _samples(metrics, _WAITING)
     usage = _samples(metrics, _KV_USAGE)
+    firsts, ended = _samples(metrics, _FIRSTS), _samples(metrics, _ENDED)
     return Load(
         running=sum([value for _, value in running]),
         waiting=sum([value for _, value in waiting]),
         kv_usage=sum([value for _, value in usage]) / max(1, len(usage)),
+        answering=_answering(firsts, ended),
         adapters=_adapters(metrics),
-        ranks=_by_rank(running, waiting, usage) if len(running) > 1 else {},
+        ranks=_by_rank(running, waiting, usage, firsts, ended) if len(running) > 1 else {},
     )
 
 
@@ -81,14 +101,29 @@ _Sample = tuple[str, float]  # labels, with their brace; value
 
 
 def _by_rank(
-    running: Sequence[_Sample], waiting: Sequence[_Sample], usage: Sequence[_Sample]
+    running: Sequence[_Sample],
+    waiting: Sequence[_Sample],
+    usage: Sequence[_Sample],
+    firsts: Sequence[_Sample],
+    ended: Sequence[_Sample],
 ) -> dict[int, RankLoad]:
     """Empty if the samples do not tell them apart."""
     columns = [_ranked(samples) for samples in (running, waiting, usage)]
     ranks = set(columns[0])
     if any(set(column) != ranks for column in columns):
         return {}
-    return {rank: RankLoad(*(column[rank] for column in columns)) for rank in ranks}
+    begun, over = _ranked(firsts), _ranked(ended)
+    runs, waits, used = columns
+    answering = {rank: begun[rank] - over[rank] for rank in ranks & begun.keys() & over.keys()}
+    return {
+        rank: RankLoad(runs[rank], waits[rank], used[rank], answering.get(rank)) for rank in ranks
+    }
+
+
+def _answering(firsts: Sequence[_Sample], ended: Sequence[_Sample]) -> float | None:
+    if not firsts or not ended:
+        return None
+    return sum([value for _, value in firsts]) - sum([value for _, value in ended])
 
 
 def _ranked(samples: Sequence[_Sample]) -> dict[int, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import aiohttp
+from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 
@@ -25,7 +26,10 @@ async def post(
     timeout = aiohttp.ClientTimeout(total=seconds)
     try:
         async with session.post(
-            engine_url + path, data=body, headers={**headers, **_JSON}, timeout=timeout
+            URL(engine_url + path, encoded=True),
+            data=body,
+            headers={**headers, **_JSON},
+            timeout=timeout,
         ) as response:
             return response.status, await response.read()
     except TimeoutError as e:

@@ -26,7 +26,9 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Without one of these, no shape is asked for; each struct has some of them.
-_ASKING = frozenset({*Guided.__struct_fields__, "tools", "text"}) - {"guided_whitespace_pattern"}
+_ASKING = frozenset({*Guided.__struct_fields__, "tools", "text", "output_config"}) - {
+    "guided_whitespace_pattern"
+}
 _READ = _ASKING | {"guided_whitespace_pattern", "tool_choice"}
 
 _NOTHING: Mapping[str, Any] = {}

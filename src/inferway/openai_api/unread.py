@@ -16,6 +16,7 @@ import msgspec
 from inferway.errors import InvalidRequestError
 from inferway.openai_api.edits import with_model
 from inferway.openai_api.requests import decode_body
+from inferway.openai_api.shapes import Guided
 
 _MAX_PARTS = 64
 _MAX_PART_HEAD_BYTES = 4096
@@ -28,7 +29,7 @@ _NAME = re.compile(
 )
 
 
-class _Members(msgspec.Struct, frozen=True):
+class _Members(Guided, frozen=True, kw_only=True):
     """What we look at of a JSON object."""
 
     model: str | None = None
@@ -36,6 +37,9 @@ class _Members(msgspec.Struct, frozen=True):
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     vllm_xargs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    output_config: Any = None  # Anthropic's
 
 
 _MEMBERS = msgspec.json.Decoder(_Members)

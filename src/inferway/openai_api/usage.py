@@ -14,7 +14,6 @@ engine sends back may have a member "usage" of its own, but not in these places.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 
 import msgspec
 
@@ -113,10 +112,12 @@ def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
     at = text.rfind(_MARK)
     while at != -1:
         if text[at - 1 : at] != b"\\":  # else it is in generated text
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            try:
                 found = _told(before + text[at:])
-                if found is not None:
-                    return found
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                found = None
+            if found is not None:
+                return found
         at = text.rfind(_MARK, 0, at)
     return None
 

@@ -171,7 +171,9 @@ def _plain_message(message: JsonObject, content_format: ContentFormat) -> Messag
     content, role = message.get("content"), message["role"]
     if content_format != "string" or not isinstance(content, str) or len(message) != 2:
         return None
-    return {"role": role, "content": content} if role in _SPEAKERS else None
+    if role in _SPEAKERS or (role == "system" and not content.startswith(_BILLING_HEADER)):
+        return {"role": role, "content": content}
+    return None
 
 
 def _message(message: JsonObject, where: str, content_format: ContentFormat) -> Message:

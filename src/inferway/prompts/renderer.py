@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,8 +72,7 @@ class GetOrCreateTokenizerKeyRequest:
         return f"{self.model}:{self.revision or 'main'}:{self.is_local}"
 
 
-@dataclass(frozen=True, slots=True)
-class RenderChatRequest:
+class RenderChatRequest(msgspec.Struct, frozen=True):
     """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
 
     Jinja that is given here is trusted: it runs in this process, sandboxed, but for as long and
@@ -100,8 +100,7 @@ class RenderChatRequest:
     return_offsets_mapping: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RenderRequest:
+class RenderRequest(msgspec.Struct, frozen=True):
     key: str
     text: str
     add_special_tokens: bool = True
@@ -111,8 +110,7 @@ class RenderRequest:
     return_offsets_mapping: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RenderResult:
+class RenderResult(msgspec.Struct, frozen=True):
     """`offset_mapping` is in characters of `text`; it and `assistant_mask` only if asked for."""
 
     input_ids: TokenIds

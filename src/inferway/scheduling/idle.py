@@ -25,6 +25,7 @@ def idle(endpoints: Sequence[Endpoint], block_size: int) -> Candidates:
         running=np.zeros(size),
         waiting=np.zeros(size),
         kv_usage=np.zeros(size),
+        unbegun=np.full(size, -1.0),
         recent_tokens=np.zeros(size),
         matched_blocks=np.zeros(size),
         matched_value=np.zeros(size),

@@ -20,11 +20,10 @@ class LeastLoaded:
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         """The targets, best first."""
         load: list[float] = (candidates.in_flight + candidates.others).tolist()
-        least = min(load)
-        equals = [row for row, requests in enumerate(load) if requests == least]
-        first = equals[next(self._turn) % len(equals)]
-        ranked = sorted(range(len(load)), key=load.__getitem__)
-        rows = [first, *[row for row in ranked[: self.num_targets] if row != first]]
+        rows = sorted(range(len(load)), key=load.__getitem__)
+        equals = load.count(load[rows[0]])
+        if equals > 1:
+            rows.insert(0, rows.pop(next(self._turn) % equals))
         endpoints = candidates.endpoints
         targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
         return Choice(tuple(targets))

@@ -22,6 +22,7 @@ class Latency:
     prefill_time_per_token: float = 0.0  # each prompt token that the cache does not hold
     inter_token_latency: float = 0.0
     time_factor_under_load: float = 1.0  # all of it, this much longer when max_num_seqs run
+    prefill_in_turn: bool = False  # one prefill after the other, as where one fills the device
 
     def __post_init__(self) -> None:
         for name in ("time_to_first_token", "prefill_overhead", "prefill_time_per_token"):

@@ -9,7 +9,9 @@ its last events to itself (a reset's among them), as vLLM does.
 Latency, as llm-d-inference-sim has it: prefill takes `time_to_first_token` if that is set, else
 `prefill_overhead + uncached tokens * prefill_time_per_token`; each further token
 `inter_token_latency`. Both times `1 + (time_factor_under_load - 1) * (running - 1) /
-(max_num_seqs - 1)`. A prompt that reuses blocks still being computed waits for them.
+(max_num_seqs - 1)`. A prompt that reuses blocks still being computed waits for them. Ours alone:
+`prefill_in_turn`, where a prefill begins when the one before has ended. Without it prefills run
+side by side, and only `max_num_seqs` and the factor make anybody wait.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class Scheduler:
     totals: Totals = field(default_factory=Totals)
     running: dict[Job, None] = field(default_factory=dict)  # in the order of admission
     waiting: deque[Job] = field(default_factory=deque)
+    prefilled: float = 0.0  # when the prefill admitted last ends
 
     @property
     def is_full(self) -> bool:
@@ -153,7 +156,9 @@ class Scheduler:
             self.waiting.popleft()
             ready = self._when_computed(job.run, now)
             self.running[job] = None
-            job.due = max(ready, now + self._prefill(len(job.run.tokens) - num_cached))
+            begin = max(now, self.prefilled) if self.latency.prefill_in_turn else now
+            self.prefilled = begin + self._prefill(len(job.run.tokens) - num_cached)
+            job.due = max(ready, self.prefilled)
             self._count(job, num_cached)
 
     def _when_computed(self, run: Run, now: float) -> float:

@@ -13,7 +13,7 @@ from inferway.openai_api.llm_request import Objectives
 _OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
 _TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
-_HINTS = (b"x-gateway-", b"x-slo-", b"x-llm-d-")
+_ALL = frozenset({*_OBJECTIVE, *_TTFT, *_TPOT})
 
 _NONE = Objectives()
 
@@ -24,7 +24,7 @@ def objectives(
     """`priorities`: objective -> priority; one that is unknown, or not named, has 0. `given`: the
     priority, whatever the headers say. Raises InvalidRequestError for a time that is no positive
     number."""
-    asked = {name: value for name, value in headers if name.startswith(_HINTS)}
+    asked = {name: value for name, value in headers if name in _ALL}
     if not asked:
         return Objectives(given) if given else _NONE
     _, objective = _first(asked, _OBJECTIVE)

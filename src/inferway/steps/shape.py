@@ -7,6 +7,7 @@ from inferway.gate.shape import Shape
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.shapes import shape_fields
+from inferway.openai_api.unread import UnreadBody
 
 
 async def shape_of(
@@ -22,3 +23,16 @@ async def shape_of(
     return await gate.check(
         path, fields, len(request.raw), candidates.endpoints, is_echoed=is_echoed
     )
+
+
+async def shape_of_unread(
+    gate: Gate | None, path: str, read: UnreadBody, candidates: Candidates
+) -> Shape | None:
+    """Of what carries no prompt that we could read, and asks for a shape all the same, such as
+    Anthropic's messages. As `shape_of`."""
+    if gate is None:
+        return None
+    fields = shape_fields(read.members)
+    if not fields:
+        return None
+    return await gate.check(path, fields, len(read.raw), candidates.endpoints)

@@ -8,10 +8,12 @@ from random import Random
 from typing import Protocol
 
 from inferway.errors import SaturatedError
+from inferway.gate.shape import Shape
 from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target
 from inferway.openai_api.llm_request import Objectives
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.unread import UnreadBody
+from inferway.scheduling.plugin import Ending
 from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
 from inferway.steps.rewrite import Rewrites, looked_up
@@ -37,6 +39,9 @@ Read = Callable[[], Awaitable[UnreadBody]]
 # The endpoints of a model that take requests now. Raises NoEndpointError.
 CandidatesOf = Callable[[str], Candidates]
 
+# What shape it asks of its answer, which may go to one of these. Raises SpecError.
+ShapeOf = Callable[[UnreadBody, Candidates], Awaitable[Shape | None]]
+
 
 def by_load(candidates: Candidates, random: Random) -> tuple[Target, ...]:
     """The least loaded first, as it was last heard of; of equals, any."""
@@ -58,9 +63,11 @@ class UnreadJourney:
     rewrites: Rewrites
     stats: DirectorStats
     random: Random
+    clock: Callable[[], float]  # counts seconds
+    shape_of: ShapeOf | None = None
     closed: bool = False
     routed: None = None  # nobody watches what is not known
-    shape: None = None
+    shape: Shape | None = None
     _edits: list[bytes] = field(default_factory=list)
     _names: ModelNames | None = None
     _endpoint: Endpoint | None = None
@@ -77,6 +84,8 @@ class UnreadJourney:
         self.body = read.raw
         self._edits += read.edits
         model = self._model(read)
+        if self.shape_of is not None:
+            self.shape = await self.shape_of(read, self.candidates_of(model))
         if entry is not None:
             self.candidates_of(model)  # before it waits for nothing
             await entry.enter(model, self.headers, self.objectives.priority)
@@ -85,6 +94,8 @@ class UnreadJourney:
             targets = tuple([each for each in targets if entry.takes(each.endpoint.engine)])
             if not targets:  # where it had a place is gone
                 raise SaturatedError("all engines are full; try again")
+        if self.shape is not None:
+            targets = targets[: self.shape.may_try]
         self.stats.decided(Reason.UNREAD)
         return Decision(targets, Reason.UNREAD)
 
@@ -107,6 +118,8 @@ class UnreadJourney:
             self.endpoints.release(self._endpoint)
         self._endpoint = endpoint = target.endpoint
         self.endpoints.book(endpoint, 0)
+        if self.shape is not None:
+            self.shape.on_attempt(target, self.clock())
         return endpoint.headers
 
     def on_head(self, status: int) -> Headers:
@@ -117,6 +130,8 @@ class UnreadJourney:
         told: Headers = ((b"x-inferway-engine", self._endpoint.engine.encode()),)
         if self._edits:
             told = (*told, (b"x-inferway-edited", b", ".join(self._edits)))
+        if self.shape is not None:
+            told = (*told, *self.shape.on_head(status))
         return told
 
     def on_chunk(self, chunk: bytes) -> bytes:
@@ -134,4 +149,6 @@ class UnreadJourney:
             if outcome == "upstream_error":
                 self.endpoints.suspect(self._endpoint)
             self.endpoints.release(self._endpoint)
+        if self.shape is not None:
+            self.shape.on_end(Ending(outcome, self.clock()))
         self.stats.ended(outcome)

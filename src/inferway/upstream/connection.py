@@ -123,10 +123,11 @@ class EngineConnection(asyncio.Protocol):
     def timed_out(self) -> None:
         """The deadline has passed."""
         timeouts = self._pool.timeouts
-        seconds = timeouts.idle_stream if self._flowing else timeouts.first_byte
+        name = "idle_stream" if self._flowing else "first_byte"
         self.fail(
             UpstreamTimeoutError(
-                f"engine {self.origin.label}: nothing came for {seconds:g} s; the answer is lost"
+                f"engine {self.origin.label}: nothing came for {getattr(timeouts, name):g} s"
+                f" (timeouts.{name}); the answer is lost"
             )
         )
 

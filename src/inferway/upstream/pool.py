@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from inferway.config import TimeoutSettings
+from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import Exchange, Sink
@@ -65,7 +65,7 @@ class Pool:
     def send(
         self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
     ) -> Exchange:
-        """Starts one exchange with the engine at `url` (http://host:port).
+        """Starts one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
         hop-by-hop fields. Never raises for what the engine does: `sink` hears of it, later.
@@ -117,16 +117,17 @@ class Pool:
 class Origin:
     """One engine's connections, idle and busy. Written by the pool and the connections."""
 
-    __slots__ = ("_connecting", "authority", "connections", "host", "idle", "label", "pool",
-                 "port", "tls")  # fmt: skip
+    __slots__ = ("_connecting", "authority", "connections", "host", "idle", "label", "path",
+                 "pool", "port", "tls")  # fmt: skip
 
     def __init__(self, pool: Pool, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"engine {url!r}: expected http://HOST:PORT or https://HOST:PORT")
         self.pool = pool
-        self.label = parts.netloc
-        self.authority = parts.netloc.encode()
+        self.path = unix_path(parts.netloc)
+        self.label = self.path or parts.netloc
+        self.authority = b"localhost" if self.path else parts.netloc.encode()
         self.host = parts.hostname
         self.tls = pool.tls if parts.scheme == "https" else None
         self.port = parts.port or (443 if self.tls else 80)
@@ -157,26 +158,36 @@ class Origin:
             raise
         except TimeoutError:
             seconds = self.pool.timeouts.connect
-            exchange.fail(UpstreamError(f"engine {self.label}: no connection within {seconds:g} s"))
+            exchange.fail(
+                UpstreamError(
+                    f"engine {self.label}: no connection within {seconds:g} s (timeouts.connect)"
+                )
+            )
         except OSError as e:
             exchange.fail(UpstreamError(f"engine {self.label}: cannot connect: {e}"))
         else:
-            if exchange.over:  # aborted meanwhile; the connection is as good as new
-                self.idled(connection)
-            elif not connection.transport.is_closing():
-                connection.send(exchange)
-            else:
+            if connection.transport.is_closing():
                 exchange.fail(UpstreamError(f"engine {self.label} closed the connection at once"))
+            elif exchange.over:  # aborted meanwhile; the connection is as good as new
+                self.idled(connection)
+            else:
+                connection.send(exchange)
 
     async def _open(self) -> EngineConnection:
         loop, pool = self.pool.loop, self.pool
         connection = EngineConnection(self)
         try:
             async with asyncio.timeout(pool.timeouts.connect):
-                await loop.create_connection(lambda: connection, self.host, self.port, ssl=self.tls)
+                if self.path is not None:
+                    await loop.create_unix_connection(lambda: connection, self.path)
+                else:
+                    await loop.create_connection(
+                        *(lambda: connection, self.host, self.port), ssl=self.tls
+                    )
         except BaseException:
             if connection in self.connections:  # made at that very moment, and uvloop forgets it
                 connection.drop()
+                self.lost(connection)  # it may have closed it already, without a word
             raise
         pool.stats.connected += 1
         return connection
@@ -192,7 +203,9 @@ class Origin:
         self.idle.append(connection)
 
     def lost(self, connection: EngineConnection) -> None:
-        """Its socket is closed."""
+        """Its socket is closed. Only the first call counts."""
+        if connection not in self.connections:
+            return
         self.connections.discard(connection)
         self.pool.stats.open -= 1
         if connection in self.idle:

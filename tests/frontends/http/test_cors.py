@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from tests.frontends.http.clients import connected, echo, get, post, serving
 from tests.frontends.http.gateways import gateway
@@ -84,3 +87,15 @@ async def test_an_engine_is_not_asked_for_its_opinion() -> None:
         await c.ask(post(b"{}", b"Origin: " + HERE))
 
     assert engine.seen[0].values(b"origin") == []
+
+
+@in_loop
+async def test_scripts_may_read_every_header_of_ours_that_the_docs_name() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    section = page.partition("## Headers of an answer")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(x-inferway-[a-z-]+)`", section))
+    async with serving(Cors(echo, ["*"])) as server, connected(server) as client:
+        told = await client.ask(get(b"/", b"origin: https://any.example"))
+
+    exposed = told.values(b"access-control-expose-headers")[0].decode().split(", ")
+    assert named == {name for name in exposed if name.startswith("x-inferway-")}

@@ -92,6 +92,7 @@ async def test_no_more_than_three_engines_are_tried() -> None:
 
         assert (got.status, engine.seen) == (502, [])
         assert b'"code":"engine_unreachable"' in got.body
+        assert got.values(b"x-inferway-attempts") == [b"3"]
         assert gw.trips[0].outcomes == ["upstream_error"]
 
 
@@ -122,6 +123,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_504_and_not_tried_elsew
         got = await c.ask(post())
 
         assert (got.status, other.seen) == (504, [])
+        assert got.values(b"x-inferway-attempts") == []
         assert gw.trips[0].outcomes == ["upstream_error"]
 
 

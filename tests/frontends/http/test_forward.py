@@ -23,6 +23,9 @@ from tests.upstream.engines import (
     wait_until,
 )
 
+from inferway.frontends.http.forward import not_ours_alone
+from inferway.model import Headers
+
 # --------------------------------------------------------------------------------- unchanged
 
 
@@ -294,3 +297,18 @@ async def test_many_streams_at_once_keep_their_bytes_apart() -> None:
 
         assert gw.pool.stats.sent == 150
         assert gw.server.stats.answering == 0
+
+
+@pytest.mark.parametrize(
+    ("edits", "told"),
+    [
+        (b"model, vllm_xargs, cache_salt", ((b"x-inferway-edited", b"model, cache_salt"),)),
+        (b"vllm_xargs", ()),
+    ],
+)
+def test_a_client_who_is_no_admin_is_told_what_settings_have_changed(
+    edits: bytes, told: Headers
+) -> None:
+    decided = ((b"x-inferway-engine", b"e"), (b"x-inferway-edited", edits), (b"x-odd", b"1"))
+
+    assert not_ours_alone(decided) == (*told, (b"x-odd", b"1"))

@@ -4,6 +4,7 @@ said. Without sockets, and each case whole as well as byte by byte."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -229,3 +230,9 @@ def test_what_is_refused_is_refused_byte_by_byte_too(status: int, sent: bytes) -
     requests, statuses, closed = uvloop.run(exchanged(in_pieces(sent + said(), 1)))
 
     assert (requests, statuses, closed) == ([], [b"%d" % status], True)
+
+
+def test_the_docs_say_how_many_there_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text()
+
+    assert f"{len(REFUSED)} refused and {len(PASSED)} normalised forms" in page

@@ -286,6 +286,21 @@ async def test_without_a_usable_request_id_each_request_gets_its_own(given: byte
     assert given not in ids
 
 
+@in_loop
+async def test_requests_that_wait_for_an_answer_before_theirs_have_ids_of_their_own() -> None:
+    gate = Gate()
+    async with serving(gate) as server, connected(server) as one, connected(server) as other:
+        await one.send(get() + get() + get() + b"no request\r\n\r\n")
+        await wait_until(lambda: gate.waiting == 1)
+        await other.send(get())
+        await wait_until(lambda: gate.waiting == 2)
+        gate.open.set()
+        answers = [await one.answer() for _ in range(4)] + [await other.answer()]
+
+    assert [answer.status for answer in answers] == [200, 200, 200, 400, 200]
+    assert len({answer.values(b"x-request-id")[0] for answer in answers}) == 5
+
+
 # ------------------------------------------------------------------------------------- errors
 
 

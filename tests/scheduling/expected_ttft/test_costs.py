@@ -25,16 +25,24 @@ def some_features(random: Random) -> list[float]:
     return [1.0, own, pairs, waiting, requests, random.randrange(30)]
 
 
-def learned(truth: Column, samples: int, costs: Costs | None = None, place: int = 0) -> Costs:
-    """From times that scatter by 15 % about the truth."""
+def learned(
+    truth: Column,
+    samples: int,
+    costs: Costs | None = None,
+    place: int = 0,
+    *,
+    since: float = 0.0,
+    seconds: float = 0.1,
+) -> Costs:
+    """From times that scatter by 15 % about the truth; one comes every few `seconds`."""
     random = Random(7)
     if costs is None:
         costs = Costs(USUAL)
         costs.grow(1)
-    for _ in range(samples):
+    for number in range(samples):
         features = some_features(random)
         time = float(np.dot(features, truth)) * random.lognormvariate(0, 0.15)
-        costs.learn(place, features, time, now=0.0)
+        costs.learn(place, features, time, now=since + number * seconds)
     return costs
 
 
@@ -93,7 +101,15 @@ def test_an_outlier_does_not_move_what_was_learned() -> None:
 def test_an_engine_that_became_slower_is_believed_within_30_requests() -> None:
     costs = learned(GPU, 200)
 
-    learned(4 * GPU, 30, costs)
+    learned(4 * GPU, 30, costs, since=20.0)
+
+    assert median_error(costs, 4 * GPU) < 0.35
+
+
+def test_one_that_answers_a_thousand_times_a_second_is_believed_within_a_tenth_of_it() -> None:
+    costs = learned(GPU, 200)
+
+    learned(4 * GPU, 100, costs, since=20.0, seconds=0.001)
 
     assert median_error(costs, 4 * GPU) < 0.35
 

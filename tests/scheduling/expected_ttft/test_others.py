@@ -12,6 +12,7 @@ from inferway.scheduling.idle import idle
 BOTH = slice(0, 2)
 COST_MS = np.full(2, 0.1)
 MEAN_TOKENS = 1_000.0
+OURS = np.zeros(2)
 ENDPOINTS = [Endpoint("a", "http://a", 0), Endpoint("b", "http://b", 1)]
 
 
@@ -32,13 +33,13 @@ def table(now: float, count: float, waiting: float = 0.0) -> Candidates:
 
 def ahead(others: Others, candidates: Candidates) -> tuple[list[float], list[float]]:
     """Requests, tokens."""
-    found = others.ahead(candidates, BOTH, COST_MS, MEAN_TOKENS)
+    found = others.ahead(candidates, BOTH, COST_MS, MEAN_TOKENS, OURS)
     assert found is not None
     return found[0].tolist(), found[1].tolist()
 
 
 def test_without_others_there_is_nothing_ahead(others: Others) -> None:
-    assert others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS) is None
+    assert others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS) is None
 
 
 def test_those_that_wait_are_ahead(others: Others) -> None:
@@ -52,7 +53,7 @@ def test_those_that_were_there_when_we_came_may_be_anywhere_in_their_answers(
 
 
 def test_a_new_one_has_just_begun_its_prompt_which_is_worked_off(others: Others) -> None:
-    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS)
 
     assert ahead(others, table(1.0, 1)) == ([0.0, 0.0], [1_000.0, 0.0])
     assert ahead(others, table(1.04, 1))[1] == pytest.approx([600.0, 0.0])
@@ -60,15 +61,41 @@ def test_a_new_one_has_just_begun_its_prompt_which_is_worked_off(others: Others)
 
 
 def test_one_that_ends_takes_no_more_than_its_part_with_it(others: Others) -> None:
-    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS)
     ahead(others, table(1.0, 3))
 
     assert ahead(others, table(1.0, 1))[1] == [1_000.0, 0.0]
 
 
 def test_a_pause_without_others_is_not_forgotten(others: Others) -> None:
-    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS)
     ahead(others, table(1.0, 1))
-    others.ahead(table(9.0, 0), BOTH, COST_MS, MEAN_TOKENS)
+    others.ahead(table(9.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS)
 
     assert ahead(others, table(10.0, 1))[1] == [1_000.0, 0.0]
+
+
+def test_an_engine_that_tells_who_has_not_begun_is_believed_but_for_ours(others: Others) -> None:
+    made = table(0.0, 3)
+    made.unbegun[:] = 2.0, 0.0
+
+    assert ahead(others, made) == ([2.0, 0.0], [2_000.0, 0.0])
+    found = others.ahead(made, BOTH, COST_MS, MEAN_TOKENS, np.array([1.0, 0.0]))
+
+    assert found is not None
+    assert found[0].tolist() == [1.0, 0.0]
+
+
+def test_no_more_are_ahead_than_there_are(others: Others) -> None:
+    made = table(0.0, 1)
+    made.unbegun[:] = 5.0, 4.0
+
+    assert ahead(others, made) == ([1.0, 0.0], [1_000.0, 0.0])
+
+
+def test_one_that_does_not_tell_is_guessed_beside_one_that_does(others: Others) -> None:
+    others.ahead(table(0.0, 0), BOTH, COST_MS, MEAN_TOKENS, OURS)
+    made = table(1.0, 1)
+    made.unbegun[1] = 0.0
+
+    assert ahead(others, made) == ([0.0, 0.0], [1_000.0, 0.0])

@@ -420,7 +420,8 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
         elif self._receiving:
             seconds = self.server.timeouts.request_body
-            self._refuse(BadHttpError(f"request: not complete within {seconds:g} s", status=408))
+            why = f"request: not complete within {seconds:g} s (timeouts.request_body)"
+            self._refuse(BadHttpError(why, status=408))
         else:
             self._finish()
 

@@ -18,6 +18,7 @@ from inferway.openai_api.transfer import refuse_transfers, untrusting
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps.objectives import objectives
 from inferway.steps.salt import EDIT, TenantSalt
+from inferway.steps.shape import shape_of_unread
 from inferway.steps.unread import UnreadJourney
 
 
@@ -92,6 +93,8 @@ class Entrance:
             rewrites=director.rewrites,
             stats=director.stats,
             random=self._random,
+            clock=director.clock,
+            shape_of=partial(shape_of_unread, director.gate, request.path),
         )
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:

@@ -78,6 +78,8 @@ ROUTING_HEADERS = frozenset(
 )
 ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
 _ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
+_EDITED = b"x-inferway-edited"
+_DECIDED_EDITS = frozenset({b"vllm_xargs"})  # whether a report is asked for tells of the cache
 log = logging.getLogger("inferway.forward")
 
 # Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
@@ -309,6 +311,7 @@ class _Forwarding:
                 self._traffic.retries.made += 1
                 self.attempt(target)
                 return
+            error.attempts = self._attempts
             responder.send_error(error)
         elif self._events and responder.can_say_more:
             responder.end(error_event(error))
@@ -396,7 +399,9 @@ class _Forwarding:
         if self._exchange is not None:
             self._exchange.abort()
         self.on_error(
-            UpstreamTimeoutError(f"engine {self._engine}: no event came within {seconds:g} s")
+            UpstreamTimeoutError(
+                f"engine {self._engine}: no event came within {seconds:g} s (timeouts.first_byte)"
+            )
         )
 
     def _begins(self, chunk: bytes) -> bool:
@@ -424,7 +429,7 @@ class _Forwarding:
         decided = self._journey.on_head(status)
         if self._journey.changes_length:
             length = None
-        extra = decided if self._explain else _not_ours_alone(decided)
+        extra = decided if self._explain else not_ours_alone(decided)
         if self._attempts > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
         self._responder.start(status, [*headers, *extra], length)
@@ -462,14 +467,18 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
     return b"%bx-request-id: %b\r\n" % (lines, request.id)
 
 
-def _not_ours_alone(told: Headers) -> Headers:
-    """What is the client's: to come back (x-session-token), what its answer does not keep; without
-    how it was decided."""
-    return tuple(
-        (name, value)
-        for name, value in told
-        if name == UNENFORCED_HEADER or not name.startswith(b"x-inferway-")
-    )
+def not_ours_alone(told: Headers) -> Headers:
+    """What is the client's: to come back (x-session-token), what its answer does not keep, what of
+    its request was changed; without how it was decided."""
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in told:
+        if name == _EDITED:
+            value = b", ".join([edit for edit in value.split(b", ") if edit not in _DECIDED_EDITS])
+        elif name != UNENFORCED_HEADER and name.startswith(b"x-inferway-"):
+            continue
+        if value:
+            kept.append((name, value))
+    return tuple(kept)
 
 
 def _is_event_stream(headers: Headers) -> bool:

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import ConfigError
 from inferway.frontends.http.admission import Admission, read_keys
@@ -53,8 +55,10 @@ class Reloading:
         keys = read_keys(new)
         for engine in new.engines:
             engine.authorization()
+        new.read_engine_ca()
         for server in self.servers:
             server.reload_tls()
+        new.engine_tls()
         admission, old = self.admission, self.settings
         admission.admin_key, admission.callers = keys
         admission.traffic.retries.set_settings(new.retries)
@@ -62,7 +66,8 @@ class Reloading:
         for server in self.servers:
             server.limits, server.timeouts = new.limits, new.timeouts
         self.pool.timeouts = new.timeouts
-        self.settings = new
+        taken = {name: getattr(new, name) for name in _TAKEN}
+        self.settings = msgspec.structs.replace(old, **taken)
         admission.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)

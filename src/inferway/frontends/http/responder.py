@@ -19,6 +19,7 @@ from inferway.errors import (
     MethodNotAllowedError,
     SaturatedError,
     UnauthorizedError,
+    UpstreamError,
 )
 from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
@@ -177,6 +178,8 @@ class Responder:
             headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
         elif isinstance(error, SaturatedError):
             headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
+        elif isinstance(error, UpstreamError) and error.attempts > 1:
+            headers = (*JSON, (b"x-inferway-attempts", b"%d" % error.attempts))
         self.send(error_status(error), headers, error_body(error))
 
     @property

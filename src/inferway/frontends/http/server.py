@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import types
@@ -81,6 +82,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._id_prefix = os.urandom(8).hex().encode()
+        self._id_numbers = itertools.count()
         self._stopping = False
 
     async def start(self) -> None:
@@ -171,7 +173,7 @@ class HttpServer:
 
     def new_request_id(self) -> bytes:
         """Unique; sorts in order of arrival within one process."""
-        return b"%b-%x" % (self._id_prefix, self.stats.requests)
+        return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
 
     def serve(self, request: Request, responder: Responder) -> None:
         """Runs the handler to its first wait, and the rest, if there is any, as a task."""

@@ -53,6 +53,9 @@ BIAS_STEP = 0.1
 LEAST = 0.02  # times the engine's speed: no cost is less, none is negative
 SOLVE_EVERY = 8  # of a known engine's observations; with each while its errors are to one side
 BIASED = 0.1
+# But a known engine's costs follow no faster than this: one that answers a thousand times a second
+# would have them solved for a thousand times.
+SOLVE_SECONDS = 0.02
 TELL = 0.05  # a change of the engines' speed that those are told of that have not answered yet
 REFRESH_SECONDS = 10.0  # how often every engine's sums fade
 
@@ -71,6 +74,7 @@ class _Sums:
     bias: float = 0.0  # the mean log(observed / expected) of late
     count: int = 0  # of observations
     faded: float = 0.0  # when, in seconds
+    solved: float = 0.0  # when
 
 
 @dataclass(slots=True)
@@ -148,8 +152,8 @@ class Costs:
             if not self.is_known:  # then nothing is too far off
                 sums.error = abs(error)
         self._add(sums, z, expected * exp(_within(sums, error)))
-        is_steady = sums.count > KNOWN_AFTER and abs(sums.bias) < BIASED
-        if not is_steady or sums.count % SOLVE_EVERY == 0:
+        if _is_due(sums, now):
+            sums.solved = now
             self._solve(place, sums)
             self._tell_unknown()
         if sums.count == KNOWN_AFTER:
@@ -211,6 +215,13 @@ class Costs:
     def _set(self, place: int, costs: Column) -> None:
         self.table[:, place] = costs
         self._columns[place] = costs.tolist()
+
+
+def _is_due(sums: _Sums, now: float) -> bool:
+    if sums.count <= KNOWN_AFTER:
+        return True
+    enough = len(sums.pending) >= SOLVE_EVERY or abs(sums.bias) >= BIASED
+    return enough and now - sums.solved >= SOLVE_SECONDS
 
 
 def _absorb(sums: _Sums) -> None:

@@ -147,7 +147,7 @@ class ExpectedTtft:
         features[REQUESTS] = requests
         features[BATCH] = np.maximum(candidates.in_flight - requests, _ZERO)
         mean_tokens = self.learning.caused.new_tokens
-        others = self.learning.others.ahead(candidates, rows, cost_ahead, mean_tokens)
+        others = self.learning.others.ahead(candidates, rows, cost_ahead, mean_tokens, requests)
         if others is not None:
             queued, tokens = others
             features[AHEAD] += tokens

@@ -1,0 +1,64 @@
+"""Coroutines that are run at once, as far as they go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inferway.frontends.eager import begun
+
+
+async def test_what_never_waits_is_over_at_once() -> None:
+    ran: list[int] = []
+
+    async def quick() -> None:
+        ran.append(1)
+
+    assert begun(quick()) is None
+    assert ran == [1]
+
+
+async def test_what_waits_goes_on_where_it_was() -> None:
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    got: list[int] = []
+
+    async def slow() -> None:
+        got.append(await ready)
+        await asyncio.sleep(0)
+        got.append(0)
+
+    rest = begun(slow())
+    assert rest is not None
+    ready.set_result(7)
+    await rest
+
+    assert got == [7, 0]
+
+
+async def test_a_cancellation_reaches_it() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    rest = begun(waits())
+    assert rest is not None
+    task = asyncio.ensure_future(rest)
+    await asyncio.sleep(0)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cancelled"]
+
+
+async def test_what_fails_at_once_fails_here() -> None:
+    async def broken() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        begun(broken())
