@@ -9,6 +9,7 @@ from contextlib import closing
 from threading import Event
 
 import pytest
+from tests.structured.patient import PATIENT
 
 from inferway.errors import ChecksBusyError, SpecError
 from inferway.helper.process import Limits as HelperLimits
@@ -16,7 +17,6 @@ from inferway.structured.checker import Checker, is_costly
 from inferway.structured.limits import Limits
 from inferway.structured.spec import Asked, Kind, Spec
 
-PATIENT = HelperLimits(memory_bytes=512 << 20, cpu_seconds=1, wall_seconds=60, niceness=0)
 GOOD = Asked(Spec(Kind.JSON, '{"type":"object"}'), "guided_json")
 BAD = Asked(Spec(Kind.JSON, '{"items":{"type":"x"}}'), "guided_json")
 LARK = Asked(Spec(Kind.GRAMMAR, 'start: "a"\n'), "guided_grammar")

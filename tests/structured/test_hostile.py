@@ -22,10 +22,10 @@ from tests.structured.hostile import (
     TOO_LONG,
     Schema,
 )
+from tests.structured.patient import PATIENT
 
 from inferway.errors import SpecError
 from inferway.helper.helper import Helper
-from inferway.helper.process import Limits as HelperLimits
 from inferway.structured.check import check
 from inferway.structured.checker import Checker
 from inferway.structured.requests import asked
@@ -37,7 +37,6 @@ MEMORY_BYTES = 256 << 20
 LOOP_SECONDS = 0.010
 
 # As in production, but for the clock and the niceness, which a busy machine would make a lottery.
-PATIENT = HelperLimits(memory_bytes=512 << 20, cpu_seconds=1, wall_seconds=60, niceness=0)
 
 
 def body(schema: Schema) -> dict[str, Any]:

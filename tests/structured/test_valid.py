@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.structured.patient import PATIENT
 
-from inferway.helper.process import Limits as HelperLimits
 from inferway.structured.checker import Checker
 from inferway.structured.spec import Kind, Options, Spec
 from inferway.structured.valid import UNKNOWN, VALID, Validator, Validity, is_quick, keeps, verdict
@@ -16,8 +16,7 @@ from inferway.structured.valid import UNKNOWN, VALID, Validator, Validity, is_qu
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Validator]:
-    limits = HelperLimits(memory_bytes=512 << 20, cpu_seconds=1, wall_seconds=60, niceness=0)
-    checker = Checker(helper_limits=limits)
+    checker = Checker(helper_limits=PATIENT)
     yield Validator(checker.helper)
     checker.close()
 

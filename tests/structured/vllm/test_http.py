@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.fleet.hostile_shapes import BAD
+from tests.structured.patient import PATIENT
 
 from inferway.structured.vllm.front import ON_ITS_WAY, Front
 from inferway.structured.vllm.http import Middleware
@@ -137,7 +138,7 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    front = Front()
+    front = Front(PATIENT)
     yield Server(front)
     front.close()
 

@@ -20,7 +20,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway.errors import SaturatedError, SpecError
-from inferway.structured.checker import Checker, is_costly
+from inferway.helper.process import Limits as HelperLimits
+from inferway.structured.checker import HELPER_LIMITS, Checker, is_costly
 from inferway.structured.counts import Counts
 from inferway.structured.explain import explain
 from inferway.structured.grammar import Unenforced
@@ -70,9 +71,9 @@ _EXAMINED: ContextVar[tuple[object, Asked] | None] = ContextVar("inferway_params
 class Front:
     """One in each API server process."""
 
-    def __init__(self) -> None:
+    def __init__(self, helper_limits: HelperLimits = HELPER_LIMITS) -> None:
         self.counts = Counts()
-        self._checker = Checker()
+        self._checker = Checker(helper_limits=helper_limits)
         self._validator = Validator(self._checker.helper)
         self._trial = Trial()
         self._verdicts: OrderedDict[_Key, Verdict | Judged | SpecError] = OrderedDict()
