@@ -87,7 +87,8 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
     async with world(directory, root, plan.engines, plan.seed) as one:
         on_progress("warming up")
         before = await _warmed(one, plan)
-        troubles = Troubles(one.engines, one.wires, plan.seed, directory / "troubles.log")
+        log = directory / "troubles.log"
+        troubles = Troubles(one.engines, one.wires, one.num_up, plan.seed, log)
         began = time.monotonic()
         async with crowd(one.url, tally) as people:
             half = await _trouble(one, people, troubles, plan, on_progress)

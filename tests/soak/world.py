@@ -97,9 +97,12 @@ class World:
         async with aiohttp.request("GET", f"{self.url}/metrics") as answer:
             return read_metrics(await answer.text())
 
+    async def num_up(self) -> float:
+        """How many engines answer, as the gateway knows."""
+        return total(await self.metrics(), "inferway_engine_up")
+
     async def _is_at_rest(self) -> bool:
-        up = total(await self.metrics(), "inferway_engine_up")
-        return up == len(self.engines) and not any((await self.slots()).values())
+        return await self.num_up() == len(self.engines) and not any((await self.slots()).values())
 
     async def _counts(self) -> Counts:
         size = self.counts.stat().st_size if self.counts.exists() else 0

@@ -45,7 +45,7 @@ def run_of(ours: list[float], theirs: list[float], shares: tuple[float, float]) 
     cells += [cell("peer x", seed, ttft, shares[1]) for seed, ttft in enumerate(theirs)]
     notes = [Note(OURS, "looked at tokens")]
     sittings = [Sitting("2026-11-21 22:00", "abc", 0.1, 2.0, [0, 1, 2], [0.75])]
-    return PeersRun(MACHINE, "c", PLAN, {"peer": "1"}, 0.2, 4.0, cells, notes, sittings)
+    return PeersRun(MACHINE, "c", PLAN, {"peer": "1"}, 0.2, 4.0, [], cells, notes, sittings)
 
 
 def test_a_cell_counts_from_the_intended_time_and_leaves_failures_out() -> None:

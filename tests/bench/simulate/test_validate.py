@@ -189,7 +189,7 @@ def test_a_validation_is_read_as_it_was_written() -> None:
 def test_the_report_says_by_how_much_it_is_off() -> None:
     text = VALIDATE_REAL.markdown(run(is_fitted=True))
 
-    assert "| good | round-robin | 10 | 1,000 | 1,100 | +10.0% |" in text
+    assert "| good | round-robin | 10 | 1.0 | 1,000 | 1,100 | +10.0% |" in text
     assert "15 %" in text or "15%" in text
     assert VALIDATE.file == "validate"
     assert VALIDATE_REAL.file == "validate_real"

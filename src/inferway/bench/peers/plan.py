@@ -73,7 +73,6 @@ class Plan(msgspec.Struct, frozen=True):
     rate: float | None = None  # the rate at which it doubles, if it is known already
     idle_rate: float = 1.0  # requests a second that hardly ever meet
     bisections: int = 3
-    search_requests: int = 80
 
     @property
     def all_seeds(self) -> range:
@@ -86,15 +85,16 @@ SIMULATED = Plan(
     ChatSpec(sessions=96, turns=5, systems=8, system_chars=1000, apart=24),
     warm_up_requests=80,
     idle_rate=3.0,
-    search_requests=240,
 )
 REAL = Plan(
     RealEngines(),
     # two engines hold 32,700 tokens; the chats of one run are about as many
     ChatSpec(
-        turns=4, system_chars=600, message_chars=(300, 900), reply_chars=(150, 650), answer_tokens=5
+        turns=4, system_chars=600, message_chars=(300, 900), reply_chars=(150, 650), answer_tokens=4
     ),
     warm_up_requests=16,
+    idle_rate=1.25,
+    bisections=2,
 )
 QUICK = msgspec.structs.replace(
     SIMULATED,
@@ -102,12 +102,10 @@ QUICK = msgspec.structs.replace(
     loads=(0.75,),
     seeds=2,
     bisections=2,
-    search_requests=100,
 )
 QUICK_REAL = msgspec.structs.replace(
     REAL,
     loads=(0.75,),
     seeds=2,
     bisections=2,
-    search_requests=60,
 )

@@ -50,6 +50,13 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
+class Searched(msgspec.Struct, frozen=True):
+    """Round-robin, while the rate was looked for."""
+
+    rate: float  # requests a second
+    ttft: float  # seconds, mean
+
+
 class Sitting(msgspec.Struct, frozen=True):
     """When some of it was measured, on a machine how busy (load averages)."""
 
@@ -71,6 +78,7 @@ class PeersRun(Run, frozen=True):
     versions: dict[str, str]
     idle_ttft: float  # seconds: round-robin's mean where requests hardly ever meet
     doubling_rate: float  # requests a second at which it is twice that
+    searched: list[Searched]
     cells: list[Cell]
     notes: list[Note]
     sittings: list[Sitting]
@@ -189,6 +197,7 @@ def joined(before: PeersRun, more: PeersRun) -> PeersRun:
         more,
         versions={**before.versions, **more.versions},
         idle_ttft=before.idle_ttft,
+        searched=before.searched,
         cells=list(cells.values()),
         notes=list(notes.values()),
         sittings=[*before.sittings, *more.sittings],

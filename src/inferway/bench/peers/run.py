@@ -23,7 +23,7 @@ from inferway.bench.loading.samples import Sample
 from inferway.bench.machine import this_machine
 from inferway.bench.peers.fleets import Fleet, real_fleet, simulated_fleet
 from inferway.bench.peers.plan import Plan, SimulatedEngines
-from inferway.bench.peers.results import Cell, Note, PeersRun, Sitting, cell_of
+from inferway.bench.peers.results import Cell, Note, PeersRun, Searched, Sitting, cell_of
 from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.standing import Carried, Standing, standing
 from inferway.bench.peers.workload import chats
@@ -41,11 +41,9 @@ class OnStep(Protocol):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The samples of one cell."""
+    """A cell and its samples, in the order of their intended times."""
 
-    router: str
-    load: float
-    seed: int
+    cell: Cell
     rate: float
     samples: Sequence[Sample]
 
@@ -77,6 +75,7 @@ def run_peers(
         versions={router.label.split()[0]: router.version for router in routers},
         idle_ttft=round(idle, 4),
         doubling_rate=round(rate, 3),
+        searched=[Searched(round(r, 3), round(mean, 4)) for r, mean in tour.searched.items()],
         cells=tour.cells,
         notes=[Note(router, text) for router, text in tour.notes.items()],
         sittings=[
@@ -116,6 +115,7 @@ class _Tour:
     keep: Keep
     cells: list[Cell] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+    searched: dict[float, float] = field(default_factory=dict)  # rate -> mean TTFT
 
     def find_rate(self, round_robin: Router) -> tuple[float, float]:
         """The idle mean TTFT (0 if it was not measured), and the rate at which it is doubled."""
@@ -127,9 +127,11 @@ class _Tour:
             def mean_ttft(rate: float) -> float:
                 self.on_step(f"{round_robin.label} at {rate:.3g} requests a second")
                 self.fleet.reset()
-                tag, most = f"search-{rate:.6g}", plan.search_requests
-                carried = one.carry(chats(plan.chats, _SEARCH_SEED, tag, rate, most))
-                return _cell(one, 0.0, 0, most, carried).ttft
+                tag = f"search-{rate:.6g}"
+                carried = one.carry(chats(plan.chats, _SEARCH_SEED, tag, rate))
+                mean = _cell(one, 0.0, 0, plan.chats.requests, carried).ttft
+                self.searched[rate] = mean
+                return mean
 
             try:
                 return doubling_rate(mean_ttft, plan.idle_rate, plan.bisections)
@@ -168,9 +170,10 @@ class _Tour:
         self.fleet.reset()
         sessions = chats(plan.chats, seed, f"{seed}-{load:g}", load * rate)
         carried = one.carry(sessions)
-        self.cells.append(_cell(one, load, seed, plan.chats.requests, carried))
+        cell = _cell(one, load, seed, plan.chats.requests, carried)
+        self.cells.append(cell)
         samples = sorted(carried.driven.samples, key=lambda sample: sample.intended)
-        self.keep(Kept(one.router.label, load, seed, load * rate, samples))
+        self.keep(Kept(cell, load * rate, samples))
 
 
 def _cell(one: Standing, load: float, seed: int, requests: int, carried: Carried) -> Cell:

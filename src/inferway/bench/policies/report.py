@@ -133,7 +133,8 @@ def _fleet_lines(run: PoliciesRun) -> list[str]:
         f"{run.plan.cache_of(w.name):,} tokens an engine for {w.name}" for w in run.workloads
     )
     return [
-        f"{fleet.num_engines} engines, {slow}. A step takes {engine.step_seconds * 1e3:g} ms, {engine.decode_seconds * 1e3:g} ms for each "
+        f"{fleet.num_engines} engines, {slow}. A step takes "
+        f"{engine.step_seconds * 1e3:g} ms, {engine.decode_seconds * 1e3:g} ms for each "
         f"request that decodes and {engine.prefill_seconds * 1e6:g} µs for each prompt token that "
         f"is computed{attention}; at most {engine.max_batched_tokens:,} tokens a step and "
         f"{engine.max_num_seqs} requests a batch. Caches: {caches}.",

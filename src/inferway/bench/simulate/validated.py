@@ -17,7 +17,7 @@ from inferway.bench.simulate.compared import Compared
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
 _HEAD = (
-    "router", "policy", "requests", "TTFT, ms", "simulated", "off by", "token, ms", "simulated",
+    "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms", "simulated",
     "cached", "simulated", "points",
 )  # fmt: skip
 
@@ -115,7 +115,7 @@ def notes(run: ValidateRun) -> list[str]:
     return [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
-        f"prompts, {run.plan.rate:g} a second; load average {run.load_after} after it",
+        f"prompts; load average {run.load_after} after it",
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
         f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
         f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}",
@@ -128,6 +128,7 @@ def _rows(run: ValidateRun) -> Iterator[list[str]]:
             name,
             seeds[0].policy,
             f"{sum(one.requests for one in seeds):,}",
+            f"{_mean(seeds, 'rate'):.1f}",
             *(f"{_mean(seeds, field) * 1e3:,.0f}" for field in ("ttft", "simulated_ttft")),
             f"{ttft_error(seeds):+.1%}",
             *(

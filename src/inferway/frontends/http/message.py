@@ -62,7 +62,7 @@ class Request:
         """`target` is as it came; raises BadHttpError if it is none for us."""
         read = read_target if len(target) <= _MAX_KEPT_TARGET_BYTES else read_target.__wrapped__
         parts = read(target)
-        if parts is _ASTERISK and method != "OPTIONS":
+        if parts[1] == "*" and method != "OPTIONS":
             raise _not_a_path(target)
         self.method = method
         self.target, self.path, self.query = parts
