@@ -7,6 +7,7 @@ that its Deployment's arguments may stay; what we have no use for is taken and s
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def _ignored(command: Any) -> Any:
 @serve_options
 def epp(config: Path | None, **flags: Any) -> None:
     """Say to Envoy which engine each request goes to (ext_proc, Gateway API)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `run` listens to it; it would end us
     try:
         _run(config, flags)
     except ConfigError as e:

@@ -19,11 +19,11 @@ def begun(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | N
 
 
 async def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> None:
-    await _rest(coroutine, waited)
+    await resumed(coroutine, waited)
 
 
 @types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[object, Any, None]:
+def resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[object, Any, None]:
     """Goes on with a coroutine that already waits for `waited`."""
     try:
         yield waited

@@ -4,6 +4,7 @@ Where we differ, on purpose:
 - no-pods-header-only: 503, as the protocol's text has it, where llm-d answers 500
 - only headers that change are set; the reference writes all that came (it would make one of two)
 - a response in several pieces is answered in as many, none is kept back
+- evict-in-flight, queue-ttl: the picker has no queue, and calls back nothing that it has sent on
 - passthrough-parser, parser-skip: which bodies are read is told by their path, not by a parser
 """
 
@@ -33,8 +34,11 @@ from inferway.structured.report import UNENFORCED_HEADER
 CASES = {
     case["id"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())
 }
-NO_STREAM = {"evict-in-flight", "sheddable-saturated", "queue-ttl"}  # what happens is a word
-OTHER_SHAPE = {"chunking-62000", "raw-value-wins", "envoy-client-gone-mid-sse", *NO_STREAM}
+NO_QUEUE = {"evict-in-flight", "queue-ttl"}
+OTHER_SHAPE = {
+    *("chunking-62000", "raw-value-wins", "envoy-client-gone-mid-sse", "sheddable-saturated"),
+    *NO_QUEUE,
+}
 UNREAD = {"passthrough-parser", "parser-skip"}
 REWRITE = Rewrites(
     [

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 import uvloop
+from hpack import Encoder
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
@@ -32,6 +33,19 @@ from inferway.frontends.ext_proc.messages import (
 )
 from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.server import PickerServer
+from inferway.frontends.ext_proc.wire.call import WINDOW_BYTES
+from inferway.frontends.ext_proc.wire.frames import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Fault,
+    frame,
+    message_head,
+)
 from inferway.frontends.ext_proc.wire.listening import GrpcServer
 from inferway.model import Target
 
@@ -393,6 +407,52 @@ async def test_who_goes_while_it_is_decided_leaves_nothing(running: Running) -> 
     await given_up.wait()
     assert running.server.counts.open == 0
     assert running.stream.director.stats.outcomes == {"client_gone": 1}
+
+
+async def test_who_says_more_while_it_is_decided_than_we_keep_loses_its_stream(
+    running: Running,
+) -> None:
+    async def never(_: Callable[[bytes], Any], __: bytes) -> Any:
+        await asyncio.Event().wait()
+
+    running.stream.director.off_loop, running.stream.director.off_loop_bytes = never, 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+    block = Encoder().encode(
+        [
+            *[(":method", "POST"), (":scheme", "http"), (":path", f"/{SERVICE}/{METHOD}")],
+            ("content-type", "application/grpc"),
+        ]
+    )
+
+    def data(message: Any) -> bytes:
+        said = message.SerializeToString()
+        return frame(DATA, 0, 1, message_head(len(said)) + said)
+
+    writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, block))
+    writer.write(data(rqh((":path", "/v1/completions"))) + data(rqb(BODY, eos=True)))
+    writer.write(data(rqb(b"x" * 16_000)) * (WINDOW_BYTES // 16_000 + 1))
+
+    heard = []
+    while (RST_STREAM, 1) not in heard:
+        head = await reader.readexactly(9)
+        payload = await reader.readexactly(int.from_bytes(head[:3]))
+        heard.append((head[3], int.from_bytes(head[5:])))
+    assert int.from_bytes(payload) == Fault.FLOW_CONTROL_ERROR
+    assert (WINDOW_UPDATE, 1) not in heard
+    assert running.server.counts.closed == {"Canceled": 1}
+    writer.close()
+
+
+async def test_a_watch_that_asks_again_and_again_is_one_watch(running: Running) -> None:
+    watch = running.health.stream_stream("/grpc.health.v1.Health/Watch")()
+    asked = CheckRequest(service="readiness").SerializeToString()
+    for _ in range(3):
+        await watch.write(asked)
+
+    assert CheckResponse.FromString(await watch.read()).status == SERVING
+    running.ready = False
+    assert CheckResponse.FromString(await watch.read()).status == NOT_SERVING
+    watch.cancel()
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -88,12 +88,16 @@ SIMULATED = Plan(
 )
 REAL = Plan(
     RealEngines(),
-    # two engines hold 32,700 tokens; the chats of one run are about as many
+    # two engines hold 32,700 tokens; the chats of one run are nearly twice as many
     ChatSpec(
-        turns=4, system_chars=600, message_chars=(300, 900), reply_chars=(150, 650), answer_tokens=4
+        turns=4,
+        system_chars=600,
+        message_chars=(500, 1500),
+        reply_chars=(250, 1050),
+        answer_tokens=4,
     ),
     warm_up_requests=16,
-    idle_rate=1.25,
+    idle_rate=1.0,
     bisections=2,
 )
 QUICK = msgspec.structs.replace(

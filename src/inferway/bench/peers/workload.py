@@ -57,16 +57,17 @@ def chats(
     for number in range(spec.sessions):
         which = number % spec.systems
         system = {"role": "system", "content": f"[{tag}.{which}] {systems[which]}"}
-        turns = _turns(spec, writer, system, user=f"{tag}-{number}")
+        turns = _turns(spec, writer, system, name=f"{tag}-{number}")
         if times[number]:
             made.append(Session(number, turns[: len(times[number])], times[number]))
     return sorted(made, key=lambda session: session.at[0])
 
 
-def _turns(spec: ChatSpec, writer: _Writer, system: dict[str, str], user: str) -> list[Turn]:
-    """`user` names the session to who asks for a name (consistent hashing)."""
+def _turns(spec: ChatSpec, writer: _Writer, system: dict[str, str], name: str) -> list[Turn]:
+    """`name` is the session's, where vllm-router's consistent_hash looks for it: it does not look
+    at OpenAI's `user`, and engines ignore the field."""
     fields = {
-        "user": user,
+        "session_params": {"session_id": name},
         "max_tokens": spec.answer_tokens,
         "temperature": 0,
         "ignore_eos": True,

@@ -62,12 +62,11 @@ _FLEET_POLICIES = (
 # Engines alike, several gateways: where hearing of KV events pays, and where it does not.
 FLEET = Plan(
     workloads=(
-        *("mooncake", "agentic", "chats", "azure", "servegen"),
-        *(f"chats@{_NO_PRESSURE}", f"mooncake@{_NO_PRESSURE}"),
+        *("mooncake", "agentic", "azure", "servegen"),
+        *(f"mooncake@{_NO_PRESSURE}", f"agentic@{_NO_PRESSURE}"),
     ),
     policies=_FLEET_POLICIES,
     most={"azure": 6_000, "servegen": 6_000},
-    chats=ChatSpec(num_requests=6_000),
     fleet=FleetSpec(num_engines=16, num_slow=0),
     loads=(0.75, 0.9),
     curve=(),

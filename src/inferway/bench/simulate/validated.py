@@ -17,8 +17,8 @@ from inferway.bench.simulate.compared import Compared
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
 _HEAD = (
-    "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms", "simulated",
-    "cached", "simulated", "points",
+    "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms",
+    "simulated", "cached", "simulated", "points",
 )  # fmt: skip
 
 

@@ -121,7 +121,6 @@ class Exchange:
         "_answer_bytes",
         "_beginning",
         "_body",
-        "_body_bytes",
         "_conformance",
         "_ended",
         "_ending",
@@ -144,8 +143,7 @@ class Exchange:
         self.ask: Ask | None = None  # to be found out now
         self._rules = rules
         self._state = _State.START
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
         self._journey: Journey | None = None
         self._judged: PassingAnswer | None = None
@@ -196,21 +194,20 @@ class Exchange:
         if self._state is not _State.BODY:
             return ()
         received = message.request_body
-        self._body.append(received.body)
-        self._body_bytes += len(received.body)
-        if self._body_bytes > self._rules.max_body_bytes:
+        self._body += received.body
+        if len(self._body) > self._rules.max_body_bytes:
             limit = self._rules.max_body_bytes
             return self.refused(
                 BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
             )
         if received.end_of_stream:
-            self._asks(b"".join(self._body))
+            self._asks(bytes(self._body))
         return ()
 
     def _request_trailers(self, _: Any) -> Sequence[bytes]:
         if self._state is _State.BODY:
             self._ended = False
-            self._asks(b"".join(self._body))
+            self._asks(bytes(self._body))
         return ()
 
     def _asks(self, body: bytes | None) -> None:

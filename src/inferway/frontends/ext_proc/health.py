@@ -84,6 +84,10 @@ class _Watch(_Check):
     _timer: asyncio.TimerHandle | None = None
     _told: int | None = None
 
+    def on_message(self, message: bytes) -> None:
+        if self._timer is None:  # each would go on for as long as we do
+            super().on_message(message)
+
     def on_end(self) -> None:
         """It has asked; the call goes on."""
         if self._timer is None:

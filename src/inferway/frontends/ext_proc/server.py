@@ -122,6 +122,7 @@ class _Driver:
             self._over()
 
     def on_gone(self) -> None:
+        self._kept.clear()
         if self._task is not None:
             self._task.cancel()
         self._end("Canceled")
@@ -141,6 +142,7 @@ class _Driver:
         if exchange.ask is not None:
             rest = begun(self._find_out(exchange.ask))
             if rest is not None:
+                self._call.hold()
                 self._task = asyncio.get_running_loop().create_task(self._finish(rest))
         elif exchange.over:
             self._over()
@@ -170,6 +172,8 @@ class _Driver:
                 self._over()
             else:
                 self.on_message(message)
+        if self._task is None:
+            self._call.release()
 
     def _crashed(self, error: Exception) -> None:
         log.error("a proxy's message: %s", crash_report(error))

@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import logging
 import os
-import types
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Protocol
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import InferwayError, crash_report
+from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.listening import Listener
@@ -207,7 +207,7 @@ class HttpServer:
         self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder
     ) -> None:
         try:
-            await _resumed(coroutine, waited)
+            await resumed(coroutine, waited)
         except Exception as error:
             self._raised(error, responder)
         else:
@@ -236,17 +236,3 @@ class HttpServer:
         for log in self._logs:
             log.flush()
         self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
-
-
-@types.coroutine
-def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[object, Any, None]:
-    """Goes on with a coroutine that already waits for `waited`."""
-    try:
-        yield waited
-    except BaseException as error:  # a cancellation; the coroutine decides what comes of it
-        try:
-            waited = coroutine.throw(error)
-        except StopIteration:
-            return
-        yield waited
-    yield from coroutine

@@ -47,25 +47,29 @@ class Link(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def waits(self, call: Call) -> None:
-        """It is pumped when there is room again."""
+        """For the connection or the socket: it is pumped when there is room again."""
+
+    def overrun(self, call: Call) -> None:
+        """The client has sent more than it was given room for."""
 
     def over(self, call: Call) -> None: ...
 
 
 class Call:
     """`send` and `finish` answer. What cannot be sent yet is kept, and the client may send no more
-    before it has taken that."""
+    before it has taken that. `hold` and `release`: meanwhile it may send no more than WINDOW_BYTES.
+    """
 
     __slots__ = (
-        "_begun",
         "_end",
+        "_held",
         "_kept",
         "_kept_bytes",
         "_link",
         "_pieces",
-        "_pieces_bytes",
         "_untold",
         "_wanted",
+        "begun",
         "client_ended",
         "handler",
         "stream",
@@ -79,12 +83,12 @@ class Call:
         self.window = window
         self.client_ended = False
         self._link = link
-        self._begun = False  # the head has been sent
+        self.begun = False  # the head has been sent
+        self._held = False
         self._kept: deque[bytes | memoryview] = deque()  # of answers, to be sent
         self._kept_bytes = 0
         self._end: tuple[Status, str] | None = None  # to be said behind them
-        self._pieces: list[bytes] = []  # of a message that has not come wholly
-        self._pieces_bytes = 0
+        self._pieces = bytearray()  # of a message that has not come wholly
         self._wanted = MESSAGE_HEAD_BYTES  # bytes that must have come for more to be known
         self._untold = 0  # bytes that came since the client was told of room
 
@@ -95,8 +99,8 @@ class Call:
         if self._end is not None:
             return
         link, size = self._link, len(message) + MESSAGE_HEAD_BYTES
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             link.write(response_head(self.stream))
         if not self._kept and self._has_room(size):
             self.window -= size
@@ -124,20 +128,22 @@ class Call:
                 self._say_end()
 
     def pump(self) -> None:
-        """Sends of what is kept as much as there is room for."""
+        """Sends of what is kept as much as there is room for; also called when the client has said
+        that there is more room for this call."""
         link, kept = self._link, self._kept
         while kept:
-            room = 0 if link.paused else min(self.window, link.window, link.max_frame)
-            if room <= 0:
+            if self.window <= 0:
+                return
+            if link.paused or link.window <= 0:
                 link.waits(self)
                 return
-            payload = self._taken(room)
+            payload = self._taken(min(self.window, link.window, link.max_frame))
             self.window -= len(payload)
             link.window -= len(payload)
             link.write(frame(DATA, 0, self.stream, payload))
         if self._end is not None:
             self._say_end()
-        elif self._untold >= _TELL_BYTES:
+        else:
             self._tell_room()
 
     def _taken(self, room: int) -> bytes:
@@ -156,7 +162,7 @@ class Call:
     def _say_end(self) -> None:
         assert self._end is not None
         link = self._link
-        link.write(response_end(self.stream, *self._end, begun=self._begun))
+        link.write(response_end(self.stream, *self._end, begun=self.begun))
         if not self.client_ended:  # it need not say the rest (RFC 9113, 8.1)
             link.write(reset(self.stream, Fault.NO_ERROR))
         link.over(self)
@@ -166,7 +172,10 @@ class Call:
     def received(self, payload: bytes, size: int) -> None:
         """Of a DATA frame, which has taken `size` bytes of the window."""
         self._untold += size
-        if self._untold >= _TELL_BYTES and self._kept_bytes < _BACKLOG_BYTES:
+        if self._untold >= _TELL_BYTES:
+            if self._untold > WINDOW_BYTES:
+                self._link.overrun(self)
+                return
             self._tell_room()
         if self._end is not None or not payload:
             return
@@ -178,14 +187,13 @@ class Call:
                 else:
                     self.handler.on_message(payload[MESSAGE_HEAD_BYTES:])
                 return
-        self._pieces.append(payload)
-        self._pieces_bytes += len(payload)
-        if self._pieces_bytes >= self._wanted:
+        self._pieces += payload
+        if len(self._pieces) >= self._wanted:
             self._cut()
 
     def _cut(self) -> None:
         """Whole messages, of the pieces that have come."""
-        came, at = b"".join(self._pieces), 0
+        came, at = bytes(self._pieces), 0
         while self._end is None:
             start = at + MESSAGE_HEAD_BYTES
             if len(came) < start:
@@ -203,8 +211,7 @@ class Call:
                 break
             at = start + length
             self.handler.on_message(came[start:at])
-        left = came[at:]
-        self._pieces, self._pieces_bytes = [left] if left else [], len(left)
+        self._pieces = bytearray(came[at:])
 
     def _refuse_length(self, length: int) -> None:
         self._fail(
@@ -217,7 +224,17 @@ class Call:
         self.finish(status, words)
         self.handler.on_gone()
 
+    def hold(self) -> None:
+        """What comes is kept by the handler: the client hears of no room."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._tell_room()
+
     def _tell_room(self) -> None:
+        if self._untold < _TELL_BYTES or self._held or self._kept_bytes >= _BACKLOG_BYTES:
+            return
         if not self.client_ended:
             self._link.write(window_update(self.stream, self._untold))
         self._untold = 0

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, cast
 
 from inferway.frontends.ext_proc.wire.call import WINDOW_BYTES, Call, Open
@@ -61,12 +63,29 @@ _TELL_BYTES = _CONNECTION_WINDOW // 2
 _MAX_CALLS = 10_000  # at a time; a client with more opens another connection
 _MAX_OUT_BYTES = 128 << 10  # that go out together, and in one turn of the loop
 _MAX_UNREAD_BYTES = 8 << 20  # of answers to frames that want one, while the client reads nothing
+_CLOSE_SECONDS = 5.0  # for a client that broke the rules to take why
+_DEAR = 5  # frames for nothing: what one counts that costs more than the others
 _DRAINING = b"draining"  # a ping whose answer says that the client knows
 
 _GREETING = settings(WINDOW_BYTES, _MAX_CALLS, MAX_HEADER_BYTES) + window_update(
     0, _CONNECTION_WINDOW - FIRST_WINDOW
 )
 _TLS_HANDSHAKE = b"\x16\x03"
+_KIND_AT = 3  # of a frame's head
+_PRIORITY_BYTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What asks for nothing (pings, resets before an answer, empty frames, ...) is taken so often
+    in so long. A flood of it has no other end (CVE-2019-9511 to 9518, CVE-2023-44487,
+    CVE-2024-27316)."""
+
+    frames: int = 100_000
+    seconds: float = 10.0
+
+
+_PATIENCE = Patience()
 
 
 class Connection(asyncio.Protocol):
@@ -78,6 +97,7 @@ class Connection(asyncio.Protocol):
         max_message: int,
         opened: Callable[[Connection], None],
         closed: Callable[[Connection], None],
+        patience: Patience = _PATIENCE,
     ) -> None:
         self.window = FIRST_WINDOW
         self.max_frame = MAX_FRAME_BYTES
@@ -99,10 +119,14 @@ class Connection(asyncio.Protocol):
         self._call_window = FIRST_WINDOW  # of a new call
         self._last_stream = 0
         self._untold = 0  # bytes that came since the client was told of room
-        self._waiting: dict[int, Call] = {}  # calls that have more to send than there is room for
+        self._waiting: OrderedDict[int, Call] = (
+            OrderedDict()
+        )  # calls that have more to send than there is room for
         self._fields = FieldReader()
         self._block: tuple[int, int, bytearray] | None = None  # headers that are not whole
-        self._drains = self._drained = False
+        self._drains = self._drained = self._closes = False
+        self._patience = patience
+        self._idle_count, self._idle_since = 0, self._loop.time()
 
     # ---------------------------------------------------------------------------- asyncio.Protocol
 
@@ -134,6 +158,8 @@ class Connection(asyncio.Protocol):
             self._pump()
 
     def data_received(self, data: bytes) -> None:
+        if self._closes:  # TLS may still have some
+            return
         if self._rest:
             data = self._rest + data
         self._corked = True
@@ -168,11 +194,18 @@ class Connection(asyncio.Protocol):
             self._flush()
             self.close()
 
+    def greeted_or_closed(self) -> None:
+        """It has had its time to say that it speaks HTTP/2."""
+        if not self._greeted:
+            self.abort()
+
     def close(self) -> None:
+        self._closes = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
+        self._closes = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -182,6 +215,16 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._rest = b""
         self.close()
+        self._loop.call_later(_CLOSE_SECONDS, self.abort)  # it may read nothing
+
+    def _idle(self, cost: int = 1) -> None:
+        """A frame has come that asks for nothing."""
+        self._idle_count += cost
+        if self._idle_count > self._patience.frames:
+            now = self._loop.time()
+            if now - self._idle_since < self._patience.seconds:
+                raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, "a flood of frames for nothing")
+            self._idle_count, self._idle_since = 0, now
 
     # ----------------------------------------------------------------------------- call.Link
 
@@ -196,6 +239,10 @@ class Connection(asyncio.Protocol):
 
     def waits(self, call: Call) -> None:
         self._waiting[call.stream] = call
+
+    def overrun(self, call: Call) -> None:
+        if call.stream in self.calls:
+            self._reset(call.stream, Fault.FLOW_CONTROL_ERROR)
 
     def over(self, call: Call) -> None:
         self.calls.pop(call.stream, None)
@@ -221,9 +268,10 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._look_again)
 
     def _pump(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for call in waiting.values():
-            call.pump()
+        """In turn, and no more of them than there is room for: each may wait again."""
+        waiting = self._waiting
+        while waiting and self.window > 0 and not self.paused:
+            waiting.popitem(last=False)[1].pump()
 
     # ------------------------------------------------------------------------------------- frames
 
@@ -232,6 +280,10 @@ class Connection(asyncio.Protocol):
             if PREFACE.startswith(data):
                 return 0
             raise ConnectionFault(Fault.PROTOCOL_ERROR, _not_http2(data))
+        if len(data) < len(PREFACE) + HEAD_BYTES:
+            return 0
+        if data[len(PREFACE) + _KIND_AT] != SETTINGS:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "settings do not come first")
         self._greeted = True
         return self._frames(data, len(PREFACE))
 
@@ -251,7 +303,9 @@ class Connection(asyncio.Protocol):
             if self._block is not None and kind != CONTINUATION:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, "headers were not continued")
             read = _READ.get(kind)
-            if read is not None:  # others are to be ignored
+            if read is None:  # to be ignored
+                self._idle()
+            else:
                 read(self, head >> 32 & 0xFF, head & 0x7FFFFFFF, data[start:stop])
         return at
 
@@ -262,16 +316,18 @@ class Connection(asyncio.Protocol):
             self.write(window_update(0, self._untold))
             self._untold = 0
         call = self.calls.get(stream)
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        if not payload and not flags & END_STREAM:
+            self._idle()
         if call is None:
             self._no_call(stream)
             return
         if call.client_ended:
             self._reset(stream, Fault.STREAM_CLOSED)
             return
-        if flags & PADDED:
-            payload = _unpadded(payload)
         call.received(payload, size)
-        if flags & END_STREAM:
+        if flags & END_STREAM and stream in self.calls:
             call.ended()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
@@ -280,7 +336,9 @@ class Connection(asyncio.Protocol):
         if flags & PADDED:
             payload = _unpadded(payload)
         if flags & HAS_PRIORITY:
-            payload = payload[5:]
+            if len(payload) < _PRIORITY_BYTES:
+                raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "a priority that is cut off")
+            payload = payload[_PRIORITY_BYTES:]
         if flags & END_HEADERS:
             self._whole_headers(flags, stream, payload)
         else:
@@ -289,6 +347,7 @@ class Connection(asyncio.Protocol):
     def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
         if self._block is None or self._block[1] != stream:
             raise ConnectionFault(Fault.PROTOCOL_ERROR, "nothing to be continued")
+        self._idle()
         first_flags, _, block = self._block
         block += payload
         if len(block) > MAX_HEADER_BYTES:
@@ -301,22 +360,33 @@ class Connection(asyncio.Protocol):
         fields = self._fields.read(block)  # always: the table's state is the connection's
         call = self.calls.get(stream)
         if call is not None:  # trailers; gRPC's clients have none, but may
-            if not flags & END_STREAM or call.client_ended:
+            if call.client_ended:
+                self._reset(stream, Fault.STREAM_CLOSED)
+            elif fields is None or not flags & END_STREAM:
                 self._reset(stream, Fault.PROTOCOL_ERROR)
             else:
                 call.ended()
-        elif stream > self._last_stream:
+        elif stream <= self._last_stream:  # over: they may have been under way
+            self._idle(_DEAR)
+        else:
             self._last_stream = stream
-            self._open(stream, fields, ended=bool(flags & END_STREAM))
+            if fields is None:
+                self._refuse(reset(stream, Fault.PROTOCOL_ERROR))
+            else:
+                self._open(stream, fields, ended=bool(flags & END_STREAM))
+
+    def _refuse(self, words: bytes) -> None:
+        self._idle(_DEAR)
+        self.write(words)
 
     def _open(self, stream: int, fields: Fields, *, ended: bool) -> None:
         if self._drained or len(self.calls) >= _MAX_CALLS:
-            self.write(reset(stream, Fault.REFUSED_STREAM))
+            self._refuse(reset(stream, Fault.REFUSED_STREAM))
             return
         if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(
             b"application/grpc"
         ):
-            self.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, NOT_GRPC))
+            self._refuse(frame(HEADERS, END_HEADERS | END_STREAM, stream, NOT_GRPC))
             if not ended:
                 self.write(reset(stream, Fault.NO_ERROR))
             return
@@ -324,6 +394,7 @@ class Connection(asyncio.Protocol):
         path = fields.get(b":path", b"")
         opens = self._methods.get(path)
         if opens is None:
+            self._idle(_DEAR)
             call.client_ended = ended
             call.finish(Status.UNIMPLEMENTED, f"no method {path.decode('latin-1')}")
             return
@@ -340,32 +411,45 @@ class Connection(asyncio.Protocol):
             return
         self._waiting.pop(stream, None)
         call.gone()
+        if not call.begun:
+            self._idle(_DEAR)
         self._close_if_done()
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream or len(payload) % 6 or (flags & ACK and payload):
-            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "settings of a wrong size or stream")
+        if stream:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"settings of stream {stream}")
+        if len(payload) % 6 or (flags & ACK and payload):
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "settings of a wrong size")
+        self._idle()
         if flags & ACK:
             return
         said = settings_in(payload)
         if INITIAL_WINDOW_SIZE in said:
-            window = said[INITIAL_WINDOW_SIZE]
-            if window > MAX_WINDOW:
-                raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1")
-            for call in self.calls.values():
-                call.window += window - self._call_window
-            self._call_window = window
+            self._set_call_window(said[INITIAL_WINDOW_SIZE])
         if MAX_FRAME_SIZE in said:
             if not MAX_FRAME_BYTES <= said[MAX_FRAME_SIZE] < 1 << 24:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, "frames of a size that may not be")
             self.max_frame = min(said[MAX_FRAME_SIZE], _MAX_OUT_BYTES)
         self.write(frame(SETTINGS, ACK, 0))
-        self._pump()
+        if INITIAL_WINDOW_SIZE in said:
+            for call in list(self.calls.values()):
+                call.pump()
+
+    def _set_call_window(self, window: int) -> None:
+        self._idle(len(self.calls) // 20)
+        more = window - self._call_window
+        most = max((call.window for call in self.calls.values()), default=0)
+        if window > MAX_WINDOW or most + more > MAX_WINDOW:
+            raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1")
+        for call in self.calls.values():
+            call.window += more
+        self._call_window = window
 
     def _ping(self, flags: int, stream: int, payload: bytes) -> None:
         _check_size(payload, 8)
         if stream:
             raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a ping on stream {stream}")
+        self._idle()
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
         elif payload == _DRAINING and not self._drained:
@@ -377,21 +461,33 @@ class Connection(asyncio.Protocol):
         call = self.calls.get(stream)
         if not stream:
             self.window += more
-            if not more or self.window > MAX_WINDOW:
+            if not more:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, "room for nothing")
+            if self.window > MAX_WINDOW:
                 raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "the window cannot grow so")
             self._pump()
         elif call is None:
             self._no_call(stream)
-        elif not more or call.window + more > MAX_WINDOW:
+        elif not more:
+            self._reset(stream, Fault.PROTOCOL_ERROR)
+        elif call.window + more > MAX_WINDOW:
             self._reset(stream, Fault.FLOW_CONTROL_ERROR)
         else:
             call.window += more
-            if stream in self._waiting:
-                del self._waiting[stream]
-                call.pump()
+            call.pump()
 
-    def _goaway(self, _: int, __: int, ___: bytes) -> None:
+    def _priority(self, _: int, stream: int, payload: bytes) -> None:
+        """Nobody heeds it any more (RFC 9113, 5.3.2)."""
+        if not stream:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "a priority of no stream")
+        _check_size(payload, _PRIORITY_BYTES)
+        self._idle()
+
+    def _goaway(self, _: int, stream: int, __: bytes) -> None:
         """The client opens no more calls here; those under way go on."""
+        if stream:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a goodbye of stream {stream}")
+        self._idle()
 
     def _push_promise(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Fault.PROTOCOL_ERROR, "clients do not push")
@@ -406,12 +502,13 @@ class Connection(asyncio.Protocol):
         self._waiting.pop(stream, None)
         self.write(reset(stream, fault))
         call.gone()
+        self._close_if_done()
 
 
 _READ: Final[Mapping[int, Callable[[Connection, int, int, bytes], None]]] = {
     DATA: Connection._data,
     HEADERS: Connection._headers,
-    PRIORITY: lambda *_: None,
+    PRIORITY: Connection._priority,
     RST_STREAM: Connection._rst_stream,
     SETTINGS: Connection._settings,
     PUSH_PROMISE: Connection._push_promise,

@@ -84,14 +84,16 @@ class GrpcServer:
         connection = Connection(self._methods, self._max_message, self._opened, self._closed)
         if self._credentials is not None:
             self._credentials.refresh()
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._handshake_seconds, self._look_at, connection)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._handshake_seconds, self._look_at, connection)
         return connection
 
     def _look_at(self, connection: Connection) -> None:
-        """asyncio says nothing of a handshake that has failed, and the proxy only that we are not
-        there."""
-        if not connection.was_made and not self._warned:
+        """Who has said nothing by now is none that asks. asyncio says nothing of a handshake that
+        has failed, and the proxy only that we are not there."""
+        if connection.was_made:
+            connection.greeted_or_closed()
+        elif not self._warned:
             self._warned = True
             log.warning(
                 "port %d: a connection has come to no TLS handshake; if the proxy speaks none,"
