@@ -54,8 +54,9 @@ def while_it_waits(gateway: str, is_running: Callable[[], bool]) -> None:
     where = urlsplit(gateway)
     assert where.port is not None
     with socket.create_connection((where.hostname, where.port)) as connection:
-        head = b"POST %b HTTP/1.1\r\nhost: gw\r\ncontent-length: %d\r\n\r\n"
-        connection.sendall(head % (PATH.encode(), len(body)) + body)
+        head = b"POST %b HTTP/1.1\r\nhost: gw\r\ncontent-type: application/json\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        connection.sendall(head % PATH.encode() + length + body)
         wait_until(is_running, "the engine says that it works at it")
 
 
