@@ -13,19 +13,16 @@ from pathlib import Path
 import msgspec
 
 from inferway.bench.chats import Message
+from inferway.bench.director.engines import IdleEngines
 from inferway.bench.director.plan import Plan
 from inferway.director import Director
-from inferway.fleet.columns import EndpointColumns, ModelRows
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Found, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import (
-    EXACT,
     BlockKey,
     Candidates,
     Choice,
-    Endpoint,
-    HolderId,
     RequestHead,
     Tokenized,
 )
@@ -112,46 +109,6 @@ class _TimedScheduling:
         return choice
 
 
-class _Engines:
-    """The fleet: engines that are idle and hold what the index says; its tables are real."""
-
-    def __init__(self, model: ServedModel, plan: Plan) -> None:
-        self._model = model
-        self._block_size = plan.block_size
-        endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(plan.engines)]
-        self._rows = ModelRows(endpoints, [plan.block_size] * plan.engines)
-        self._columns = EndpointColumns()
-        self._columns.grow(plan.engines)
-        self._columns.states[:] = EXACT
-
-    def model(self, name: str) -> ServedModel:  # noqa: ARG002
-        return self._model
-
-    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        return self._rows.candidates(self._columns)
-
-    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
-        return self._block_size
-
-    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        """No attempt is made."""
-
-    def release(self, endpoint: Endpoint) -> None:
-        """Nor ends one."""
-
-    def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
-        return False
-
-    def healed(self, endpoint: Endpoint) -> None:
-        """None is asked to."""
-
-    def reports(self, endpoint: Endpoint) -> None:
-        """None does."""
-
-    def suspect(self, endpoint: Endpoint) -> None:
-        """None is."""
-
-
 class World:
     """One gateway's memory: what it has tokenized and what its engines hold. Close it."""
 
@@ -166,7 +123,7 @@ class World:
         self._scheduling = _TimedScheduling(scheduling)
         model = ServedModel(MODEL, self._prompts, (plan.block_size,))
         self._director = Director(
-            _Engines(model, plan),
+            IdleEngines(model, plan.engines, plan.block_size),
             Matcher(self._index, SpeculativeOverlay()),
             replace(scheduling, chooser=self._scheduling, producers=[self._scheduling]),
             time.monotonic,

@@ -72,6 +72,22 @@ def _is_idle(url: str) -> bool:
 
 
 @contextmanager
+def started(
+    engines: SimulatedEngines | RealEngines, vllm: Path | None, directory: Path, on_step: OnStep
+) -> Iterator[Fleet]:
+    """`vllm` starts real ones. Raises BenchError when it is needed and not said."""
+    if isinstance(engines, SimulatedEngines):
+        on_step(f"starting {engines.engines} simulated engines")
+        with simulated_fleet(engines, directory) as fleet:
+            yield fleet
+        return
+    if vllm is None:
+        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
+    with real_fleet(engines, vllm, directory, on_step) as fleet:
+        yield fleet
+
+
+@contextmanager
 def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
     """Processes of `inferway simulate`. Raises BenchError when one does not start."""
     model = str(prepare_smollm2())

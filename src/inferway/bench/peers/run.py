@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +20,8 @@ import msgspec
 
 from inferway.bench.loading.samples import Sample
 from inferway.bench.machine import this_machine
-from inferway.bench.peers.fleets import Fleet, real_fleet, simulated_fleet
-from inferway.bench.peers.plan import Plan, SimulatedEngines
+from inferway.bench.peers.fleets import Fleet, started
+from inferway.bench.peers.plan import Plan
 from inferway.bench.peers.results import Cell, Note, PeersRun, Searched, Sitting, cell_of
 from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.standing import Carried, Standing, standing
@@ -64,7 +63,7 @@ def run_peers(
     machine = this_machine()
     with TemporaryDirectory(prefix="inferway-peers-") as name:
         directory = Path(name)
-        with _fleet(plan, vllm, directory, on_step) as fleet:
+        with started(plan.engines, vllm, directory, on_step) as fleet:
             tour = _Tour(plan, fleet, directory, on_step, keep)
             idle, rate = tour.find_rate(round_robin)
             tour.measure(routers, rate)
@@ -89,19 +88,6 @@ def run_peers(
             )
         ],
     )
-
-
-@contextmanager
-def _fleet(plan: Plan, vllm: Path | None, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
-    if isinstance(plan.engines, SimulatedEngines):
-        on_step(f"starting {plan.engines.engines} simulated engines")
-        with simulated_fleet(plan.engines, directory) as fleet:
-            yield fleet
-        return
-    if vllm is None:
-        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
-    with real_fleet(plan.engines, vllm, directory, on_step) as fleet:
-        yield fleet
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from inferway.bench.director.engines import IdleEngines
 from inferway.bench.index.eight_engines import GivenTokens
 from inferway.bench.index.followed import FollowedEngine
 from inferway.bench.index.measuring import resident_bytes
@@ -21,11 +22,10 @@ from inferway.bench.index.workload import VOCABULARY, Stored
 from inferway.bench.scale.plan import Grown, Plan
 from inferway.blocks.keys import BlockHasher
 from inferway.director import Director
-from inferway.fleet.columns import EndpointColumns, ModelRows
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import EXACT, Candidates, Endpoint, HolderId, RequestHead
+from inferway.model import Endpoint, RequestHead
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Matcher
@@ -103,45 +103,15 @@ def _timed(fleet: Sequence[FollowedEngine], events: Events) -> tuple[float, floa
     return took[0], took[1]
 
 
-class _Engines:
-    """A fleet of real tables; what is in flight is counted."""
-
-    def __init__(self, engines: int, block_size: int, prompts: GivenTokens) -> None:
-        self._size = block_size
-        self._model = ServedModel(_MODEL, prompts, (block_size,))
-        endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(engines)]
-        self._rows = ModelRows(endpoints, [block_size] * engines)
-        self._columns = EndpointColumns()
-        self._columns.grow(engines)
-        self._columns.states[:] = EXACT
-
-    def model(self, name: str) -> ServedModel:  # noqa: ARG002
-        return self._model
-
-    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        return self._rows.candidates(self._columns)
-
-    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
-        return self._size
+class _Engines(IdleEngines):
+    """What is in flight is counted."""
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        self._columns.in_flight[endpoint.holder] += 1
-        self._columns.recent_tokens[endpoint.holder] += new_tokens
+        self.columns.in_flight[endpoint.holder] += 1
+        self.columns.recent_tokens[endpoint.holder] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
-        self._columns.in_flight[endpoint.holder] -= 1
-
-    def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
-        return False
-
-    def healed(self, endpoint: Endpoint) -> None:
-        """None is asked to."""
-
-    def reports(self, endpoint: Endpoint) -> None:
-        """None does."""
-
-    def suspect(self, endpoint: Endpoint) -> None:
-        """None is."""
+        self.columns.in_flight[endpoint.holder] -= 1
 
 
 async def _decisions(plan: Plan, engines: int, index: MemoryIndex) -> list[float]:
@@ -152,8 +122,9 @@ async def _decisions(plan: Plan, engines: int, index: MemoryIndex) -> list[float
     keys = BlockHasher(plan.block_size).keys(tokens)
     index.apply([Store(holder, keys[: len(keys) // 8]) for holder in range(engines)])
     index.apply([Store(holder, keys[: len(keys) * 7 // 8]) for holder in range(min(3, engines))])
+    model = ServedModel(_MODEL, GivenTokens(tokens), (plan.block_size,))
     director = Director(
-        _Engines(engines, plan.block_size, GivenTokens(tokens)),
+        _Engines(model, engines, plan.block_size),
         Matcher(index, SpeculativeOverlay()),
         load_scheduling(None),
         time.monotonic,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,14 +14,13 @@ import msgspec
 from inferway.bench.engine_prompts import EnginePrompts
 from inferway.bench.loading.workload import Session
 from inferway.bench.machine import this_machine
-from inferway.bench.peers.fleets import MODEL, Fleet, real_fleet, simulated_fleet
+from inferway.bench.peers.fleets import MODEL, Fleet, started
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
 from inferway.bench.peers.standing import standing
 from inferway.bench.peers.workload import ChatSpec, chats
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.measured import command
 from inferway.bench.policies.simulate import FleetSpec
-from inferway.bench.processes import BenchError
 from inferway.bench.routers import Router
 from inferway.bench.simulate.compared import Compared, compared
 from inferway.bench.simulate.constants import measure
@@ -55,7 +53,7 @@ def run_validate(
     try:
         with TemporaryDirectory(prefix="inferway-validate-") as name:
             directory = Path(name)
-            with _fleet(plan, vllm, directory, on_step) as fleet:
+            with started(plan.engines, vllm, directory, on_step) as fleet:
                 engine = _engine(plan, fleet, on_step)
                 for router, policy in routers:
                     place = directory / router.label.replace(" ", "-")
@@ -71,19 +69,6 @@ def run_validate(
         compared=found,
         load_after=round(os.getloadavg()[0], 2),
     )
-
-
-@contextmanager
-def _fleet(plan: Plan, vllm: Path | None, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
-    if isinstance(plan.engines, SimulatedEngines):
-        on_step("starting simulated engines")
-        with simulated_fleet(plan.engines, directory) as fleet:
-            yield fleet
-        return
-    if vllm is None:
-        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
-    with real_fleet(plan.engines, vllm, directory, on_step) as fleet:
-        yield fleet
 
 
 def _engine(plan: Plan, fleet: Fleet, on_step: OnStep) -> EngineSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -17,22 +16,12 @@ from inferway.bench.peers.results import PeersRun, joined
 from inferway.bench.peers.run import Kept, OnStep, run_peers
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway.cli.bench.output import Output, output_options
-
-
-def _default_vllm() -> Path | None:
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    return Path(venv) / "bin" / "vllm" if venv else None
+from inferway.cli.bench.vllm import vllm_option
 
 
 @click.command()
 @click.option("--real", is_flag=True, help="In front of real vLLM on the CPU, not simulated.")
-@click.option(
-    "--vllm",
-    type=click.Path(path_type=Path),
-    default=_default_vllm,
-    metavar="PATH",
-    help="The command of real engines.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
-)
+@vllm_option
 @click.option("--quick", is_flag=True, help="Few requests, one load: a look, not a result.")
 @click.option(
     "--only",

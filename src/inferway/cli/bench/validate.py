@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -12,22 +11,12 @@ from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway.bench.simulate.validate import PEERS, REAL, run_validate, with_rate
 from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, ValidateRun
 from inferway.cli.bench.output import OnStep, Output, output_options
-
-
-def _default_vllm() -> Path | None:
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    return Path(venv) / "bin" / "vllm" if venv else None
+from inferway.cli.bench.vllm import vllm_option
 
 
 @click.command()
 @click.option("--real", is_flag=True, help="Real vLLM on the CPU, with constants fitted to it.")
-@click.option(
-    "--vllm",
-    type=click.Path(path_type=Path),
-    default=_default_vllm,
-    metavar="PATH",
-    help="The command of real engines.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
-)
+@vllm_option
 @click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Repeat for more.")
