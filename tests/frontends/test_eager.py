@@ -56,6 +56,30 @@ async def test_a_cancellation_reaches_it() -> None:
     assert ended == ["cancelled"]
 
 
+async def test_so_does_a_second_one_while_it_tidies_up() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cancelled twice")
+
+    rest = begun(waits())
+    assert rest is not None
+    task = asyncio.ensure_future(rest)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cancelled twice"]
+
+
 async def test_what_fails_at_once_fails_here() -> None:
     async def broken() -> None:
         raise ValueError("no")

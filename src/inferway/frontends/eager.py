@@ -25,12 +25,13 @@ async def _resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> None
 @types.coroutine
 def resumed(coroutine: Coroutine[Any, Any, None], waited: object) -> Generator[object, Any, None]:
     """Goes on with a coroutine that already waits for `waited`."""
-    try:
-        yield waited
-    except BaseException as error:  # a cancellation; the coroutine decides what comes of it
+    while True:
         try:
-            waited = coroutine.throw(error)
-        except StopIteration:
-            return
-        yield waited
+            yield waited
+            break
+        except BaseException as error:  # a cancellation; the coroutine decides what comes of it
+            try:
+                waited = coroutine.throw(error)
+            except StopIteration:
+                return
     yield from coroutine
