@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,8 @@ from inferway.bench.cpu import cpu_seconds
 from inferway.bench.engine_prompts import EnginePrompts
 from inferway.bench.load import Load, LoadResult
 from inferway.bench.processes import answers, free_port, get, request, running, wait_until
+from inferway.bench.progress import OnStep
 from inferway.bench.routers import BLOCK_SIZE, EngineAddress, Place, Router
-
-OnStep = Callable[[str], None]
 
 NUM_ENGINES = 2
 

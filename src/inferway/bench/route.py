@@ -16,7 +16,8 @@ from inferway.bench.cpu import resident_bytes
 from inferway.bench.load import LoadResult
 from inferway.bench.machine import this_machine
 from inferway.bench.parts import measure_parts
-from inferway.bench.placed import Case, OnStep, Placed, cases, placed, tell_events
+from inferway.bench.placed import Case, Placed, cases, placed, tell_events
+from inferway.bench.progress import OnStep
 from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.routers import BLOCK_SIZE, Router, since
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferway.bench.processes import BenchError
-
-OnStep = Callable[[str], None]
+from inferway.bench.progress import OnStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,8 @@ from inferway.bench.chat_overhead.workload import ARMS, KINDS, stage
 from inferway.bench.chats import Turns, load_conversations
 from inferway.bench.machine import this_machine
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnStep
 from inferway.prompts.prepare import prepare_smollm2
-
-OnStep = Callable[[str], None]
 
 _NUM_COMPARED = 4  # prompts of each kind whose ids are compared one by one
 

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,8 @@ from inferway.bench.epp.results import Arm, Case, EppRun
 from inferway.bench.load import Load
 from inferway.bench.machine import this_machine
 from inferway.bench.processes import BenchError, answers, free_port, running, wait_until
+from inferway.bench.progress import OnStep
 
-OnStep = Callable[[str], None]
 _ARMS = ("echo", "bare", "ours", "timed")
 
 

@@ -26,7 +26,8 @@ from inferway.bench.index.stalls import Stalls
 from inferway.bench.index.workload import SHAPES
 from inferway.bench.machine import this_machine
 from inferway.bench.processes import BenchError
-from inferway.bench.venvs import OnStep, install_venv
+from inferway.bench.progress import OnStep
+from inferway.bench.venvs import install_venv
 from inferway.prompts.prepare import cache_dir
 
 PEER = "ai-dynamo-runtime"

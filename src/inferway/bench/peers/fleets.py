@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,9 @@ from inferway.bench.processes import (
     running,
     wait_until,
 )
+from inferway.bench.progress import OnStep
 from inferway.bench.routers import EngineAddress, read_metrics, total
 from inferway.prompts.prepare import prepare_smollm2
-
-OnStep = Callable[[str], None]
 
 MODEL = "smollm2"  # as clients call it
 _START_SECONDS = 240.0  # a real engine takes 35 on two idle cores

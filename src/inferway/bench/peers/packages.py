@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferway.bench.venvs import OnStep, Venv, install_venv
+from inferway.bench.progress import OnStep
+from inferway.bench.venvs import Venv, install_venv
 from inferway.prompts.prepare import cache_dir
 
 PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}

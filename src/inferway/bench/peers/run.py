@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import msgspec
 
@@ -27,16 +26,11 @@ from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.standing import Carried, Standing, standing
 from inferway.bench.peers.workload import chats
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router, since
 
 _SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
 _WARM_UP_LOAD = 1.0
-
-
-class OnStep(Protocol):
-    """Tells what is under way."""
-
-    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None: ...
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -55,7 +49,7 @@ def run_peers(
     routers: Sequence[Router],
     round_robin: Router,
     vllm: Path | None,
-    on_step: OnStep,
+    on_step: OnCountedStep,
     keep: Keep,
 ) -> PeersRun:
     """All of it. `round_robin` finds the rate; `vllm` is the command of real engines. Raises
@@ -97,7 +91,7 @@ class _Tour:
     plan: Plan
     fleet: Fleet
     directory: Path
-    on_step: OnStep
+    on_step: OnCountedStep
     keep: Keep
     cells: list[Cell] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from inferway.bench.policies.simulate import simulate
 from inferway.bench.policies.trace_files import FILES, read_trace
 from inferway.bench.policies.weighted import Weights, weighted
 from inferway.bench.processes import BenchError
-from inferway.bench.venvs import OnStep
+from inferway.bench.progress import OnStep
 
 _REFERENCE = "round-robin"
 _WARM_FIT = 0.2

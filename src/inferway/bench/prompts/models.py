@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import msgspec
 
 from inferway.bench.npm import npm_tokenizer
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnStep
 from inferway.prompts.prepare import prepare_smollm2
 
-OnStep = Callable[[str], None]
 Chat = list[dict[str, str]]
 
 _GRANITE = "ibm-granite-granite-3.3-2B-Instruct"  # seed 003's model

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from inferway import __version__
 from inferway.bench import chats
 from inferway.bench.machine import this_machine
+from inferway.bench.progress import OnStep
 from inferway.bench.prompts.asking import Interpreters
 from inferway.bench.prompts.chat_rows import ChatRows
 from inferway.bench.prompts.models import gather_models
 from inferway.bench.prompts.plan import Plan
 from inferway.bench.prompts.results import PromptsRun
 from inferway.bench.prompts.template_rows import loading_rows, render_rows
-from inferway.bench.prompts.turns import OnStep, Workers
+from inferway.bench.prompts.turns import Workers
 from inferway.bench.venvs import install_venv
 from inferway.prompts.prepare import cache_dir
 

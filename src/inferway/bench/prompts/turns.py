@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnStep
 from inferway.bench.prompts.asking import Asked, Interpreters, asked
 from inferway.bench.prompts.models import BenchModel
 from inferway.bench.prompts.results import Series
 
-OnStep = Callable[[str], None]
 Answer = Mapping[str, Any]
 
 SYSTEMS = ("inferway", "transformers")

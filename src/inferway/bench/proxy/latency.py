@@ -13,8 +13,9 @@ import numpy as np
 from inferway.bench import conversations
 from inferway.bench.chat_overhead.fleet import send_planned
 from inferway.bench.chat_overhead.workload import Planned
-from inferway.bench.placed import OnStep, Placed
+from inferway.bench.placed import Placed
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnStep
 from inferway.bench.proxy.pacing import set_pace
 from inferway.bench.proxy.plan import Plan
 from inferway.bench.proxy.results import DIRECT, Latency

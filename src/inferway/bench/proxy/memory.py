@@ -10,8 +10,9 @@ import uvloop
 
 from inferway.bench import conversations
 from inferway.bench.cpu import resident_bytes
-from inferway.bench.placed import OnStep, placed
+from inferway.bench.placed import placed
 from inferway.bench.processes import BenchError
+from inferway.bench.progress import OnStep
 from inferway.bench.proxy.pacing import set_pace
 from inferway.bench.proxy.plan import Plan
 from inferway.bench.proxy.results import Memory

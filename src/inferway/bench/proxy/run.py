@@ -15,7 +15,8 @@ from statistics import median
 from inferway.bench import conversations
 from inferway.bench.load import Load
 from inferway.bench.machine import this_machine
-from inferway.bench.placed import OnStep, Placed, cases, placed, tell_events
+from inferway.bench.placed import Placed, cases, placed, tell_events
+from inferway.bench.progress import OnStep
 from inferway.bench.proxy.latency import measure_latencies
 from inferway.bench.proxy.memory import measure_memory
 from inferway.bench.proxy.pacing import events_written, set_pace

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
 
 from inferway.bench.machine import this_machine
 from inferway.bench.policies.catalog import policy_named
@@ -16,6 +15,7 @@ from inferway.bench.policies.measured import command, doubling, row
 from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.results import Row
 from inferway.bench.policies.simulate import simulate
+from inferway.bench.progress import OnCountedStep
 from inferway.bench.simulate.plan import Plan, load
 from inferway.bench.simulate.results import SimulateRun
 
@@ -24,11 +24,7 @@ _SEARCH = 5_000  # requests to find a rate with, and so many more for each engin
 _SEARCH_EACH = 25
 
 
-class OnStep(Protocol):
-    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None: ...
-
-
-def run_simulate(plan: Plan, data: Path, on_step: OnStep) -> SimulateRun:
+def run_simulate(plan: Plan, data: Path, on_step: OnCountedStep) -> SimulateRun:
     """Raises BenchError, with the cure: no such trace, no such policy."""
     machine = this_machine()
     policies = {name: policy_named(name) for name in plan.policies}
@@ -60,7 +56,7 @@ def run_simulate(plan: Plan, data: Path, on_step: OnStep) -> SimulateRun:
     )
 
 
-def _rate(plan: Plan, workload: Workload, on_step: OnStep) -> float:
+def _rate(plan: Plan, workload: Workload, on_step: OnCountedStep) -> float:
     """Requests a second."""
     if plan.rate is not None:
         return plan.rate
@@ -77,9 +73,9 @@ def _rate(plan: Plan, workload: Workload, on_step: OnStep) -> float:
     return plan.load * doubling(ttft, plan.fleet.num_engines / 100, _BISECTIONS)[1]
 
 
-def _tell(on_step: OnStep, what: str, total: int) -> Callable[[int], None]:
+def _tell(on_step: OnCountedStep, what: str, total: int) -> Callable[[int], None]:
     return partial(_told, on_step, what, total)
 
 
-def _told(on_step: OnStep, what: str, total: int, done: int) -> None:
+def _told(on_step: OnCountedStep, what: str, total: int, done: int) -> None:
     on_step(f"{what}: {done:,} of {total:,} requests", done, total)

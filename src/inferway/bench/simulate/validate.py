@@ -21,11 +21,11 @@ from inferway.bench.peers.workload import ChatSpec, chats
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.measured import command
 from inferway.bench.policies.simulate import FleetSpec
+from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router
 from inferway.bench.simulate.compared import Compared, compared
 from inferway.bench.simulate.constants import measure
 from inferway.bench.simulate.fitting import fit
-from inferway.bench.simulate.run import OnStep
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import Plan, ValidateRun
 from inferway.prompts.prepare import prepare_smollm2
@@ -44,7 +44,7 @@ REAL = Plan(RealEngines(), ChatSpec(), rate=2.5, seeds=(1, 2), warm_up_requests=
 
 
 def run_validate(
-    plan: Plan, routers: Sequence[tuple[Router, str]], vllm: Path | None, on_step: OnStep
+    plan: Plan, routers: Sequence[tuple[Router, str]], vllm: Path | None, on_step: OnCountedStep
 ) -> ValidateRun:
     """`routers`: each with the policy that simulates it. Raises BenchError."""
     machine = this_machine()
@@ -71,7 +71,7 @@ def run_validate(
     )
 
 
-def _engine(plan: Plan, fleet: Fleet, on_step: OnStep) -> EngineSpec:
+def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
     """Constants of the engines: as given to simulated ones, or measured."""
     engines = plan.engines
     cache_tokens = engines.blocks * engines.block_size
@@ -98,7 +98,7 @@ def engine_like(engines: SimulatedEngines) -> EngineSpec:
 
 def _compared(
     plan: Plan, fleet: Fleet, engine: EngineSpec, router: Router, policy: str,
-    prompts: EnginePrompts, place: Path, on_step: OnStep,
+    prompts: EnginePrompts, place: Path, on_step: OnCountedStep,
 ) -> Iterator[Compared]:  # fmt: skip
     spec = FleetSpec(num_engines=plan.engines.engines, num_slow=0, engine=engine)
     for seed in plan.seeds:

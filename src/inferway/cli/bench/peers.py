@@ -13,9 +13,9 @@ from inferway.bench.peers.packages import install_peers
 from inferway.bench.peers.plan import QUICK, QUICK_REAL, REAL, SIMULATED, Plan
 from inferway.bench.peers.report import PEERS, PEERS_REAL
 from inferway.bench.peers.results import PeersRun, joined
-from inferway.bench.peers.run import Kept, OnStep, run_peers
+from inferway.bench.peers.run import Kept, run_peers
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.cli.bench.output import Output, output_options
+from inferway.cli.bench.output import OnStep, Output, output_options
 from inferway.cli.bench.vllm import vllm_option
 
 
