@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from inferway.errors import SpecError
 from inferway.structured.check import DEFAULT, check
+from inferway.structured.cost import estimated_seconds
 from inferway.structured.drafts import is_panic, validator_of
 from inferway.structured.limits import Limits
 from inferway.structured.report import in_request
@@ -327,3 +330,26 @@ def test_a_panic_is_told_by_its_name() -> None:
 
     assert is_panic(panic("index out of bounds"))
     assert not is_panic(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"items": {"type": "string"}}}},
+        {"properties": {"x": {"$ref": "#"}}},
+        {"properties": {"a": {"maxItems": 1_000_000}}},
+    ],
+    ids=["a tree", "a circle", "refused"],
+)
+def test_a_check_leaves_nothing_to_the_garbage_collector(schema: dict[str, Any]) -> None:
+    """It would hold every thread, longer the more of them were checked."""
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(SpecError):
+            check(of(schema))
+        estimated_seconds(of(schema))
+
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

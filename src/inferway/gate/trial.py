@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from inferway.gate.library import Verdict
 from inferway.helper.helper import Helper
 from inferway.helper.process import Limits
 from inferway.structured import trial
-from inferway.structured.cost import estimated_seconds
 from inferway.structured.spec import Spec
 
 
@@ -29,8 +26,7 @@ class TrialCompile:
         """Raises SpecError, JobKilledError, or another HelperError if it cannot be tried now."""
         said = await self.helper.call_async(trial.JUDGE, trial.argument(spec, strict))
         found = trial.judged(said)
-        seconds = await asyncio.to_thread(estimated_seconds, spec)
-        return Verdict(found.backend, found.unenforced, seconds * 1000)
+        return Verdict(found.backend, found.unenforced, found.compile_seconds * 1000)
 
     def close(self) -> None:
         self.helper.close()

@@ -26,7 +26,7 @@ from inferway.structured.cost import seconds_of
 from inferway.structured.grammar import Unenforced
 from inferway.structured.keywords import ANNOTATIONS, ASSERTIONS
 from inferway.structured.limits import Limits
-from inferway.structured.schema_walk import Node, graph
+from inferway.structured.schema_walk import Graph, Node, graph
 from inferway.structured.spec import Kind, Spec
 
 MAX_LISTED = 1000
@@ -57,8 +57,11 @@ def explain(
     found, refused = _judged(spec, strict, check, verdict)
     within = refused is None or refused["by"] != "limits"
     schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
-    nodes = graph(schema).nodes if isinstance(schema, dict) else []
-    keywords = _keywords(spec, nodes, found, refused)
+    with graph(schema) if isinstance(schema, dict) else Graph([], []) as subschemas:
+        nodes = subschemas.nodes
+        keywords = _keywords(spec, nodes, found, refused)
+        used = _used(spec, schema, nodes, limits)
+        seconds = seconds_of(spec, nodes) if within else 0.0
     keywords.sort(key=lambda each: _RANK[each["is"]])
     left_out = found.unenforced if found is not None else ()
     word = "refused" if refused else "partly" if left_out else "enforced"
@@ -71,8 +74,8 @@ def explain(
         "refused": refused,
         "keywords": keywords[:MAX_LISTED],
         "num_keywords": len(keywords),
-        "limits": _used(spec, schema, nodes, limits),
-        "compile": {"seconds": seconds_of(spec, nodes) if within else 0.0},
+        "limits": used,
+        "compile": {"seconds": seconds},
     }
 
 

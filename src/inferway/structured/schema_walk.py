@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 Json = Any  # as json.loads gives it
@@ -71,10 +71,23 @@ class Node:
 @dataclass(slots=True)
 class Graph:
     """`nodes`: each sub-schema once, the root first. `dangling`: references that lead nowhere in
-    this document, with their words."""
+    this document, with their words.
+
+    Nodes know each other both ways, so nobody but the garbage collector would free them, and all
+    threads wait for it. At the end of a `with` they let go of each other.
+    """
 
     nodes: list[Node]
     dangling: list[tuple[Node, str, str]]  # who, which keyword, what it says
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.parent = None
+            node.here.clear()
+            node.below.clear()
 
 
 def escaped(step: str) -> str:

@@ -33,7 +33,12 @@ def check_schema(schema: Any, limits: Limits, *, strict: bool = False) -> None:
     check_nesting(schema, limits)
     if not isinstance(schema, dict):
         return
-    found = graph(schema)
+    with graph(schema) as found:
+        _check_graph(found, limits, strict)
+    validator_of(schema)
+
+
+def _check_graph(found: Graph, limits: Limits, strict: bool) -> None:
     for node in found.nodes:
         _check_counts(node, limits)
         if strict:
@@ -47,7 +52,6 @@ def check_schema(schema: Any, limits: Limits, *, strict: bool = False) -> None:
     order = _leaves_first(found)
     _check_expansion(order, limits)
     _check_conjoined(order, limits)
-    validator_of(schema)
 
 
 def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
@@ -236,7 +240,8 @@ def _sizes(order: list[Node]) -> Iterator[int]:
 
 def expansion(schema: SchemaObject) -> int:
     """The most schemas that one value is held against. Raises SpecError for a circle."""
-    return max(_sizes(_leaves_first(graph(schema))))
+    with graph(schema) as found:
+        return max(_sizes(_leaves_first(found)))
 
 
 def _check_conjoined(order: list[Node], limits: Limits) -> None:

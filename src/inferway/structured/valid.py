@@ -159,9 +159,10 @@ def _held(validator: Any, value: Any) -> Validity:
 def _validator(text: str, additional_properties: bool) -> Any:
     schema = json.loads(text)
     if not additional_properties and isinstance(schema, dict):
-        for node in graph(schema).nodes:
-            if "properties" in node.schema or "patternProperties" in node.schema:
-                node.schema.setdefault("additionalProperties", False)
+        with graph(schema) as found:
+            for node in found.nodes:
+                if "properties" in node.schema or "patternProperties" in node.schema:
+                    node.schema.setdefault("additionalProperties", False)
     return validator_of(schema)
 
 
