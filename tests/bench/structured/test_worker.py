@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from inferway.bench.processes import BenchError
+from inferway.bench.structured.judge import Judge
+from inferway.bench.structured.plan import Plan
 from inferway.bench.structured.sample import read
 from inferway.bench.structured.systems import vocabulary_of
 
@@ -45,7 +47,9 @@ def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -
         check=True,
     )
 
-    one, two = map(json.loads, done.stdout.splitlines())
+    ready, *said = done.stdout.splitlines()
+    one, two = map(json.loads, said)
+    assert ready == b"ready"
     assert one["taken"] == [False, False]  # the third is too long
     assert one["ordered"] == [True, False]
     assert one["num_unenforced"] == 0
@@ -59,3 +63,23 @@ def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> No
 
     with pytest.raises(BenchError, match=r"other\.jsonl"):
         read(path, lambda text: [len(text)], max_tokens=10)
+
+
+def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "sample.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    cases = read(path, vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str, max_tokens=4_000)
+
+    with Judge("inferway", Path(sys.executable), Plan(), MODEL) as judge:
+        for case in cases:
+            judge.judge(case)
+
+    assert [one.error for one in judge.system.judged] == [None, "no answer can keep this schema"]
+    assert judge.system.masks.num > 10
+
+
+def test_a_worker_that_ends_is_told_with_what_it_said(tmp_path: Path) -> None:
+    judge = Judge("inferway", Path(sys.executable), Plan(), tmp_path)
+
+    with pytest.raises(BenchError, match=r"(?s)inferway: its worker ended with 1: .*tokenizer\.json"), judge:
+        pass

@@ -7,19 +7,16 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-import inferway
 from inferway.bench.machine import this_machine
 from inferway.bench.processes import BenchError
+from inferway.bench.structured.judge import Judge, environment
 from inferway.bench.structured.plan import Plan
-from inferway.bench.structured.results import Judged, Schema, StructuredRun, System, masks_of
+from inferway.bench.structured.results import Schema, StructuredRun, System
 from inferway.bench.structured.sample import Case, read
 from inferway.bench.structured.systems import BESIDE_ENGINE, SYSTEMS, vocabulary_of
 
@@ -39,10 +36,7 @@ def run_structured(plan: Plan, file: Path, model: Path, on_progress: OnProgress)
     on_progress("tokenizing", 0, 1)
     vocabulary = vocabulary_of(str(model))
     cases = read(file, vocabulary.ll_tokenizer.tokenize_str, plan.max_tokens, plan.max_schemas)
-    systems = []
-    for name in SYSTEMS:
-        python = engine if name in BESIDE_ENGINE else Path(sys.executable)
-        systems.append(_judge(name, python, plan, model, cases, on_progress))
+    systems = _judged(plan, engine, model, cases, on_progress)
     on_progress("masks of many answers", 0, 1)
     return StructuredRun(
         machine=machine,
@@ -72,34 +66,25 @@ def _engine() -> Path:
     return python
 
 
-def _judge(
-    name: str, python: Path, plan: Plan, model: Path, cases: list[Case], on_progress: OnProgress
-) -> System:
-    seconds = plan.outlines_seconds if name.startswith("outlines") else plan.compile_seconds
-    command = [python, "-m", "inferway.bench.structured.worker", name, model, seconds]
-    judged, mask_ns = [], []
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as said:
-        asked.writelines(msgspec.json.encode(case) + b"\n" for case in cases)
-        asked.seek(0)
-        with subprocess.Popen(
-            [*map(str, command), str(plan.memory_gib)],
-            stdin=asked,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            env=_environment(),
-        ) as worker:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                found = json.loads(line)
-                mask_ns += found.pop("mask_ns", [])
-                judged.append(msgspec.convert(found, Judged))
-                on_progress(name, len(judged), len(cases))
-        if len(judged) != len(cases):
-            said.seek(0)
-            tail = said.read()[-800:].decode(errors="replace")
-            raise BenchError(f"{name}: its worker ended with {worker.returncode}: {tail}")
-    wall, own = ([one[which] for one in mask_ns] for which in (0, 1))
-    return System(name, masks_of(wall), judged, masks_of(own))
+def _judged(
+    plan: Plan, engine: Path, model: Path, cases: list[Case], on_progress: OnProgress
+) -> list[System]:
+    """They take turns schema by schema, each time another first: a machine that becomes slower is
+    so for all of them."""
+    with ExitStack() as stack:
+        on_progress("starting", 0, 1)
+        judges = [
+            stack.enter_context(
+                Judge(name, engine if name in BESIDE_ENGINE else Path(sys.executable), plan, model)
+            )
+            for name in SYSTEMS
+        ]
+        for done, case in enumerate(cases):
+            on_progress("schemas", done, len(cases))
+            first = done % len(judges)
+            for judge in [*judges[first:], *judges[:first]]:
+                judge.judge(case)
+        return [judge.system for judge in judges]
 
 
 def _batch(whose: str, python: Path, plan: Plan, model: Path) -> dict[str, float]:
@@ -120,14 +105,10 @@ def _versions(engine: Path) -> dict[str, str]:
 
 def _said(words: list[str]) -> str:
     done = subprocess.run(
-        words, capture_output=True, text=True, env=_environment(), check=False, timeout=600
+        words, capture_output=True, text=True, env=environment(), check=False, timeout=600
     )
     if done.returncode != 0:
         raise BenchError(
             f"{' '.join(words[:4])}: ended with {done.returncode}: {done.stderr[-500:]}"
         )
     return done.stdout
-
-
-def _environment() -> dict[str, Any]:
-    return {**os.environ, "PYTHONPATH": str(Path(inferway.__file__).parents[1])}

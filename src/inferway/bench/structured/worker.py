@@ -1,7 +1,8 @@
 """One system judging schemas, each in a fork of its own that can be killed.
 
 `python -m inferway.bench.structured.worker SYSTEM MODEL SECONDS GIB` reads cases from standard
-input, a line each, and prints a result for each. Standard library only, besides our plugin.
+input, a line each, and prints a result for each, after a first line when it is ready. Standard
+library only, besides our plugin.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def main() -> None:
     _warm(system, words)
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not a result
+    results.write("ready\n")
+    results.flush()
     for line in sys.stdin:
         results.write(_forked(system, json.loads(line), seconds, words, eos) + "\n")
         results.flush()
