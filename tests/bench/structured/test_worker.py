@@ -81,5 +81,8 @@ def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> N
 def test_a_worker_that_ends_is_told_with_what_it_said(tmp_path: Path) -> None:
     judge = Judge("inferway", Path(sys.executable), Plan(), tmp_path)
 
-    with pytest.raises(BenchError, match=r"(?s)inferway: its worker ended with 1: .*tokenizer\.json"), judge:
+    with pytest.raises(BenchError) as caught, judge:
         pass
+
+    assert "inferway: its worker ended with 1" in str(caught.value)
+    assert "tokenizer.json" in str(caught.value)

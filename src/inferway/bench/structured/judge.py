@@ -40,10 +40,15 @@ class Judge:
         """Once it is ready: what a process costs to start is no part of a compile."""
         assert self._worker.stdout is not None
         if not self._worker.stdout.readline():
-            raise self._ended()
+            error = self._ended()
+            self.close()  # what is not entered is not left
+            raise error
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._worker.kill()
         self._worker.communicate()
         self._errors.close()
