@@ -19,6 +19,7 @@ from inferway.bench.policies.cache_aware import CacheAware
 from inferway.bench.policies.catalog import ENTRIES, policy_named
 from inferway.bench.policies.chats import ChatSpec, chats
 from inferway.bench.policies.configured import approximate
+from inferway.bench.policies.deaf import Memory
 from inferway.bench.policies.dynamo import DynamoCost
 from inferway.bench.policies.engine import Engine, EngineSpec, Job
 from inferway.bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
@@ -26,7 +27,7 @@ from inferway.bench.policies.oracle import expected
 from inferway.bench.policies.plan import Plan
 from inferway.bench.policies.plot import pictures
 from inferway.bench.policies.report import POLICIES, summary
-from inferway.bench.policies.requests import Outcome, SimRequest, Workload
+from inferway.bench.policies.requests import Outcome, SimRequest, Workload, llm_request
 from inferway.bench.policies.results import (
     Described,
     Loaded,
@@ -34,7 +35,7 @@ from inferway.bench.policies.results import (
     Row,
 )
 from inferway.bench.policies.run import Task, perform, run_again, run_policies
-from inferway.bench.policies.simple import ConsistentHash, RoundRobin
+from inferway.bench.policies.simple import ConsistentHash, RoundRobin, chosen
 from inferway.bench.policies.simulate import FleetSpec, World, simulate
 from inferway.bench.policies.trace_files import read_trace
 from inferway.bench.policies.traces import AGENTIC_MOST
@@ -44,8 +45,10 @@ from inferway.bench.results import read_run, write_run
 from inferway.blocks.dialects import Dialect
 from inferway.model import Candidates, Choice
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import Ending
+from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -366,6 +369,17 @@ def test_a_session_keeps_its_blocks_and_shares_those_of_its_system_prompt() -> N
     assert len({turns[0].blocks[0] for turns in by_session.values()}) == 2
 
 
+def test_a_block_is_as_many_characters_whatever_its_id() -> None:
+    """What compares text cuts it by characters, and must find the blocks."""
+    ids = (0, 7, 16**8 - 1, 16**8, (5 << 40) + 7, (6 << 40) + 7)
+    asked = [llm_request(request(block), 0, BLOCK) for block in ids]
+
+    texts = [r.body.prompt for r in asked if isinstance(r.body, CompletionRequest)]
+
+    assert {len(str(text)) for text in texts} == {8}
+    assert len(set(map(str, texts))) == len(ids)
+
+
 def test_a_rate_shrinks_the_gaps_and_not_the_thinking() -> None:
     slow, fast = LOADED.starts(1.0, seed=1), LOADED.starts(10.0, seed=1)
 
@@ -469,6 +483,23 @@ def test_llm_ds_default_looks_at_the_first_4096_tokens_of_a_prompt() -> None:
 
     assert given["maxPrefixBlocksToMatch"] * 512 == 4_096
     assert whole["maxPrefixBlocksToMatch"] == 0
+
+
+def test_who_hears_nothing_remembers_what_it_sent_as_far_as_a_cache_reaches() -> None:
+    memory = Memory(BLOCK, SentBlocks(capacity=4))
+    first, second = asks(1, 2, 3), asks(1, 2, 9)
+    memory.produce(first, empty := table([0, 0]))
+    choice = chosen(empty, 1)
+    memory.follow(first, empty, choice).on_attempt(choice.targets[0], 0.0)
+
+    memory.produce(second, after := table([0, 0]))
+    memory.follow(second, after, choice).on_attempt(choice.targets[0], 0.0)
+    memory.produce(asks(1, 2, 3, 4), full := table([0, 0]))
+
+    assert empty.matched_blocks.tolist() == [0, 0]
+    assert after.matched_value.tolist() == [0, 2]
+    assert full.prompt_blocks.tolist() == [4, 4]
+    assert full.matched_blocks.tolist() == [0, 3]
 
 
 # a run, and what is said of it
@@ -575,7 +606,7 @@ def test_whoever_is_ahead_is_named() -> None:
     lines = [line for line in summary(run) if "takes" in line]
 
     assert lines == [
-        "chats, one gateway, 75%: round-robin; expected-ttft takes 1.200 (1.200-1.200) times as "
+        "chats, one gateway, 75%: round-robin; expected-ttft takes 1.200 (1.200 to 1.200) times as "
         "long"
     ]
 

@@ -94,10 +94,13 @@ def test_the_tables_have_both_sides_and_the_ratio() -> None:
     text = PROMPTS.details(RUN)
 
     assert (
-        "| a chat | 21.0 µs (20.5-21.5) | 900 µs (900-900) | 11.0 µs | 220 µs |"
-        " 20.00 (9.17-33.00) |" in text
+        "| a chat | 21.0 (20.5 to 21.5) µs | 900 (900 to 900) µs | 11.0 µs | 220 µs |"
+        " 20.00 (9.17 to 33.00) |" in text
     )
-    assert "| 20.0 MiB (20.0-20.0) | 10.0 MiB (10.0-10.0) | 0.50 (0.50-0.50) | 15 KB |" in text
+    assert (
+        "| 20.0 (20.0 to 20.0) MiB | 10.0 (10.0 to 10.0) MiB | 0.50 (0.50 to 0.50) | 15 KB |"
+        in text
+    )
     assert "- a chat: a real one." in text
     assert "Left out: something." in text
 
@@ -120,7 +123,7 @@ def test_rows_that_are_asked_the_same_are_one_bar_and_the_worst_is_shown() -> No
 
     [goal] = run.goals()
 
-    assert (goal.what, goal.found) == ("Memory, worst of 2", "0.5 × (0.5 to 0.5)")
+    assert (goal.what, goal.found) == ("Memory, worst of 2", "0.5 (0.5 to 0.5) ×")
     assert not goal.is_met
 
 

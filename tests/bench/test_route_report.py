@@ -47,14 +47,14 @@ def test_the_tables_show_medians() -> None:
     console.print(*ROUTE.tables(RUN))
 
     text = out.getvalue()
-    assert "│ ours   │ 22 (20-24) │ 350 (300-400) │      2,000 │     0.6 │  64 │" in text
+    assert "│ ours   │ 22 (20 to 24) │ 350 (300 to 400) │      2,000 │     0.6 │  64 │" in text
     assert "45.2" in text
 
 
 def test_markdown_has_the_range_the_machine_and_what_routers_say() -> None:
     text = ROUTE.markdown(RUN)
 
-    assert "| ours | 22 (20-24) | 350 (300-400) | 2,000 | 0.6 | 64 |" in text
+    assert "| ours | 22 (20 to 24) | 350 (300 to 400) | 2,000 | 0.6 | 64 |" in text
     assert "2 cores of Some CPU" in text
     assert "- ours: prompts not looked at" in text
 

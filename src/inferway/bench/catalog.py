@@ -16,12 +16,22 @@ from inferway.bench.prompts.report import PROMPTS
 from inferway.bench.proxy.report import PROXY
 from inferway.bench.route_report import ROUTE
 from inferway.bench.scale.report import SCALE
-from inferway.bench.simulate.report import SIMULATE
+from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL
 from inferway.bench.structured.report import STRUCTURED
 
 BENCHMARKS: tuple[Benchmark[Any], ...] = (
-    *(PEERS, PEERS_REAL, POLICIES, POLICIES_FLEET, SIMULATE, VALIDATE, VALIDATE_REAL, SCALE),
+    *(
+        PEERS,
+        PEERS_REAL,
+        POLICIES,
+        POLICIES_FLEET,
+        SIMULATE,
+        SIMULATE_ENGINES,
+        VALIDATE,
+        VALIDATE_REAL,
+        SCALE,
+    ),
     *(CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE),
     *(ROUTE, PROXY, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
 )

@@ -16,7 +16,7 @@ import msgspec
 
 from inferway.bench.conversations import BodyTemplate
 from inferway.bench.engine_prompts import EnginePrompts
-from inferway.bench.spread import quartiles
+from inferway.bench.spread import Quartiles, quartiles
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
@@ -40,7 +40,8 @@ class Part(msgspec.Struct, frozen=True):
     def shown(self) -> str:
         if self.quartiles_us is None:
             return f"{self.median_us:.1f}"
-        return f"{self.median_us:.1f} ({self.quartiles_us[0]:.1f}-{self.quartiles_us[1]:.1f})"
+        low, high = self.quartiles_us
+        return Quartiles(low, self.median_us, high).shown("{:.1f}")
 
 
 def measure_parts(

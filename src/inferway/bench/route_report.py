@@ -8,7 +8,7 @@ from statistics import median
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import median_interval
+from inferway.bench.spread import median_interval, shown_range
 
 
 def about(run: RouteRun) -> list[str]:
@@ -79,7 +79,7 @@ def _rows(run: RouteRun) -> Iterator[list[str]]:
 
 
 def _cpu(m: Measurement) -> str:
-    return f"{m.median_cpu_us:,.0f} ({min(m.cpu_us):,.0f}-{max(m.cpu_us):,.0f})"
+    return shown_range(m.cpu_us)
 
 
 ROUTE = told_by(

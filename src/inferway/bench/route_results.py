@@ -53,8 +53,8 @@ class RouteRun(Run, frozen=True):
                 if not name.startswith("inferway") and times.low > 1:
                     found.append(
                         f"{case}: {name} takes {other.median_cpu_us:,.0f} µs of CPU, `{OURS}` "
-                        f"{ours.median_cpu_us:,.0f}: {times.value:.1f} × "
-                        f"({times.low:.1f} to {times.high:.1f})"
+                        f"{ours.median_cpu_us:,.0f}: "
+                        f"{times.shown('{:.1f}')} times as much"
                     )
         return found
 

@@ -1,4 +1,5 @@
-"""What repeated measurements say: quartiles, and how far a ratio or a mean can be trusted.
+"""What repeated measurements say: quartiles, and how far a ratio or a mean can be trusted; and how
+that is written: `value (low to high)` everywhere.
 
 Intervals are percentile bootstraps (Efron 1979): the data is drawn anew from itself many times,
 and the interval holds the middle 95 % of what comes out. The seed is fixed, so that a result can
@@ -17,6 +18,7 @@ _DRAWS = 4000
 _MIDDLE = (2.5, 97.5)  # percent
 
 Floats = NDArray[np.float64]
+Form = str | Callable[[float], str]  # how a number is written
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -26,11 +28,31 @@ class Interval(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    def times(self, factor: float) -> Interval:
+        """In another unit."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
+    def shown(self, form: Form = "{:.2f}") -> str:
+        return _shown(form, self.value, self.low, self.high)
+
 
 class Quartiles(msgspec.Struct, frozen=True):
     low: float
     median: float
     high: float
+
+    def shown(self, form: Form = "{:.2f}") -> str:
+        return _shown(form, self.median, self.low, self.high)
+
+
+def shown_range(values: Sequence[float], form: Form = "{:,.0f}") -> str:
+    """The median, and the lowest and highest of all."""
+    return _shown(form, float(np.median(values)), min(values), max(values))
+
+
+def _shown(form: Form, middle: float, low: float, high: float) -> str:
+    number = form.format if isinstance(form, str) else form
+    return f"{number(middle)} ({number(low)} to {number(high)})"
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:

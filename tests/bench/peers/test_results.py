@@ -122,14 +122,14 @@ def test_the_report_names_each_router_load_and_goal() -> None:
     assert "75%, 3 requests/s" in text
     assert "| peer x | -500 (-500 to -500) |" in text
     assert details is not None
-    assert "| mean TTFT at 75% less peer x's | < 0 | -500 ms (-500 to -500) | yes |" in details(run)
+    assert "| mean TTFT at 75% less peer x's | < 0 | -500 (-500 to -500) ms | yes |" in details(run)
     assert PEERS_REAL.notes(run) == ["inferway serve: looked at tokens"]
 
 
 def test_who_answers_sooner_beyond_the_noise_is_a_loss() -> None:
     assert run_of([1.0, 2.0], [1.5, 2.5], (0.5, 0.5)).losses() == []
     assert run_of([1.5, 2.5], [1.0, 2.0], (0.5, 0.5)).losses() == [
-        "75%: first tokens come 500 ms later than with peer x (500 to 500)"
+        "75%: first tokens come 500 (500 to 500) ms later than with peer x"
     ]
 
 

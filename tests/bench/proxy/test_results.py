@@ -8,7 +8,7 @@ import msgspec
 
 from inferway.bench.machine import this_machine
 from inferway.bench.proxy.plan import QUICK
-from inferway.bench.proxy.report import PROXY
+from inferway.bench.proxy.report import PROXY, sheets
 from inferway.bench.proxy.results import (
     DIRECT,
     LONG,
@@ -115,3 +115,14 @@ def test_a_run_without_peers_has_no_goals() -> None:
 
     assert alone.goals() == []
     assert "no router" in PROXY.markdown(alone)
+
+
+def test_a_router_that_answers_nothing_is_named_and_the_others_are_compared() -> None:
+    without = msgspec.structs.replace(
+        RUN, half_of_the_slowest=4000.0, dropped={SGLANG: "repeat 2, all of 9: status 503"}
+    )
+    latency = next(sheet for sheet in sheets(without) if sheet.title.startswith("Latency"))
+
+    assert latency.notes == [f"{SGLANG}: answered nothing in repeat 2, all of 9: status 503"]
+    assert "two fifths of a core; half of what the slowest carries is 4,000" in latency.title
+    assert len(latency.rows) == 3

@@ -61,7 +61,7 @@ def test_nothing_is_asked_of_one_gateway_or_of_traces_without_blocks(
 def test_the_report_says_where_events_pay() -> None:
     text = POLICIES_FLEET.markdown(made(workload="chats@8388608"))
 
-    assert "| chats | 8,388,608 | 4 | 25.0% | 3.000 (3.000-3.000) round-robin |" in text
+    assert "| chats | 8,388,608 | 4 | 25.0% | 3.00 (3.00 to 3.00) round-robin |" in text
 
 
 def test_a_workloads_caches_may_be_named() -> None:

@@ -15,9 +15,9 @@ from inferway.bench.policies.simulate import FleetSpec, World, simulate
 from inferway.bench.processes import BenchError
 from inferway.bench.results import read_run, write_run
 from inferway.bench.simulate.plan import Plan, engine_spec, load
-from inferway.bench.simulate.report import SIMULATE
+from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway.bench.simulate.results import SimulateRun
-from inferway.bench.simulate.run import run_simulate
+from inferway.bench.simulate.run import run_more, run_simulate
 from inferway.cli.bench.simulate import simulate as command
 
 SMALL = Plan(
@@ -58,6 +58,42 @@ def test_who_knows_the_caches_reuses_more(small: SimulateRun) -> None:
     blind, ours = small.rows[:2]
 
     assert ours.cached_share > blind.cached_share
+
+
+def test_a_policy_is_added_at_the_same_rate_and_the_rest_is_kept(small: SimulateRun) -> None:
+    plan = msgspec.structs.replace(SMALL, policies=("expected-ttft", "random"))
+
+    more = run_more(small, plan, Path("none"), lambda *_: None)
+
+    names = ["round-robin", "expected-ttft", "random"]
+    assert [row.policy for row in more.rows] == [name for name in names for _ in (1, 2)]
+    assert {row.rate for row in more.rows} == {20.0}
+    assert [row for row in more.rows if row.policy == "round-robin"] == [
+        row for row in small.rows if row.policy == "round-robin"
+    ]
+    assert more.kept.startswith("round-robin: ")
+
+
+def test_nothing_is_added_to_another_load(small: SimulateRun) -> None:
+    plan = msgspec.structs.replace(SMALL, requests=300)
+
+    with pytest.raises(BenchError, match="the cure: the same flags"):
+        run_more(small, plan, Path("none"), lambda *_: None)
+
+
+def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
+    plan = msgspec.structs.replace(SMALL, sizes=(2, 4), seeds=(1,))
+
+    run = run_simulate(plan, Path("none"), lambda *_: None)
+
+    assert [(row.engines, row.rate) for row in run.select("round-robin")] == [(2, 20.0), (4, 40.0)]
+    assert len({figure.name for figure in run.figures()}) == 2 * 2 * 4
+    text = SIMULATE_ENGINES.markdown(run)
+    assert "chats, 2 engines, 2 gateways:" in text
+    assert "chats, 4 engines, 2 gateways:" in text
+    assert SIMULATE_ENGINES.pictures is not None
+    [picture] = SIMULATE_ENGINES.pictures(run)
+    assert [line.label for line in picture.rows[0][0].lines] == list(plan.policies)
 
 
 @pytest.mark.parametrize(("engines", "requests", "judged"), [(1_000, 10**6, 1), (999, 10**6, 0)])

@@ -18,7 +18,7 @@ from inferway.bench.chat_overhead.results import (
 )
 from inferway.bench.chat_overhead.workload import KINDS, Arm
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import Interval, mean_interval, median_interval
+from inferway.bench.spread import mean_interval, median_interval
 
 _TOTAL_HEAD = (
     "chat beside a completion with",
@@ -40,6 +40,8 @@ _STAGE_HEAD = (
     "added to token ids (95 %)",
     "left late by, median / 99 %",
 )
+
+_ADDED = "{:+.2f}"  # ms
 
 
 def about(run: ChatOverheadRun) -> list[str]:
@@ -67,7 +69,7 @@ def summary(run: ChatOverheadRun) -> list[str]:
     for kind in run.kinds:
         met = "met" if run.is_met(kind) else "not met"
         goal = f"; asked: upper end ≤ {GOAL_MS:.2f}: {met}" if run.fit is not None else ""
-        added = _interval(run.added_ttft(kind))
+        added = run.added_ttft(kind).shown(_ADDED)
         lines.append(f"a chat beside a completion with {KIND_NAMES[kind]}: {added} ms{goal}")
     return lines
 
@@ -81,7 +83,7 @@ def _fit_lines(run: ChatOverheadRun) -> list[str]:
         f"Fit: completions took {run.fit.overhead_ms:.1f} ms to engines that take no time, so the "
         f"simulated ones take {run.fit.prefill_us_per_token:.1f} µs for each of "
         f"{run.fit.uncached_tokens:.0f} uncached tokens and {run.fit.inter_token_ms:g} ms for each "
-        f"further one. Reached: {_ms(reached)} ms where the seed has "
+        f"further one. Reached: {reached.shown('{:.1f}')} ms where the seed has "
         f"{SEED_TTFT['completion'] * 1e3:.0f}.",
     ]
 
@@ -110,8 +112,8 @@ def _total_rows(run: ChatOverheadRun) -> Iterator[list[str]]:
             f"{len(pairs.ttft_us['chat']):,}",
             _mean(pairs.ttft_us["completion"]),
             _mean(pairs.ttft_us["chat"]),
-            f"{_interval(added)}, {_percent(added.value, pairs.ttft_us['completion'])}",
-            _interval(median_interval(pairs.added_ttft_ms())),
+            f"{added.shown(_ADDED)}, {_percent(added.value, pairs.ttft_us['completion'])}",
+            median_interval(pairs.added_ttft_ms()).shown(_ADDED),
             *_itl_cells(pairs),
         ]
     yield [
@@ -132,7 +134,7 @@ def _itl_cells(pairs: Pairs) -> list[str]:
     return [
         _mean(pairs.itl_us["completion"]),
         _mean(pairs.itl_us["chat"]),
-        f"{_interval(added)}, {_percent(added.value, pairs.itl_us['completion'])}",
+        f"{added.shown(_ADDED)}, {_percent(added.value, pairs.itl_us['completion'])}",
     ]
 
 
@@ -155,20 +157,12 @@ def _ttft_us(stage: Stage, arm: Arm) -> list[int]:
 
 def _added(pairs: Pairs) -> str:
     differences = pairs.added_ttft_ms()
-    return _interval(mean_interval(differences)) if differences else ""
+    return mean_interval(differences).shown(_ADDED) if differences else ""
 
 
 def _mean(us: Sequence[float]) -> str:
     mean = float(np.mean(us)) / 1e3 if us else 0.0
     return f"{mean:.1f}" if mean >= 10 else f"{mean:.2f}"
-
-
-def _interval(ms: Interval) -> str:
-    return f"{ms.value:+.2f} ({ms.low:+.2f} to {ms.high:+.2f})"
-
-
-def _ms(ms: Interval) -> str:
-    return f"{ms.value:.1f} ({ms.low:.1f}-{ms.high:.1f})"
 
 
 def _percent(ms: float, of_us: Sequence[float]) -> str:

@@ -88,7 +88,7 @@ class ChatOverheadRun(Run, frozen=True):
         found = []
         for kind in self.kinds:
             added = self.added_ttft(kind)
-            shown = f"{added.value:+.2f} ms ({added.low:+.2f} to {added.high:+.2f})"
+            shown = f"{added.shown('{:+.2f}')} ms"
             what = f"time to first token that a chat adds to a completion with {KIND_NAMES[kind]}"
             asked = f"upper end ≤ {GOAL_MS:.2f} ms ({GOAL_SHARE:.0%})"
             found.append(Goal(what, asked, shown, self.is_met(kind)))

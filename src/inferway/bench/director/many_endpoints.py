@@ -61,7 +61,8 @@ class Cost(msgspec.Struct, frozen=True):
     def shown(self) -> str:
         if self.quartiles is None:
             return f"{self.choose:.1f}"
-        return f"{self.choose:.1f} ({self.quartiles[0]:.1f}-{self.quartiles[1]:.1f})"
+        low, high = self.quartiles
+        return Quartiles(low, self.choose, high).shown("{:.1f}")
 
 
 class ManyEndpoints(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from inferway.bench.director.results import STEPS, DirectorRun, times_longer
 from inferway.bench.director.world import Point
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import Interval, median_interval, quartiles
+from inferway.bench.spread import median_interval, quartiles
 
 
 def about(run: DirectorRun) -> list[str]:
@@ -61,7 +61,7 @@ def _length_rows(run: DirectorRun) -> Iterator[list[str]]:
     for length, some in run.by_length():
         cells = [f"{median([getattr(p, step) for p in some]):,.1f}" for step in STEPS]
         whole = quartiles([p.whole for p in some])
-        cells[-1] += f" ({whole.low:,.0f}-{whole.high:,.0f})"
+        cells[-1] += f" ({whole.low:,.0f} to {whole.high:,.0f})"
         yield [length, f"{len(some)}", *cells]
 
 
@@ -70,7 +70,7 @@ def _growth_rows(run: DirectorRun) -> list[list[str]]:
     for step in STEPS:
         few, many = (median([getattr(p, step) for p in some]) for some in (run.few, run.many))
         found = (run.growth(step), times_longer(run, step))
-        growth, times = (_interval(one) for one in found)
+        growth, times = (one.shown() for one in found)
         rows.append([step, growth, f"{few:,.1f}", f"{many:,.1f}", times])
     return rows
 
@@ -84,7 +84,7 @@ def _seed_line(points: Sequence[Point]) -> str:
     q = quartiles(long or [p.wall for p in points])
     return (
         "a chat of 4,000 tokens and more, wall time: "
-        f"{q.median / 1e3:.2f} ms ({q.low / 1e3:.2f}-{q.high / 1e3:.2f}, quartiles); seed 001: "
+        f"{q.median / 1e3:.2f} ms ({q.low / 1e3:.2f} to {q.high / 1e3:.2f}, quartiles); seed 001: "
         "about +10 ms end to end, chats beside completions"
     )
 
@@ -93,10 +93,6 @@ def _choice_rows(costs: Sequence[Cost]) -> list[list[str]]:
     return [
         [cost.name, cost.shown, f"{cost.produce:.1f}" if cost.produce else ""] for cost in costs
     ]
-
-
-def _interval(found: Interval) -> str:
-    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 DIRECTOR = told_by(

@@ -110,5 +110,4 @@ def _range(low: int, high: int) -> str:
 
 
 def _goal(what: str, found: Interval, most: float) -> Goal:
-    shown = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-    return Goal(what, f"≤ {most:g}", shown, found.value <= most)
+    return Goal(what, f"≤ {most:g}", found.shown(), found.value <= most)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from inferway.bench.epp.results import Arm, Case, EppRun
 from inferway.bench.sheets import Sheet, told_by
+from inferway.bench.spread import shown_range
 
 _NAMES = {"echo": "echo", "bare": "echo over our gRPC", "ours": "ours"}
 
@@ -64,7 +65,7 @@ def _each(run: EppRun, case: Case, told: Callable[[Arm], str]) -> list[str]:
 
 
 def _us(arm: Arm) -> str:
-    return f"{arm.median_us:.0f} ({min(arm.cpu_us):.0f}-{max(arm.cpu_us):.0f})"
+    return shown_range(arm.cpu_us)
 
 
 EPP = told_by(

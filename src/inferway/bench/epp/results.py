@@ -125,4 +125,4 @@ class EppRun(Run, frozen=True):
 
 def _times(value: float, spread: Interval) -> str:
     """Of the medians, and the 95 % of the repeats' own."""
-    return f"{value:.2f} × ({spread.low:.2f} to {spread.high:.2f})"
+    return f"{Interval(value, spread.low, spread.high).shown()} ×"

@@ -14,7 +14,7 @@ from inferway.bench.index.stalls import Phase
 from inferway.bench.index.workload import SHAPES
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import median_interval
+from inferway.bench.spread import median_interval, shown_range
 
 _MATCH_HEAD = ("blocks", "held", "ours, µs", "peer, µs", "ratio", "peer on one core", "ratio")
 _EVENT_HEAD = ("blocks per event", "", "hash", "JSON", "apply", "all", "blocks/s", "ours to it")
@@ -224,7 +224,7 @@ def _cost(name: str, cost: Cost) -> list[str]:
 
 
 def _range(us: Sequence[float]) -> str:
-    return f"{_us(median(us))} ({_us(min(us))}-{_us(max(us))})"
+    return shown_range(us, _us)
 
 
 def _us(us: float) -> str:

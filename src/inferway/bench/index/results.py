@@ -222,8 +222,8 @@ class IndexRun(Run, frozen=True):
 
 
 def _times(found: Interval) -> str:
-    return f"{found.value:.1f} × ({found.low:.1f} to {found.high:.1f})"
+    return f"{found.shown('{:.1f}')} ×"
 
 
 def _shown(found: Interval) -> str:
-    return f"{found.value:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
+    return found.shown("{:,.0f}")

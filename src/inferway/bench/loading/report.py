@@ -145,8 +145,7 @@ def _ms(seconds: Interval | float | None) -> str:
     if seconds is None:
         return "-"
     if isinstance(seconds, Interval):
-        value, low, high = (v * 1e3 for v in (seconds.value, seconds.low, seconds.high))
-        return f"{_three(value)} ({_three(low)}-{_three(high)})"
+        return seconds.times(1e3).shown(_three)
     return _three(seconds * 1e3)
 
 
@@ -158,16 +157,11 @@ def _three(value: float) -> str:
 
 
 def _plain(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
-    return f"{_three(interval.value)} ({_three(interval.low)}-{_three(interval.high)})"
+    return "-" if interval is None else interval.shown(_three)
 
 
 def _share(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
-    value, low, high = (v * 100 for v in (interval.value, interval.low, interval.high))
-    return f"{value:.1f}% ({low:.1f}-{high:.1f})"
+    return "-" if interval is None else interval.shown("{:.1%}")
 
 
 def _number(value: float | None) -> str:
@@ -178,12 +172,7 @@ def _line(
     run: LoadRun, label: str, of: Callable[[Measured], Interval | float | None], factor: float
 ) -> Line:
     points = [(_x(m, i), value) for i, m in enumerate(run.measured) if (value := of(m)) is not None]
-    ys = [
-        Interval(y.value * factor, y.low * factor, y.high * factor)
-        if isinstance(y, Interval)
-        else y * factor
-        for _, y in points
-    ]
+    ys = [y.times(factor) if isinstance(y, Interval) else y * factor for _, y in points]
     return Line(label, [x for x, _ in points], ys)
 
 
@@ -229,4 +218,6 @@ def _cached_panel(run: LoadRun) -> Panel:
 LOAD = told_by(
     "load", LoadRun, about, sheets, notes=notes, pictures=pictures,
     question="what an endpoint does under a load of one's own",
+    takes="as long as is asked",
+    arguments="URL",
 )  # fmt: skip

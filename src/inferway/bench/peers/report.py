@@ -10,7 +10,6 @@ from inferway.bench.peers.plan import RealEngines
 from inferway.bench.peers.results import OURS, PLAIN, Cell, Of, PeersRun, Sitting, cached, ttft
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
-from inferway.bench.spread import Interval
 
 _HEAD = (
     *("router", "TTFT", "p50", "p90", "p99", "ITL", "cached", "answers/s", "CPU, ms", "MiB"),
@@ -106,12 +105,12 @@ def _row(run: PeersRun, router: str, load: float) -> list[str]:
 
     return [
         router,
-        _interval(run.mean(router, load, ttft), 1e3, "{:,.0f}"),
+        run.mean(router, load, ttft).times(1e3).shown("{:,.0f}"),
         mean(lambda cell: cell.ttft_p50, 1e3, "{:,.0f}"),
         mean(_p90, 1e3, "{:,.0f}"),
         mean(lambda cell: cell.ttft_p99, 1e3, "{:,.0f}"),
         mean(lambda cell: cell.itl, 1e3, "{:,.1f}"),
-        _interval(run.mean(router, load, cached), 100, "{:.1f}") + " %",
+        run.mean(router, load, cached).times(100).shown("{:.1f}") + " %",
         mean(lambda cell: cell.throughput, 1, "{:.2f}"),
         mean(lambda cell: cell.cpu, 1e3, "{:.2f}"),
         f"{max(cell.resident_mib for cell in cells):.0f}",
@@ -125,9 +124,9 @@ def _beside_rows(run: PeersRun, load: float) -> Iterator[list[str]]:
             continue
         yield [
             router,
-            _interval(run.difference(OURS, router, load, ttft), 1e3, "{:+,.0f}"),
-            _interval(run.difference(OURS, router, load, _p90), 1e3, "{:+,.0f}"),
-            _interval(run.difference(OURS, router, load, cached), 100, "{:+.1f}"),
+            run.difference(OURS, router, load, ttft).times(1e3).shown("{:+,.0f}"),
+            run.difference(OURS, router, load, _p90).times(1e3).shown("{:+,.0f}"),
+            run.difference(OURS, router, load, cached).times(100).shown("{:+.1f}"),
         ]
 
 
@@ -135,16 +134,14 @@ def _p90(cell: Cell) -> float:
     return cell.ttft_p90
 
 
-def _interval(found: Interval, factor: float, number: str) -> str:
-    values = (found.value, found.low, found.high)
-    middle, low, high = (number.format(factor * value) for value in values)
-    return f"{middle} ({low} to {high})"
-
-
 PEERS = told_by(
     "peers", PeersRun, about, sheets, notes=notes, pictures=pictures,
     question="routers from PyPI and ours in front of one simulated fleet, with the same chats",
+    takes="45 minutes",
 )  # fmt: skip
 PEERS_REAL = replace(
-    PEERS, name="peers --real", question="the same in front of real vLLM on the CPU"
+    PEERS,
+    name="peers --real",
+    question="the same in front of real vLLM on the CPU",
+    takes="10 minutes a seed and load",
 )

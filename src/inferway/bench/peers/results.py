@@ -128,7 +128,7 @@ class PeersRun(Run, frozen=True):
             Goal(
                 f"cached tokens at {load:.0%}",
                 f"≥ {best}'s interval",
-                f"{_percent(ours)} beside {_percent(theirs)}",
+                f"{ours.shown('{:.1%}')} beside {theirs.shown('{:.1%}')}",
                 ours.value >= theirs.low,
             )
         ]
@@ -138,7 +138,7 @@ class PeersRun(Run, frozen=True):
                 Goal(
                     f"mean TTFT at {load:.0%} less {name}'s",
                     "< 0",
-                    f"{less.value * 1e3:,.0f} ms ({less.low * 1e3:,.0f} to {less.high * 1e3:,.0f})",
+                    f"{less.times(1e3).shown('{:,.0f}')} ms",
                     less.high < 0,
                 )
             )
@@ -153,10 +153,8 @@ class PeersRun(Run, frozen=True):
                     continue
                 later = self.difference(OURS, name, load, ttft)
                 if later.low > 0:
-                    found.append(
-                        f"{load:.0%}: first tokens come {later.value * 1e3:,.0f} ms later than "
-                        f"with {name} ({later.low * 1e3:,.0f} to {later.high * 1e3:,.0f})"
-                    )
+                    ms = later.times(1e3).shown("{:,.0f}")
+                    found.append(f"{load:.0%}: first tokens come {ms} ms later than with {name}")
                 dearer = self.difference(OURS, name, load, _cpu)
                 if dearer.low > 0:
                     ours, theirs = self.mean(OURS, load, _cpu), self.mean(name, load, _cpu)
@@ -214,10 +212,6 @@ def cached(cell: Cell) -> float:
 
 def _cpu(cell: Cell) -> float:
     return cell.cpu
-
-
-def _percent(share: Interval) -> str:
-    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
 
 
 def cell_of(

@@ -11,6 +11,7 @@ from inferway.bench.policies.configured import (
     llm_d_default,
     llm_d_whole_prompts,
 )
+from inferway.bench.policies.deaf import deaf
 from inferway.bench.policies.dynamo import DynamoCost
 from inferway.bench.policies.gateway import Policy
 from inferway.bench.policies.oracle import Oracle
@@ -22,6 +23,7 @@ from inferway.scheduling.least_loaded import LeastLoaded
 from inferway.scheduling.profile import kv_aware
 
 OURS = "expected-ttft"
+DEAF = "expected-ttft-deaf"
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
 BEST_WEIGHTED = "best-weighted"  # its weights are fitted
@@ -106,6 +108,7 @@ ENTRIES = (
     Entry(
         OURS, "ours by default: expected milliseconds, learned from what streams by", expected_ttft
     ),
+    Entry(DEAF, "the same without KV events: it remembers what it has sent where", deaf),
     Entry(ORACLE, "the soonest first token: true caches, queues and latencies", _oracle),
 )
 

@@ -17,12 +17,14 @@ import numpy as np
 from inferway.bench.policies.engine import Engine, Job
 from inferway.bench.policies.holders import Holders
 from inferway.bench.policies.requests import SimRequest
-from inferway.fleet.fleet import RECENT_SECONDS
+from inferway.fleet.table import RECENT_SECONDS
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import EXACT, Adapters, Candidates, Choice, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.plugin import Chooser, Ending, Following, Producer
+
+_FEW = 16  # engines; more are sooner written at once
 
 
 @dataclass(slots=True)
@@ -155,8 +157,12 @@ class Gateway:
 
     def _column(self, held: Mapping[int, int]) -> Column:
         column = np.zeros(self._num)
-        for row, blocks in held.items():
-            column[row] = blocks
+        size = len(held)
+        if size <= _FEW:
+            for row, blocks in held.items():
+                column[row] = blocks
+        else:
+            column[np.fromiter(held, np.intp, size)] = np.fromiter(held.values(), float, size)
         return column
 
     def _book(self, job: Job, row: int, matched: int, found: Mapping[int, int]) -> None:

@@ -52,6 +52,7 @@ def row(
         cached_share=float(outcome.cached_tokens[judged].sum() / prompt.sum()),
         slow_share=float(slow.mean()),
         cpu_seconds=outcome.cpu_seconds,
+        engines=len(outcome.slow),
     )
 
 

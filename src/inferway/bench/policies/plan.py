@@ -10,6 +10,8 @@ from inferway.bench.policies.chats import ChatSpec
 from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.policies.weighted import Weights, grid
 
+OTHER_CACHES = "@"  # NAME@TOKENS: a workload on engines with other caches than `Plan.cache_tokens`
+
 
 class Plan(msgspec.Struct, frozen=True):
     """What a run does."""
@@ -43,8 +45,8 @@ class Plan(msgspec.Struct, frozen=True):
     asked: Literal["weights", "peers"] = "weights"  # beside whom expected-ttft is judged
 
     def cache_of(self, workload: str) -> int:
-        """Tokens of each engine; `NAME@TOKENS` is a workload with other caches than its own."""
-        name, _, tokens = workload.partition("@")
+        """Tokens of each engine."""
+        name, _, tokens = workload.partition(OTHER_CACHES)
         return int(tokens) if tokens else self.cache_tokens[name]
 
     def fleet_for(self, workload: str, gateways: int) -> FleetSpec:
@@ -56,7 +58,8 @@ class Plan(msgspec.Struct, frozen=True):
 _NO_PRESSURE = 8_388_608  # tokens: more than a run's prompts have
 _FLEET_POLICIES = (
     *("round-robin", "least-request", "consistent-hash", "llm-d-default", "llm-d-whole"),
-    *("cache-aware", "dynamo-cost", "best-weighted", "expected-ttft", "oracle"),
+    *("cache-aware", "dynamo-cost", "best-weighted", "expected-ttft", "expected-ttft-deaf"),
+    "oracle",
 )
 
 # Engines alike, several gateways: where hearing of KV events pays, and where it does not.

@@ -9,8 +9,8 @@ from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.policies.catalog import LLM_D, ORACLE, OURS
 from inferway.bench.policies.results import Loaded, PoliciesRun
 
-_STYLES: dict[str, dict[str, Any]] = {
-    OURS: {"color": "#cc3311", "linewidth": 2.4, "zorder": 5},
+STYLES: dict[str, dict[str, Any]] = {
+    OURS: {"color": "#cc3311", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
     ORACLE: {"color": "black", "linestyle": "--"},
     LLM_D: {"color": "#0077bb", "linewidth": 1.8},
 }
@@ -54,5 +54,5 @@ def _lines(run: PoliciesRun, workload: Loaded, field: str, factor: float) -> lis
             if rows:
                 rates.append(rows[0].rate)
                 values.append(factor * fmean(getattr(row, field) for row in rows))
-        found.append(Line(name, rates, values, _STYLES.get(name, {})))
+        found.append(Line(name, rates, values, STYLES.get(name, {})))
     return found

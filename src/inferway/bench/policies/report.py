@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from inferway.bench.policies.catalog import APPROXIMATE, BLIND, EVENT_DRIVEN, ORACLE, OURS
+from inferway.bench.policies.catalog import APPROXIMATE, BLIND, DEAF, EVENT_DRIVEN, ORACLE, OURS
+from inferway.bench.policies.fleet_words import engines_line, lateness_line
+from inferway.bench.policies.plan import OTHER_CACHES
 from inferway.bench.policies.plot import pictures
-from inferway.bench.policies.results import Loaded, LoadGoal, PoliciesRun, Row, gateways_named
+from inferway.bench.policies.results import (
+    Loaded,
+    LoadGoal,
+    PoliciesRun,
+    Row,
+    gateways_named,
+    workload_named,
+)
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import Interval, mean_interval
 
@@ -25,17 +34,17 @@ def about(run: PoliciesRun) -> list[str]:
 
 def sheets(run: PoliciesRun) -> Iterator[Sheet]:
     """At the highest load, all together; then each workload by load."""
-    yield _beside(run, "Mean TTFT in ms", lambda rows: f"{_mean_ttft(rows).value * 1e3:,.0f}")
+    yield from _beside(run, "Mean TTFT in ms", lambda rows: f"{_mean_ttft(rows).value * 1e3:,.0f}")
     if run.plan.asked == "peers":
         yield _pressure(run)
-    yield _beside(run, "Share of prompt tokens that came from a cache", _cached)
+    yield from _beside(run, "Share of prompt tokens that came from a cache", _cached)
     for w, gateways in _settings(run):
         head = ["policy"]
         for load in _loads(run, w, gateways):
             head += [f"{load:.0%}: TTFT", "p90", "cached"]
         yield Sheet(
-            f"**{w.name}, {gateways_named(gateways)}**: mean TTFT in ms (95 %), its p90, and the "
-            "share of prompt tokens that came from a cache",
+            f"**{workload_named(w.name)}, {gateways_named(gateways)}**: mean TTFT in ms (95 %), "
+            "its p90, and the share of prompt tokens that came from a cache",
             head,
             list(_rows(run, w, gateways)),
             in_details=True,
@@ -58,19 +67,20 @@ def _pressure(run: PoliciesRun) -> Sheet:
     rows = []
     for w, gateways in _settings(run):
         load = _loads(run, w, gateways)[-1]
-        cells = [w.name.partition("@")[0], f"{run.plan.cache_of(w.name):,}", str(gateways)]
+        cells = [w.name.partition(OTHER_CACHES)[0], f"{run.plan.cache_of(w.name):,}", str(gateways)]
         full = run.select(w.name, gateways, load, ORACLE) or run.select(
             w.name, gateways, load, OURS
         )
         cells.append(_cached(full))
-        for names in (BLIND, APPROXIMATE, EVENT_DRIVEN):
+        for names in (BLIND, APPROXIMATE, EVENT_DRIVEN, (DEAF,)):
             best = run.best(w.name, gateways, load, names)
             ratio = run.p90_ratio(w.name, gateways, load, best, OURS) if best else None
-            cells.append(f"{_interval(ratio)} {best}" if ratio else "")
+            named = "" if best == DEAF else f" {best}"
+            cells.append(f"{ratio.shown()}{named}" if ratio else "")
         rows.append(cells)
     head = (
         "workload", "cache, tokens", "gateways", "reusable", "load or session alone / ours",
-        "approximate / ours", "event-driven / ours",
+        "approximate / ours", "event-driven / ours", "ours without events / ours",
     )  # fmt: skip
     return Sheet(
         f"Where it pays to hear of KV events: p90 TTFT of the best policy of each kind over that "
@@ -82,21 +92,24 @@ def _pressure(run: PoliciesRun) -> Sheet:
     )
 
 
-def _beside(run: PoliciesRun, what: str, cell: Callable[[Sequence[Row]], str]) -> Sheet:
-    """All workloads at their highest load, a column each."""
-    settings = _settings(run)
-    loads = [_loads(run, w, gateways)[-1] for w, gateways in settings]
-    rows = []
-    for policy in run.policies:
-        found = [
-            run.select(w.name, gateways, load, policy.name)
-            for (w, gateways), load in zip(settings, loads, strict=True)
-        ]
-        cells = [cell(some) if some else "" for some in found]
-        rows.append([f"{policy.name}{_model_note(policy.is_model)}", *cells])
-    head = ["policy", *(f"{w.name}, {gateways_named(gateways)}" for w, gateways in settings)]
-    at = ", ".join(dict.fromkeys(f"{load:.0%}" for load in loads))
-    return Sheet(f"{what}, at {at} of the rate", head, rows)
+def _beside(run: PoliciesRun, what: str, cell: Callable[[Sequence[Row]], str]) -> Iterator[Sheet]:
+    """All workloads at their highest load, a column each; those with other caches than their own
+    by themselves."""
+    for caches in dict.fromkeys(w.name.partition(OTHER_CACHES)[2] for w in run.workloads):
+        settings = [s for s in _settings(run) if s[0].name.partition("@")[2] == caches]
+        loads = [_loads(run, w, gateways)[-1] for w, gateways in settings]
+        rows = []
+        for policy in run.policies:
+            found = [
+                run.select(w.name, gateways, load, policy.name)
+                for (w, gateways), load in zip(settings, loads, strict=True)
+            ]
+            cells = [cell(some) if some else "" for some in found]
+            rows.append([f"{policy.name}{_model_note(policy.is_model)}", *cells])
+        names = [f"{w.name.partition(OTHER_CACHES)[0]}, {gateways_named(n)}" for w, n in settings]
+        at = ", ".join(dict.fromkeys(f"{load:.0%}" for load in loads))
+        with_caches = f", with caches of {int(caches):,} tokens" if caches else ""
+        yield Sheet(f"{what}, at {at} of the rate{with_caches}", ["policy", *names], rows)
 
 
 def summary(run: PoliciesRun) -> list[str]:
@@ -119,29 +132,21 @@ def _rows(run: PoliciesRun, w: Loaded, gateways: int) -> Iterator[list[str]]:
         for load in _loads(run, w, gateways):
             rows = run.select(w.name, gateways, load, name)
             p90 = fmean(row.ttft_p90 for row in rows) * 1e3
-            cells += [_interval_ms(_mean_ttft(rows)), f"{p90:,.0f}", _cached(rows)]
+            cells += [_mean_ttft(rows).times(1e3).shown("{:,.0f}"), f"{p90:,.0f}", _cached(rows)]
         yield cells
 
 
 def _fleet_lines(run: PoliciesRun) -> list[str]:
-    fleet, engine = run.plan.fleet, run.plan.fleet.engine
-    attention = ""
-    if engine.attention_tokens:
-        attention = f", twice that where it looks at {engine.attention_tokens:,} tokens"
-    slow = f"{fleet.num_slow} of them {fleet.slow_factor:g} × slower" if fleet.num_slow else "alike"
     caches = ", ".join(
-        f"{run.plan.cache_of(w.name):,} tokens an engine for {w.name}" for w in run.workloads
+        f"{run.plan.cache_of(w.name):,} tokens an engine for {w.name}"
+        for w in run.workloads
+        if OTHER_CACHES not in w.name
     )
     return [
-        f"{fleet.num_engines} engines, {slow}. A step takes "
-        f"{engine.step_seconds * 1e3:g} ms, {engine.decode_seconds * 1e3:g} ms for each "
-        f"request that decodes and {engine.prefill_seconds * 1e6:g} µs for each prompt token that "
-        f"is computed{attention}; at most {engine.max_batched_tokens:,} tokens a step and "
-        f"{engine.max_num_seqs} requests a batch. Caches: {caches}.",
-        f"Metrics are scraped every {fleet.scrape_seconds * 1e3:g} ms, KV events arrive "
-        f"{fleet.event_delay * 1e3:g} ms after the step that made them. Loads are shares of the "
-        "rate at which round-robin's mean TTFT is twice that of an idle fleet; requests that "
-        "arrive in the second half of a run are judged. Intervals are bootstraps over seeds.",
+        f"{engines_line(run.plan.fleet)}. Caches: {caches}.",
+        f"{lateness_line(run.plan.fleet)}. Loads are shares of the rate at which round-robin's "
+        "mean TTFT is twice that of an idle fleet; requests that arrive in the second half of a "
+        "run are judged. Intervals are bootstraps over seeds.",
     ]
 
 
@@ -149,8 +154,9 @@ def _workload_lines(run: PoliciesRun) -> list[str]:
     lines = []
     for w in run.workloads:
         line = (
-            f"{w.name}: {w.requests:,} requests; {w.about}. Round-robin's mean TTFT is "
-            f"{w.idle_ttft * 1e3:,.0f} ms when idle, twice that at {w.doubling_rate:.2f} requests/s"
+            f"{workload_named(w.name)}: {w.requests:,} requests; {w.about}. Round-robin's mean "
+            f"TTFT is {w.idle_ttft * 1e3:,.0f} ms when idle, twice that at {w.doubling_rate:.2f} "
+            "requests/s"
         )
         if w.weights:
             weights = ", ".join(f"{float(x):.0%} {best}" for x, best in w.weights.items())
@@ -166,8 +172,8 @@ def _goal_cells(goal: LoadGoal) -> list[str]:
     met = "yes" if goal.is_met else "**no**"
     what = f"{goal.what} ({goal.other})" if goal.other else goal.what
     return [
-        goal.workload, str(goal.gateways), f"{goal.load:.0%}", what, goal.asked,
-        _interval(goal.found), "" if goal.oracle is None else f"{goal.oracle.value:.3f}", met,
+        workload_named(goal.workload), str(goal.gateways), f"{goal.load:.0%}", what, goal.asked,
+        goal.found.shown("{:.3f}"), "" if goal.oracle is None else f"{goal.oracle.value:.3f}", met,
     ]  # fmt: skip
 
 
@@ -181,14 +187,6 @@ def _mean_ttft(rows: Sequence[Row]) -> Interval:
 
 def _cached(rows: Sequence[Row]) -> str:
     return f"{fmean(row.cached_share for row in rows):.1%}"
-
-
-def _interval_ms(found: Interval) -> str:
-    return f"{found.value * 1e3:,.0f} ({found.low * 1e3:,.0f}-{found.high * 1e3:,.0f})"
-
-
-def _interval(found: Interval) -> str:
-    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
 
 
 POLICIES = told_by(

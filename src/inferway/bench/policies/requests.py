@@ -9,6 +9,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh32_hexdigest
 
 from inferway.model import Prompt
 from inferway.openai_api.llm_request import LLMRequest
@@ -17,6 +18,9 @@ from inferway.openai_api.requests import CompletionRequest
 MODEL = "simulated"
 _KEPT = 50_000  # requests; of more, what scheduling gets is made when it is needed
 CHARS_A_BLOCK = 8  # of the text that stands for a block, see `llm_request`
+_MANY_BLOCKS = 16**CHARS_A_BLOCK
+_IDS = np.zeros(1 << 18, np.uint32)  # for all prompts: nobody reads more than how many there are
+_IDS.setflags(write=False)
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +125,19 @@ class Workload:
         return starts
 
 
+def _block_text(block: int) -> str:
+    """CHARS_A_BLOCK characters, of ids that are longer, too."""
+    if block < _MANY_BLOCKS:
+        return f"{block:0{CHARS_A_BLOCK}x}"
+    return xxh32_hexdigest(block.to_bytes(8, "big"))
+
+
 def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMRequest:
     """Its text has CHARS_A_BLOCK characters a block, so what compares text compares blocks."""
-    text = "".join([f"{block:0{CHARS_A_BLOCK}x}" for block in request.blocks])
-    # as long as the prompt, and takes no memory
-    token_ids = np.broadcast_to(np.uint32(0), (request.prompt_tokens,))
+    text = "".join(map(_block_text, request.blocks))
+    token_ids = _IDS[: request.prompt_tokens]
+    if len(token_ids) < request.prompt_tokens:
+        token_ids = np.zeros(request.prompt_tokens, np.uint32)
     body = CompletionRequest(model=MODEL, prompt=text, stream=True, max_tokens=None)
     return LLMRequest(
         request_id=str(index),

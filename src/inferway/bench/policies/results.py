@@ -15,7 +15,7 @@ from inferway.bench.policies.catalog import (
     ORACLE,
     OURS,
 )
-from inferway.bench.policies.plan import Plan
+from inferway.bench.policies.plan import OTHER_CACHES, Plan
 from inferway.bench.policies.weighted import Weights
 from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.spread import Interval, mean_interval
@@ -50,6 +50,7 @@ class Row(msgspec.Struct, frozen=True):
     cached_share: float  # of prompt tokens
     slow_share: float  # of requests that went to slow engines
     cpu_seconds: float  # of the simulation
+    engines: int = 0  # 0: as many as the plan says (results before 2026-11-22)
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -148,8 +149,9 @@ class PoliciesRun(Run, frozen=True):
             times = self.ttft_ratio(workload, gateways, load, OURS, other)
             if times is not None and times.low > 1:
                 found.append(
-                    f"{workload}, {gateways_named(gateways)}, {load:.0%}: {other}; {OURS} takes "
-                    f"{times.value:.3f} ({times.low:.3f}-{times.high:.3f}) times as long"
+                    f"{workload_named(workload)}, {gateways_named(gateways)}, {load:.0%}: {other}; "
+                    f"{OURS} takes "
+                    f"{times.shown('{:.3f}')} times as long"
                 )
         return found
 
@@ -228,3 +230,8 @@ class PoliciesRun(Run, frozen=True):
 
 def gateways_named(number: int) -> str:
     return "one gateway" if number == 1 else f"{number} gateways"
+
+
+def workload_named(name: str) -> str:
+    name, _, tokens = name.partition(OTHER_CACHES)
+    return f"{name}, caches of {int(tokens):,} tokens" if tokens else name

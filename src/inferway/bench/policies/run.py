@@ -17,7 +17,7 @@ from inferway.bench.machine import this_machine
 from inferway.bench.policies.catalog import BEST_WEIGHTED, ENTRIES, policy_named
 from inferway.bench.policies.chats import ChatSpec, chats
 from inferway.bench.policies.measured import WARM, command, doubling, row
-from inferway.bench.policies.plan import Plan
+from inferway.bench.policies.plan import OTHER_CACHES, Plan
 from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.results import Described, Loaded, PoliciesRun, Row
 from inferway.bench.policies.simulate import simulate
@@ -265,7 +265,7 @@ def _reference_ttft(plan: Plan, traces: Path, name: str, rate: float, seed: int)
 
 def _load(plan: Plan, traces: Path, name: str, seed: int) -> Workload:
     """A process keeps those that it has made."""
-    name = name.partition("@")[0]
+    name = name.partition(OTHER_CACHES)[0]
     if name == "chats":
         return _chats(seed, plan.chats)
     if name not in FILES:

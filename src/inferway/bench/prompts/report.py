@@ -68,12 +68,12 @@ def _spread(series: Series | None, unit: str) -> str:
     if series is None:
         return ""
     q = quartiles(series.wall)
-    return f"{_number(q.median)} {unit} ({_number(q.low)}-{_number(q.high)})"
+    return f"{q.shown(_number)} {unit}"
 
 
 def _ratio(row: Row) -> str:
     ratio = row.ratio
-    return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    return "" if ratio is None else ratio.shown()
 
 
 def _cpu(series: Series | None) -> str:

@@ -126,6 +126,6 @@ def _found(rows: Sequence[Row], target: Target, unit: str) -> Iterator[str]:
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if ratios and (target.times is not None or target.share is not None):
         worst = min(ratios, key=lambda ratio: ratio.value)
-        yield f"{worst.value:.1f} × ({worst.low:.1f} to {worst.high:.1f})"
+        yield f"{worst.shown('{:.1f}')} ×"
     if target.most is not None:
         yield f"{max(median(row.ours.wall) for row in rows):,.4g} {unit}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from inferway.bench.proxy.results import DIRECT, LONG, SHORT, STREAM, ProxyRun, shown
+from inferway.bench.proxy.results import DIRECT, LONG, SHORT, STREAM, ProxyRun
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import median_interval
+from inferway.bench.spread import median_interval, shown_range
 
 _CASES = (SHORT, LONG, STREAM)
 _COSTS = ("CPU, µs", *_CASES[:2], f"{STREAM}, each chunk")
@@ -31,15 +31,25 @@ def sheets(run: ProxyRun) -> Iterator[Sheet]:
         else [],
     )  # fmt: skip
     yield Sheet(
-        f"Latency: open loop, Poisson, {run.rate:,.0f} streams of one token a second for all, half "
-        "of what the slowest carries; medians of the repeats (95 %)",
+        f"Latency: open loop, Poisson, {run.rate:,.0f} streams of one token a second for all, "
+        f"{_why_so_many(run)}; medians of the repeats (95 %)",
         _LATENCIES,
         _latency_rows(run),
+        notes=[f"{router}: answered nothing in {said}" for router, said in run.dropped.items()],
     )
     yield Sheet(
         "Memory of the process tree, median (lowest-highest) of the starts",
         ("MiB", "at start", f"growth to {run.plan.held_streams:,} streams"),
         _memory_rows(run),
+    )
+
+
+def _why_so_many(run: ProxyRun) -> str:
+    half = "half of what the slowest carries"
+    if run.rate >= run.half_of_the_slowest:
+        return half
+    return (
+        f"for which the client takes two fifths of a core; {half} is {run.half_of_the_slowest:,.0f}"
     )
 
 
@@ -62,9 +72,7 @@ def _cpu(run: ProxyRun, router: str, case: str) -> str:
     if cost is None:
         return ""
     form = "{:.1f}" if case == STREAM else "{:,.0f}"
-    found = (median(cost.cpu_us), min(cost.cpu_us), max(cost.cpu_us))
-    middle, low, high = map(form.format, found)
-    return f"{middle} ({low}-{high})"
+    return shown_range(cost.cpu_us, form)
 
 
 def _latency_rows(run: ProxyRun) -> list[list[str]]:
@@ -80,7 +88,7 @@ def _latency_rows(run: ProxyRun) -> list[list[str]]:
             [
                 one.router,
                 *plain,
-                *("" if is_direct else shown(median_interval(us), "{:,.0f}") for us in added),
+                *("" if is_direct else median_interval(us).shown("{:,.0f}") for us in added),
                 f"{median(one.failed):.1%}",
             ]
         )
@@ -94,7 +102,7 @@ def _memory_rows(run: ProxyRun) -> list[list[str]]:
 
 
 def _mib(values: list[float]) -> str:
-    return f"{median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
+    return shown_range(values)
 
 
 PROXY = told_by(

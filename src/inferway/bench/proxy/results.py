@@ -9,7 +9,7 @@ import msgspec
 
 from inferway.bench.proxy.plan import Plan
 from inferway.bench.results import Figure, Goal, Run
-from inferway.bench.spread import Interval, mean_interval, ratio_of_medians
+from inferway.bench.spread import mean_interval, ratio_of_medians
 
 SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
 
@@ -51,7 +51,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class ProxyRun(Run, frozen=True):
-    """A whole run. `rate` is of the latencies, requests a second."""
+    """A whole run. Rates are of the latencies, requests a second: the one that was sent, and half
+    of what the slowest router carries, above which it never is. `dropped`: see `Latencies`."""
 
     plan: Plan
     versions: dict[str, str]
@@ -61,6 +62,8 @@ class ProxyRun(Run, frozen=True):
     latencies: list[Latency]
     memory: list[Memory]
     load_after: float
+    half_of_the_slowest: float = 0.0
+    dropped: dict[str, str] = msgspec.field(default_factory=dict)
 
     def cost(self, router: str, case: str) -> Cost | None:
         return next((c for c in self.costs if (c.router, c.case) == (router, case)), None)
@@ -127,7 +130,7 @@ class ProxyRun(Run, frozen=True):
         ratio = ratio_of_medians(mine.cpu_us, other.cpu_us)
         unit = "chunk" if case == STREAM else "request"
         return Goal(
-            f"{case}, CPU per {unit}", f"≤ {bar:g} × {theirs}", shown(ratio), ratio.value <= bar
+            f"{case}, CPU per {unit}", f"≤ {bar:g} × {theirs}", ratio.shown(), ratio.value <= bar
         )
 
     def _added(self, name: str, of: Callable[[Latency], list[float]]) -> Goal | None:
@@ -141,7 +144,7 @@ class ProxyRun(Run, frozen=True):
         return Goal(
             f"added latency {name} at {self.rate:,.0f}/s, µs above {best}",
             "interval reaches 0",
-            shown(above, "{:.0f}"),
+            above.shown("{:.0f}"),
             above.low <= 0 and not any(self._failed(PLAIN)),
         )
 
@@ -169,8 +172,3 @@ class ProxyRun(Run, frozen=True):
 
 def _is_ours(router: str) -> bool:
     return router in (PLAIN, SCORING)
-
-
-def shown(interval: Interval, form: str = "{:.2f}") -> str:
-    value, low, high = map(form.format, (interval.value, interval.low, interval.high))
-    return f"{value} ({low} to {high})"

@@ -17,7 +17,7 @@ from inferway.bench.load import Load
 from inferway.bench.machine import this_machine
 from inferway.bench.placed import Placed, cases, placed, tell_events
 from inferway.bench.progress import OnStep
-from inferway.bench.proxy.latency import measure_latencies
+from inferway.bench.proxy.latency import NONE, measure_latencies
 from inferway.bench.proxy.memory import measure_memory
 from inferway.bench.proxy.pacing import events_written, set_pace
 from inferway.bench.proxy.plan import Plan
@@ -46,8 +46,8 @@ def run_proxy(routers: Sequence[Router], root: Path, plan: Plan, on_step: OnStep
         loads = _loads(model, plan)
         costs = [cost for case in loads for cost in _costs(case, ready, plan, numbers, on_step)]
         plain = [one for one in ready if one.router.label in _PLAIN]
-        rate = _rate(costs)
-        latencies = measure_latencies(plain, model, rate, plan, on_step) if rate else []
+        half = _half_of_the_slowest(costs)
+        timed = measure_latencies(plain, model, half, plan, on_step) if plain else NONE
     light = [router for router in routers if router.label in _PLAIN]
     memory = measure_memory(light, model, plan, on_step)
     return ProxyRun(
@@ -57,8 +57,10 @@ def run_proxy(routers: Sequence[Router], root: Path, plan: Plan, on_step: OnStep
         versions={router.label.split()[0]: router.version for router in routers},
         bodies={case.name: case.what for case in loads},
         costs=costs,
-        rate=round(rate, 1),
-        latencies=latencies,
+        rate=round(timed.rate, 1),
+        half_of_the_slowest=round(half, 1),
+        latencies=timed.latencies,
+        dropped=timed.dropped,
         memory=memory,
         load_after=round(os.getloadavg()[0], 2),
     )
@@ -113,10 +115,10 @@ def _costs(
     ]
 
 
-def _rate(costs: Sequence[Cost]) -> float:
-    """Half of what the slowest router without a look at prompts can carry."""
+def _half_of_the_slowest(costs: Sequence[Cost]) -> float:
+    """Of what routers can carry without a look at prompts, requests a second."""
     carried = [median(cost.per_second) for cost in costs if cost.case == SHORT]
-    return min(carried) / 2 if carried else 0.0
+    return min(carried, default=0.0) / 2
 
 
 def _raise_descriptor_limit() -> None:

@@ -28,6 +28,15 @@ class Plan(msgspec.Struct, frozen=True):
     load: float | None = None  # share of the rate at which round-robin's mean TTFT doubles
     seeds: tuple[int, ...] = (1,)
     think: float = 1.0  # thinking takes so many times as long
+    # Fleets of so many engines instead, one after the other; each engine gets the same load, so the
+    # rate, which is the first one's, grows with them.
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def fleets(self) -> list[FleetSpec]:
+        """One for each size."""
+        replace = msgspec.structs.replace
+        return [replace(self.fleet, num_engines=size) for size in self.sizes] or [self.fleet]
 
 
 def load(plan: Plan, data: Path, seed: int) -> Workload:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.policies.catalog import ENTRIES
-from inferway.bench.policies.results import Row
+from inferway.bench.policies.fleet_words import engines_line, lateness_line
+from inferway.bench.policies.plot import STYLES
+from inferway.bench.policies.results import Row, gateways_named
+from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
 from inferway.bench.simulate.results import SimulateRun
 from inferway.bench.spread import Interval, mean_interval
@@ -19,53 +23,84 @@ _HEAD = (
 
 
 def about(run: SimulateRun) -> list[str]:
-    return [f"- {note}" for note in notes(run)]
+    kept = [f"Kept from an earlier run: {run.kept}.", ""] if run.kept else []
+    return [*kept, *(f"- {note}" for note in notes(run))]
 
 
 def notes(run: SimulateRun) -> list[str]:
+    fleet = run.plan.fleets[0]
+    rate = f"{run.rows[0].rate:,.2f} a second"
+    if run.plan.load is not None:
+        rate += f", {run.plan.load:.0%} of the rate at which round-robin's mean TTFT doubles"
     return [
+        f"{engines_line(fleet)}; caches of {fleet.engine.cache_tokens:,} tokens",
+        lateness_line(fleet),
+        *(["with more engines the rate grows as they do"] if run.plan.sizes else []),
         f"{run.about}; blocks of {run.block_tokens} tokens",
-        f"{run.requests:,} requests, {run.rows[0].rate:,.2f} a second; those of the second half "
-        f"are judged; at most {run.memory_gib} GiB of memory",
-        "what simulating took is CPU time of one core, and real",
+        f"{run.requests:,} requests, {rate}; those of the second half are judged; at most "
+        f"{run.memory_gib} GiB of memory",
+        "what simulating took is CPU time of one core",
     ]
 
 
 def sheets(run: SimulateRun) -> Iterator[Sheet]:
-    yield Sheet(_title(run), _HEAD, list(_rows(run)))
+    for fleet in run.plan.fleets:
+        yield Sheet(_title(run, fleet), _HEAD, list(_rows(run, fleet)))
     goals = run.goals()
     if goals:
         yield goal_sheet(goals)
 
 
 def pictures(run: SimulateRun) -> list[Picture]:
-    """What deciding costs, by policy."""
-    names = list(dict.fromkeys(row.policy for row in run.rows))
+    """What deciding costs, by policy; of several fleets what becomes of it as they grow."""
+    if run.plan.sizes:
+        title = f"{run.rows[0].workload}: the same load for each engine"
+        return [Picture("simulate_engines", title, [_growing(run)], one_legend=True)]
+    names = run.policies()
     places = [float(i) for i in range(len(names))]
-    p90 = [fmean(row.ttft_p90 for row in _of(run, name)) * 1e3 for name in names]
-    cost = [fmean(row.cpu_seconds for row in _of(run, name)) / run.requests * 1e6 for name in names]
+    p90 = [fmean(row.ttft_p90 for row in run.select(name)) * 1e3 for name in names]
+    cost = [
+        fmean(row.cpu_seconds for row in run.select(name)) / run.requests * 1e6 for name in names
+    ]
     panels = [
         Panel("policy", "p90 TTFT, ms", [Line("p90 TTFT", places, p90)], log_y=True, ticks=names),
         Panel("policy", "simulating a request, µs", [Line("CPU", places, cost)], ticks=names),
     ]
-    return [Picture("simulate", _title(run), [panels])]
+    return [Picture("simulate", _title(run, run.plan.fleet), [panels])]
 
 
-def _of(run: SimulateRun, policy: str) -> list[Row]:
-    return [row for row in run.rows if row.policy == policy]
+def _growing(run: SimulateRun) -> list[Panel]:
+    sizes = run.plan.sizes
+
+    def lines(of: Callable[[Row], float]) -> list[Line]:
+        return [
+            Line(
+                name,
+                sizes,
+                [mean_interval([of(row) for row in run.select(name, n)]) for n in sizes],
+                STYLES.get(name, {}),
+            )
+            for name in run.policies()
+        ]
+
+    cached = lines(lambda row: row.cached_share * 100)
+    p90 = lines(lambda row: row.ttft_p90 * 1e3)
+    return [
+        Panel("engines", "prompt tokens from a cache, %", cached, log_x=True),
+        Panel("engines", "p90 TTFT, ms", p90, log_x=True, log_y=True),
+    ]
 
 
-def _title(run: SimulateRun) -> str:
-    fleet = run.plan.fleet
+def _title(run: SimulateRun, fleet: FleetSpec) -> str:
     slow = f", {fleet.num_slow} of them {fleet.slow_factor:g} × slower" if fleet.num_slow else ""
-    gateways = "one gateway" if fleet.num_gateways == 1 else f"{fleet.num_gateways} gateways"
+    gateways = gateways_named(fleet.num_gateways)
     return f"{run.rows[0].workload}, {fleet.num_engines:,} engines{slow}, {gateways}"
 
 
-def _rows(run: SimulateRun) -> Iterator[list[str]]:
+def _rows(run: SimulateRun, fleet: FleetSpec) -> Iterator[list[str]]:
     models = {entry.name for entry in ENTRIES if entry.is_model}
-    for name in dict.fromkeys(row.policy for row in run.rows):
-        rows = _of(run, name)
+    for name in run.policies():
+        rows = run.select(name, fleet.num_engines if run.plan.sizes else 0)
         seconds = fmean(row.cpu_seconds for row in rows)
         yield [
             f"{name} (model)" if name in models else name,
@@ -85,7 +120,7 @@ def _mean_ms(rows: Sequence[Row], field: str) -> str:
 def _ms(found: Interval, seeds: int) -> str:
     if seeds == 1:
         return f"{found.value * 1e3:,.0f}"
-    return f"{found.value * 1e3:,.0f} ({found.low * 1e3:,.0f}-{found.high * 1e3:,.0f})"
+    return found.times(1e3).shown("{:,.0f}")
 
 
 SIMULATE = told_by(
@@ -94,3 +129,10 @@ SIMULATE = told_by(
     takes="5 minutes a policy for a million requests to 1,000 engines",
     arguments="--trace mooncake --engines 1000 --requests 1000000",
 )  # fmt: skip
+SIMULATE_ENGINES = replace(
+    SIMULATE,
+    name="simulate --engines",
+    question="the same with several fleets: how caching grows with engines",
+    takes="a minute",
+    arguments="4 --engines 16 … --trace mooncake",
+)

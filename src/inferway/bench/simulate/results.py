@@ -18,6 +18,7 @@ class SimulateRun(Run, frozen=True):
     block_tokens: int
     memory_gib: float  # the most that the process held
     rows: list[Row]  # judged on the requests that arrive in the second half
+    kept: str = ""  # of policies that were simulated before: when, and at which commit
 
     @property
     def seeds(self) -> list[int]:
@@ -29,9 +30,9 @@ class SimulateRun(Run, frozen=True):
 
     def goals(self) -> list[Goal]:
         """How long a large simulation may take, of each policy; the oracle is none."""
-        large = self.plan.fleet.num_engines >= _MANY_ENGINES and self.requests >= _MANY_REQUESTS
+        large = min(f.num_engines for f in self.plan.fleets) >= _MANY_ENGINES
         rows = [row for row in self.rows if row.policy != "oracle"]
-        if not large or not rows:
+        if not large or self.requests < _MANY_REQUESTS or not rows:
             return []
         slowest = max(rows, key=lambda row: row.cpu_seconds)
         per_million = slowest.cpu_seconds / self.requests * _MANY_REQUESTS
@@ -46,12 +47,21 @@ class SimulateRun(Run, frozen=True):
 
     def figures(self) -> list[Figure]:
         found = []
-        for policy in dict.fromkeys(row.policy for row in self.rows):
-            rows = [row for row in self.rows if row.policy == policy]
-            found += [
-                Figure(f"{policy}: mean TTFT", "s", [row.ttft for row in rows]),
-                Figure(f"{policy}: p90 TTFT", "s", [row.ttft_p90 for row in rows]),
-                Figure(f"{policy}: cached", "", [row.cached_share for row in rows], "higher"),
-                Figure(f"{policy}: simulating", "s", [row.cpu_seconds for row in rows]),
-            ]
+        for size in self.plan.sizes or (0,):
+            for policy in self.policies():
+                rows = self.select(policy, size)
+                name = f"{policy}, {size:,} engines" if size else policy
+                found += [
+                    Figure(f"{name}: mean TTFT", "s", [row.ttft for row in rows]),
+                    Figure(f"{name}: p90 TTFT", "s", [row.ttft_p90 for row in rows]),
+                    Figure(f"{name}: cached", "", [row.cached_share for row in rows], "higher"),
+                    Figure(f"{name}: simulating", "s", [row.cpu_seconds for row in rows]),
+                ]
         return found
+
+    def policies(self) -> list[str]:
+        return list(dict.fromkeys(row.policy for row in self.rows))
+
+    def select(self, policy: str, engines: int = 0) -> list[Row]:
+        """By seed; of so many engines if they are not 0."""
+        return [r for r in self.rows if r.policy == policy and engines in (0, r.engines)]

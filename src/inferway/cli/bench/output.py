@@ -177,7 +177,7 @@ def _verdict(change: Change, tolerance: float) -> tuple[str, str]:
     if not change.has_noise:
         shown, noise = f"{ratio.value:.2f}", "noise not known"
     else:
-        shown = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        shown = ratio.shown()
         noise = "changed" if change.is_beyond_noise else "within the noise"
     if not change.figure.is_ours:
         return shown, "not ours"

@@ -11,9 +11,9 @@ from inferway.bench.chats import default_data_dir
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.simulate.plan import Plan, engine_spec
-from inferway.bench.simulate.report import SIMULATE
+from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway.bench.simulate.results import SimulateRun
-from inferway.bench.simulate.run import run_simulate
+from inferway.bench.simulate.run import run_more, run_simulate
 from inferway.cli.bench.output import OnStep, Output, output_options
 
 _DEFAULT = Plan("")
@@ -27,7 +27,11 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
     "shows which), .gz or not; mooncake, agentic, azure, servegen: that of --data; chats: "
     "generated multi-turn chats.",
 )  # fmt: skip
-@click.option("--engines", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option(
+    "--engines", "sizes", type=click.IntRange(min=1), multiple=True, metavar="NUMBER",
+    help="Repeat for several fleets with the same load for each engine: "
+    "results/simulate_engines.json; the rate is the first one's.  [default: 8]",
+)  # fmt: skip
 @click.option("--slow", type=click.IntRange(min=0), default=0, help="Engines 3 × as slow.")
 @click.option("--gateways", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
@@ -58,10 +62,14 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
     "--data", type=click.Path(path_type=Path), default=default_data_dir, metavar="DIR",
     help="The project's data: DIR/traces.  [default: ../shared/data]",
 )  # fmt: skip
+@click.option(
+    "--add", is_flag=True,
+    help="Keep the other policies of what --save has written before, and their rate.",
+)  # fmt: skip
 @output_options("simulate")
 def simulate(
     trace: str,
-    engines: int,
+    sizes: tuple[int, ...],
     slow: int,
     gateways: int,
     policies: tuple[str, ...],
@@ -73,14 +81,19 @@ def simulate(
     words: tuple[str, ...],
     think: float,
     data: Path,
+    add: bool,
     output: Output,
 ) -> None:
     """A trace on a simulated fleet in virtual time: the scheduling code of production, an engine's
     steps and its KV cache."""
     if rate is not None and load is not None:
         raise click.UsageError("--rate and --load: give one of them")
-    if slow > engines:
-        raise click.UsageError(f"--slow {slow}: there are {engines} engines")
+    if add and output.save is None:
+        raise click.UsageError("--add: what was before is where --save writes; give it, too")
+    sizes = sizes or (FleetSpec().num_engines,)
+    if slow > min(sizes):
+        raise click.UsageError(f"--slow {slow}: there are {min(sizes)} engines")
+    benchmark = SIMULATE_ENGINES if len(sizes) > 1 else SIMULATE
 
     def measure(on_step: OnStep) -> SimulateRun:
         default = FleetSpec()
@@ -88,7 +101,7 @@ def simulate(
         if cache_tokens is not None:
             spec = msgspec.structs.replace(spec, cache_tokens=cache_tokens)
         fleet = msgspec.structs.replace(
-            default, num_engines=engines, num_slow=slow, num_gateways=gateways, engine=spec
+            default, num_engines=sizes[0], num_slow=slow, num_gateways=gateways, engine=spec
         )
         plan = Plan(
             trace=trace,
@@ -99,7 +112,10 @@ def simulate(
             load=load,
             seeds=seeds or _DEFAULT.seeds,
             think=think,
+            sizes=sizes if len(sizes) > 1 else (),
         )
+        if add and output.save is not None:
+            return run_more(benchmark.load(output.save), plan, data, on_step)
         return run_simulate(plan, data, on_step)
 
-    output.measure(SIMULATE, measure)
+    output.measure(benchmark, measure)
