@@ -10,7 +10,7 @@ decision = await journey.decide()       model       -> its target          steps
                                         token ids   -> block keys          blocks
                                         block keys  -> blocks held         index
                                         + load      -> ranked targets      scheduling
-journey.attempt(target)                 books the slot, speculates on the prompt
+journey.attempt(target)                 books the slot, speculates on the prompt: steps/attempt
 journey.on_head / on_chunk              what the engine answers passes by
 journey.close(outcome)                  frees the slot and the speculation, exactly once
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -39,40 +38,40 @@ from inferway.errors import (
 )
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.index.speculative import Speculation
 from inferway.model import (
     Candidates,
     Decision,
     Endpoint,
     Headers,
-    HolderId,
     Reason,
     RequestHead,
     Target,
 )
-from inferway.openai_api.edits import with_model, with_vllm_xarg
+from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.paths import PARSERS, Parse
-from inferway.openai_api.requests import REPORT_MODE, Body, asks_for_report
+from inferway.openai_api.requests import Body, asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.narrowing import Narrowing
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.scheduling import Scheduling
+from inferway.steps.attempt import Attempt, Later, Places
 from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
-from inferway.steps.match import Matched, MatchedPrompts, Matcher
+from inferway.steps.match import MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites, looked_up
 from inferway.steps.shape import shape_of
 
-_Parsed = TypeVar("_Parsed")
-Within = Callable[[Endpoint], bool]
-
+log = logging.getLogger("inferway.director")
 
 # A proxy in front of us says here which model the request is for (field notes 3.5).
 MODEL_HEADER = b"x-gateway-model-name-rewrite"
+
+Within = Callable[[Endpoint], bool]
+_Parsed = TypeVar("_Parsed")
 
 
 class OffLoop(Protocol):
@@ -81,10 +80,7 @@ class OffLoop(Protocol):
     def __call__(self, parse: Callable[[bytes], _Parsed], body: bytes, /) -> Awaitable[_Parsed]: ...
 
 
-log = logging.getLogger("inferway.director")
-
-
-class FleetView(Protocol):
+class FleetView(Places, Protocol):
     """What the director needs of the fleet (fleet.Fleet)."""
 
     def model(self, name: str) -> ServedModel:
@@ -92,22 +88,6 @@ class FleetView(Protocol):
 
     def candidates(self, model: str) -> Candidates:
         """The live endpoints that serve `model`; raises NoEndpointError if there is none."""
-
-    def block_size(self, holder: HolderId) -> int | None:
-        """In tokens; None when the engine has not told."""
-
-    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        """A request is on its way there; so many of its tokens must be computed."""
-
-    def release(self, endpoint: Endpoint) -> None:
-        """It has ended."""
-
-    def heal(self, endpoint: Endpoint) -> bool:
-        """Whether the engine is to be asked, by a request that goes there now and finds more
-        than we know of, to report all that it reuses; `healed` when that has ended."""
-
-    def healed(self, endpoint: Endpoint) -> None:
-        """It has ended."""
 
     def reports(self, endpoint: Endpoint) -> None:
         """A request is about to go there that asks by itself for a report of what it reuses."""
@@ -152,7 +132,7 @@ class Director:
     behind_proxy: bool = False  # its headers count: MODEL_HEADER
     off_loop: OffLoop | None = None
     off_loop_bytes: int = 256 * 1024
-    later: Callable[[Callable[[], None]], object] | None = None  # calls in a moment
+    later: Later | None = None
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
     standing: Standing | None = None
     stats: DirectorStats = field(default_factory=DirectorStats)
@@ -199,7 +179,8 @@ class Director:
         names = {endpoint.engine for endpoint in candidates.endpoints}
         left = standing.allowed(names, self.clock())
         if not left:
-            raise NoEndpointError(f"model {model!r}: its engines are drained: {_list(names)}")
+            drained = ", ".join(sorted(names))
+            raise NoEndpointError(f"model {model!r}: its engines are drained: {drained}")
         return self.kept(candidates, lambda endpoint: endpoint.engine in left)
 
     def allowed(self, candidates: Candidates, within: Within) -> Candidates:
@@ -229,6 +210,7 @@ class Journey:
     """One request from its first byte to its last. `close` is idempotent and must be called."""
 
     __slots__ = (
+        "_attempt",
         "_body",
         "_director",
         "_edits",
@@ -236,16 +218,11 @@ class Journey:
         "_followers",
         "_goes_on",
         "_head",
-        "_healing",
         "_matched",
         "_names",
         "_parse",
         "_priority",
-        "_prompt_tokens",
         "_request_id",
-        "_reused_tokens",
-        "_speculations",
-        "_target",
         "_usage",
         "_within",
         "body",
@@ -279,10 +256,8 @@ class Journey:
         self._matched: MatchedPrompts = {}
         self._goes_on = False  # the engine's prompts are longer than what we know of them
         self._edits: list[bytes] = [*edits]
-        self._healing = False  # this attempt asks for a report
         self._names: ModelNames | None = None
-        self._target: Target | None = None
-        self._speculations: list[Speculation] = []
+        self._attempt: Attempt | None = None
         self._followers: list[Follower] = []
         self._first_chunk_came = False
         self._usage = UsageReader()
@@ -403,42 +378,19 @@ class Journey:
     def attempt(self, target: Target) -> Headers:
         """Books a slot on `target`, and counts the prompt as held there until its first token.
         A second attempt takes back the first. Returns headers the engine needs."""
-        if self._target is not None:
-            self._suspect(self._target.endpoint)
-        self._release()
-        director, endpoint = self._director, target.endpoint
+        director = self._director
+        if self._attempt is not None:
+            self._suspect(self._attempt.target.endpoint)
+            self._attempt.end()
+            self._attempt = None
         if self.routed is not None and asks_for_report(self.routed.request.body):
-            director.fleet.reports(endpoint)
-        items: Sequence[Matched] = ()
-        self._prompt_tokens = self._reused_tokens = 0
-        block_size = director.fleet.block_size(endpoint.holder)
-        if self._matched and block_size is not None:
-            items = self._matched.get(block_size, ())
-            lengths = [len(item.prompt.token_ids) for item in items]
-            self._prompt_tokens = sum(lengths)
-            # vLLM computes a prompt's last token always, and so never reuses its block
-            reusable = sum([(length - (not self._goes_on)) // block_size for length in lengths])
-            self._reused_tokens = min(target.matched_blocks, reusable) * block_size
-            known = sum([item.held.get(endpoint.holder, 0) for item in items])
-            if known < reusable and director.fleet.heal(endpoint):
-                self._ask_for_report(endpoint)
-        director.fleet.book(endpoint, self._prompt_tokens - self._reused_tokens)
-        self._target = target
-        self._speculations = [
-            director.matcher.overlay.add(
-                endpoint.holder, item.prompt.block_keys, skip=item.held.get(endpoint.holder, 0)
-            )
-            for item in items
-        ]
+            director.fleet.reports(target.endpoint)
+        overlay = director.matcher.overlay
+        self._attempt = attempt = Attempt(
+            target, self._body, self._matched, self._goes_on, director.fleet, overlay
+        )
+        self.body = attempt.body
         return self._attempt_headers(target)
-
-    def _ask_for_report(self, endpoint: Endpoint) -> None:
-        edited = with_vllm_xarg(self._body, *REPORT_MODE)
-        if edited is None:
-            self._director.fleet.healed(endpoint)
-            return
-        self.body, self._healing = edited, True
-        self._edits.append(b"vllm_xargs")
 
     def _attempt_headers(self, target: Target) -> Headers:
         headers = target.endpoint.headers
@@ -450,13 +402,14 @@ class Journey:
 
     def on_head(self, status: int) -> Headers:
         """The engine has answered; returns what the client's head gets on top."""
-        target = self._target
-        if target is None:
+        attempt = self._attempt
+        if attempt is None:
             raise RuntimeError("on_head before attempt")
+        target = attempt.target
         if status < 400:
             tokens = self._director.stats.tokens_of(target.endpoint.engine)
-            tokens.prompt += self._prompt_tokens
-            tokens.matched += self._reused_tokens
+            tokens.prompt += attempt.prompt_tokens
+            tokens.matched += attempt.reused_tokens
         elif status >= 500:
             self._suspect(target.endpoint)
         told: Headers = (
@@ -464,8 +417,9 @@ class Journey:
             (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
             (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
         )
-        if self._edits:
-            told = (*told, (b"x-inferway-edited", b", ".join(self._edits)))
+        edits = [*self._edits, b"vllm_xargs"] if attempt.asks_for_report else self._edits
+        if edits:
+            told = (*told, (b"x-inferway-edited", b", ".join(edits)))
         for follower in self._followers:
             told = (*told, *follower.on_head(status))
         return told
@@ -484,8 +438,8 @@ class Journey:
         return b"" if self._names is None else self._names.end()
 
     def _begun(self) -> None:
-        if self._speculations:
-            self._confirmed()
+        if self._attempt is not None and self._matched:
+            self._attempt.has_begun_to_answer(self._director.later)
         for follower in self._followers:
             follower.on_first_chunk(self._director.clock())
 
@@ -495,13 +449,14 @@ class Journey:
             return
         self.closed = True
         usage = self._usage.usage()
-        if self._target is not None:
-            endpoint = self._target.endpoint
+        attempt = self._attempt
+        if attempt is not None:
+            endpoint = attempt.target.endpoint
             if usage is not None and usage.cached is not None:
                 self._director.stats.tokens_of(endpoint.engine).delivered += usage.cached
             if outcome == "upstream_error":
                 self._suspect(endpoint)
-        self._release()
+            attempt.end()
         self._director.stats.ended(outcome)
         if self._followers:
             ending = self._ending(outcome, usage)
@@ -513,41 +468,12 @@ class Journey:
         streamed = bool(self.routed.request.body.stream)
         return Ending(outcome, self._director.clock(), usage, streamed)
 
-    def _confirmed(self) -> None:
-        """The engine holds the prompt now."""
-        director, speculations = self._director, self._speculations
-        if director.later is None:
-            self._end_speculation()
-            return
-        self._speculations = []
-        director.later(partial(director.matcher.overlay.remove_all, speculations))
-
-    def _end_speculation(self) -> None:
-        self._director.matcher.overlay.remove_all(self._speculations)
-        self._speculations = []
-
     def _suspect(self, endpoint: Endpoint) -> None:
         """It has failed this request."""
         director = self._director
         director.fleet.suspect(endpoint)
         if self.shape is None and director.gate is not None:
             director.gate.failed_beside(endpoint.engine)
-
-    def _release(self) -> None:
-        if self._speculations:
-            self._end_speculation()
-        if self._target is None:
-            return
-        self._director.fleet.release(self._target.endpoint)
-        if self._healing:
-            self._director.fleet.healed(self._target.endpoint)
-            self._healing, self.body = False, self._body
-            self._edits.remove(b"vllm_xargs")
-        self._target = None
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 def _with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:

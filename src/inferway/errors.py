@@ -179,12 +179,14 @@ class BadHttpError(RequestError):
 
 
 class FleetError(InferwayError):
-    """Ours or the engines' fault."""
+    """Ours or the engines' fault. `in_public` stands for a message that may name engines where its
+    reader may not know them; None: it names none."""
 
     status = 500
     type = "server_error"
     code: str | None = None
     param: str | None = None
+    in_public: str | None = None
 
 
 class NoEndpointError(FleetError):
@@ -192,6 +194,7 @@ class NoEndpointError(FleetError):
 
     status = 503
     code = "no_engine_available"
+    in_public = "no engine can take the request now"
 
 
 class UpstreamError(FleetError):
@@ -200,6 +203,7 @@ class UpstreamError(FleetError):
 
     status = 502
     code = "engine_unreachable"
+    in_public: str | None = "the engine was lost before its answer was whole"
     attempts = 1
 
 
@@ -208,6 +212,7 @@ class UpstreamTimeoutError(UpstreamError):
 
     status = 504
     code = "engine_timeout"
+    in_public = "the engine did not answer in time"
 
 
 class OurFaultError(UpstreamError):
@@ -215,6 +220,7 @@ class OurFaultError(UpstreamError):
 
     status = 500
     code = "internal_error"
+    in_public = None
 
 
 class IndexAwayError(FleetError):

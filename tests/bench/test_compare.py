@@ -15,6 +15,7 @@ from inferway.bench.benchmark import Benchmark
 from inferway.bench.compare import Change, compare
 from inferway.bench.document import marks
 from inferway.bench.results import Figure, Run, load_run, write_run
+from inferway.bench.spread import Interval
 from inferway.cli.bench.output import Output, output_options
 
 
@@ -71,6 +72,23 @@ def test_what_repeats_vary_by_is_no_regression() -> None:
 def test_of_what_is_better_when_higher_less_is_worse() -> None:
     assert changed(carried(100, 101, 99), carried(50, 51, 49)).is_regression(0.1)
     assert not changed(carried(100, 101, 99), carried(200, 201, 199)).is_regression(0.1)
+
+
+@pytest.mark.parametrize(("new", "is_worse"), [(12.0, False), (14.0, True)])
+def test_a_single_value_that_says_how_it_varies_is_judged_by_that(
+    new: float, is_worse: bool
+) -> None:
+    """A factor of 1.15 to each side of both: of 1.22 together."""
+    before, now = (
+        msgspec.structs.replace(ours(value), within=Interval(value, value / 1.15, value * 1.15))
+        for value in (10.0, new)
+    )
+
+    change = changed(before, now)
+
+    assert change.has_noise
+    assert change.ratio.value == pytest.approx(new / 10)
+    assert change.is_regression(0.1) is is_worse
 
 
 def test_a_single_value_is_judged_by_the_tolerance_alone_and_said_to_have_no_noise() -> None:

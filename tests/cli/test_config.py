@@ -109,6 +109,24 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'admin_key_env: "A_KEY"  # a flag; it is set' in shown
 
 
+def test_flags_reach_the_keys_of_ejection() -> None:
+    flags = ["--ejection-failures", "3", "--ejection-share", "0.25", "--ejection-least", "8"]
+    times = ["--ejection-window", "9", "--ejection-seconds", "2", "--ejection-max-seconds", "60"]
+
+    result = run("show", *ENGINE, *flags, *times)
+
+    for line in (
+        *("ejection.failures: 3", "ejection.share: 0.25", "ejection.least: 8"),
+        *("ejection.window: 9.0", "ejection.seconds: 2.0", "ejection.max_seconds: 60.0"),
+    ):
+        assert f"{line}  # a flag\n" in result.output
+
+
+def test_what_is_switched_off_by_a_flag_is_said_to_be_so() -> None:
+    assert "scoring: false  # a flag\n" in run("show", *ENGINE, "--no-scoring").output
+    assert "scoring: true  # default\n" in run("show", *ENGINE).output
+
+
 def test_flags_reach_the_keys_of_flow_control_and_timeouts() -> None:
     flags = ["--in-flight", "200", "--engine-in-flight", "20", "--queue", "7", "--attempts", "2"]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from inferway.cli.epp import epp, picker_settings
+from inferway.cli.epp import _without_effect, epp, picker_settings
 from inferway.cli.main import main
 from inferway.config import KubernetesSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
@@ -214,6 +214,11 @@ def test_what_changes_nothing_has_a_reason_and_is_hidden() -> None:
         (("--endpoint-selector", "a in b", "--endpoint-target-ports", "1"), "'a in b': expected"),
         (("--endpoint-target-ports", "a"), "--endpoint-target-ports 'a': expected PORT,…"),
         (("--drain-timeout", "1h30m"), "--drain-timeout '1h30m': expected 50ms, 1s, or seconds"),
+        (("--drain-timeout", "0s"), "--drain-timeout '0s': expected 50ms, 1s, or seconds, more"),
+        (
+            ("--endpoint-target-ports", "1,70000", "--endpoint-selector", "a=b"),
+            "flags: discovery.kubernetes.ports[1]: 70000: expected `int` <= 65535",
+        ),
         (("--config-text", "[]"), "--config-text: expected keys, got list"),
         (("--config-text", "{"), "--config-text: not valid YAML"),
         (("--pool-name", "p", "--endpoint-selector", "a=b"), "give either pool"),
@@ -225,6 +230,18 @@ def test_what_cannot_hold_is_said(arguments: tuple[str, ...], said: str) -> None
         parsed(*_ENGINE, *arguments)
 
     assert said in str(raised.value)
+
+
+def test_what_is_waited_for_at_shutdown_leaves_the_other_times_as_they_are() -> None:
+    settings, _ = parsed(*_ENGINE, "--hold-head", "5", "--drain-timeout", "1m")
+
+    assert (settings.timeouts.hold_head, settings.timeouts.drain) == (5.0, 60.0)
+
+
+def test_ejection_is_the_proxys_part() -> None:
+    settings, _ = parsed(*_ENGINE, "--ejection-failures", "3")
+
+    assert _without_effect(settings) == ["ejection"]
 
 
 def test_keys_that_nobody_would_ask_for_are_refused() -> None:

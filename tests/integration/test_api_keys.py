@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
-from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, answering
+from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, answering, until
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
@@ -118,6 +118,36 @@ async def test_the_key_does_not_travel_on(start_fleet: StartFleet, keys: str, na
     assert answer.status == 200
     assert seen[0]["x-other"] == "1"
     assert USER not in str(seen)
+
+
+async def breaks_off(request: web.Request) -> web.Response:
+    """An engine that answers all but requests."""
+    if request.path == "/v1/completions":
+        assert request.transport is not None
+        request.transport.abort()
+    return web.json_response({"data": [{"id": "m"}]})
+
+
+@pytest.mark.parametrize("key", [USER, ADMIN, None], ids=["user", "admin", "no keys"])
+async def test_errors_name_engines_to_admins_and_where_there_are_no_keys(
+    start_fleet: StartFleet, keys: str, key: str | None
+) -> None:
+    settings = {} if key is None else {"api_keys": keys}
+    async with answering(breaks_off) as url:
+        fleet = await start_fleet(0, more=[EngineSettings(url=url)], scoring=False, **settings)
+        asked = {"model": "m", "prompt": "p"}
+        address = url.removeprefix("http://")
+        lost = await ask(fleet, "/v1/completions", key, asked)
+
+    async def gone() -> bool:
+        return await fleet.metric("inferway_engine_up") == 0
+
+    await until(gone)
+    none_left = await ask(fleet, "/v1/completions", key, asked)
+
+    assert (lost.status, none_left.status) == (502, 503)
+    assert (address in str(lost.body)) == (address in str(none_left.body)) == (key != USER)
+    assert none_left.body["error"]["code"] == "no_engine_available"
 
 
 async def test_the_key_says_the_priority_and_headers_do_not(

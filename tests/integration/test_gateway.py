@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 import msgspec
 import pytest
@@ -390,6 +391,35 @@ async def test_a_client_that_leaves_frees_the_engine(start_fleet: StartFleet) ->
     await until(free)
     assert await fleet.metric("inferway_requests_total", outcome="client_gone") == 1
     assert await fleet.metric("inferway_engine_in_flight") == 0
+
+
+async def test_clients_that_had_gone_before_they_were_read_reach_no_engine(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1)
+    body = msgspec.json.encode({"model": "smollm2", "prompt": LONG})
+    asked = b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ncontent-length: %d\r\n\r\n%b" % (
+        *(len(body), body),
+    )
+
+    def leave() -> None:  # before the loop has had a turn
+        with socket.create_connection(("127.0.0.1", fleet.gateway.port)) as sock:
+            sock.sendall(asked)
+
+    async def gone(number: int) -> bool:
+        return await fleet.metric("inferway_http_answers_total", status="499") == number
+
+    leave()  # after the first of them, the others are looked for
+    await until(lambda: gone(1))
+    sent = await fleet.metric("inferway_upstream_sent_total")
+    for _ in range(20):
+        leave()
+    await until(lambda: gone(21))
+
+    assert await fleet.metric("inferway_upstream_sent_total") == sent
+    assert await fleet.metric("inferway_requests_total", outcome="client_gone") == 21
+    assert await fleet.metric("inferway_engine_in_flight") == 0
+    assert (await fleet.chat("hello")).status == 200
 
 
 async def test_many_at_once_all_get_their_own_answer(start_fleet: StartFleet) -> None:

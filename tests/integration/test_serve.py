@@ -127,7 +127,7 @@ def test_sighup_takes_the_file_as_it_is_now_or_says_why_not(start: Start, tmp_pa
     file.write_text(f"engines: [{{url: {url}}}]\nport: 0\nflow: {{in_flight: none}}\n")
     gateway.process.send_signal(signal.SIGHUP)
     why = gateway.read_until(r"not reloaded, all stays as it was: (.*)")
-    assert why == f"{file}: expected `int | null`, got `str` - at `$.flow.in_flight`"
+    assert why == f"{file}: flow.in_flight: 'none': expected `int | null`, got `str`"
     assert status(base + "/v1/models") == 200
 
     subprocess.run([INFERWAY, "keys", "add", str(keys), "one"], check=True)

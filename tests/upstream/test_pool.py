@@ -8,6 +8,7 @@ import pytest
 from tests.upstream.engines import (
     CHUNKED_HEAD,
     LAST_CHUNK,
+    SSE_HEAD,
     Flood,
     Script,
     Seen,
@@ -276,6 +277,23 @@ async def test_an_idle_connection_is_dropped_before_the_engine_would() -> None:
 
         await wait_until(lambda: engine.open == 0)
         assert pool.stats.open == 0
+
+
+@in_loop
+async def test_an_engine_that_gets_no_more_requests_is_forgotten_and_one_that_does_is_not() -> None:
+    async with (
+        running(answer()) as gone,
+        running(raw(SSE_HEAD, chunk(b"data: x\n\n"))) as busy,
+        pool_of(idle_keep_alive=0.02) as pool,
+    ):
+        await ask(pool, gone.url)
+        exchange, sink = start(pool, busy.url)
+        await wait_until(lambda: "chunk" in sink.calls)
+        await wait_until(lambda: gone.url not in pool._origins)
+
+        assert list(pool._origins) == [busy.url]
+        assert (await ask(pool, gone.url)).status == 200
+        exchange.abort()
 
 
 @in_loop

@@ -1,16 +1,19 @@
 """Two runs of one benchmark: what became slower or larger, and whether it is more than noise. Pure.
 
 A figure is compared by the ratio of its medians; where both runs have three repeats or more, with
-a 95 % interval (`spread.ratio_of_medians`). Repeats show how a figure varies within a run, and not
-how a machine varies from one hour to the next. So what is not ours, peers and engines measured in
-the same runs, tells how much the machine itself has changed, and ours is judged beside that; of a
-benchmark without peers, times are judged beside the machine's yardstick.
+a 95 % interval (`spread.ratio_of_medians`); where both say how a single value varies within its
+run, with both intervals put together (in logarithms, as independent errors add up). Repeats show
+how a figure varies within a run, and not how a machine varies from one hour to the next. So what is
+not ours, peers and engines measured in the same runs, tells how much the machine itself has
+changed, and ours is judged beside that; of a benchmark without peers, times are judged beside the
+machine's yardstick, if they are that machine's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import exp, hypot, log
 from statistics import median
 from typing import NamedTuple
 
@@ -60,7 +63,7 @@ def compare(old: Run, new: Run) -> Comparison:
     pairs = [(before[f.name], f) for f in new.figures() if f.name in before and _is_filled(f)]
     pairs = [(a, b) for a, b in pairs if _is_filled(a)]
     ratios = [(b, _ratio(a, b)) for a, b in pairs]
-    drift = {} if new.is_virtual else {**_yardstick(old, new), **_drift(ratios)}
+    drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
     changes = [
         Change(
             figure=b,
@@ -80,15 +83,33 @@ def _is_filled(figure: Figure) -> bool:
     return bool(figure.values) and median(figure.values) > 0
 
 
-def _has_noise(*figures: Figure) -> bool:
+def _has_noise(old: Figure, new: Figure) -> bool:
+    return _are_repeated(old, new) or _within(old, new) is not None
+
+
+def _are_repeated(*figures: Figure) -> bool:
     return all(len(figure.values) >= _LEAST_REPEATS for figure in figures)
 
 
 def _ratio(old: Figure, new: Figure) -> Interval:
-    if _has_noise(old, new):
+    if _are_repeated(old, new):
         return ratio_of_medians(new.values, old.values)
+    within = _within(old, new)
+    if within is not None:
+        return within
     ratio = median(new.values) / median(old.values)
     return Interval(ratio, ratio, ratio)
+
+
+def _within(old: Figure, new: Figure) -> Interval | None:
+    """new / old; None where one of them does not say how it varies, or reaches down to nothing."""
+    a, b = old.within, new.within
+    if a is None or b is None or min(a.low, b.low) <= 0:
+        return None
+    ratio = b.value / a.value
+    less = hypot(log(b.value / b.low), log(a.high / a.value))
+    more = hypot(log(b.high / b.value), log(a.value / a.low))
+    return Interval(ratio, ratio * exp(-less), ratio * exp(more))
 
 
 def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:

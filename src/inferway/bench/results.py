@@ -15,6 +15,7 @@ import msgspec
 
 from inferway.bench.machine import Machine
 from inferway.bench.processes import BenchError
+from inferway.bench.spread import Interval
 
 _ABOUT = ("machine", "command", "plan")  # the head's, whatever their type
 
@@ -36,6 +37,7 @@ class Figure(msgspec.Struct, frozen=True):
     values: list[float]  # of the repeats
     better: Literal["lower", "higher"] = "lower"
     is_ours: bool = True  # else it is a peer's: if it changes, the machine did
+    within: Interval | None = None  # of a value without repeats: how it varies within its run
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -48,6 +50,11 @@ class Run(msgspec.Struct, frozen=True):
     def seeds(self) -> list[int]:
         """Of what was drawn; empty where nothing was."""
         return []
+
+    @property
+    def is_of_machine(self) -> bool:
+        """Whether its times are those of the machine that it ran on, and not another's."""
+        return not self.is_virtual
 
     @property
     def is_quick(self) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from inferway.config import ServeSettings
+from inferway.config import ServeSettings, without_password
 
 MILLISECONDS = "expected-ttft (docs/scheduling.md)"  # load_scheduling(None)
 
@@ -59,21 +58,9 @@ def _part(given: object, name: Any) -> object:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str) and "://" in value:
-        value = _without_password(value)
+    if isinstance(value, str):
+        value = without_password(value)
     return msgspec.json.encode(value).decode()
-
-
-def _without_password(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        hidden = parts.password is not None
-    except ValueError:
-        return "***"
-    if not hidden:
-        return url
-    user, host = parts.netloc.rsplit("@", 1)
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
 
 
 def _note(key: str, value: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from inferway.cli.key_options import key_option, number_option, range_of
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
@@ -47,25 +48,11 @@ _NO_USE = {
     "emit-endpoint-scores": "/metrics and docs/scheduling.md say why",
 }
 
-# Flags -> keys of the settings.
-_PICKER = {
-    "grpc_port": "grpc_port",
-    "grpc_health_port": "grpc_health_port",
-    "health_checking": "health_checking",
-    "secure_serving": "secure",
-    "cert_path": "cert_path",
-    "enable_cert_reload": "reload_cert",
-    "fallbacks": "fallbacks",
-    "report_cost": "report_cost",
-    "mode_override": "mode_override",
-    "conformance": "conformance",
-}
-_OURS = {
-    *(name.replace("-", "_") for name in _NO_USE),
-    *_PICKER,
+# Those that say a key in words of their own.
+_OWN_WORDS = (
     *("metrics_port", "metrics_cert_dir", "config_file", "config_text"),
     *("refresh_metrics_interval", "drain_timeout", "disable_endpoint_subset_filter"),
-}
+)
 
 _BOOLEAN: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
 
@@ -81,29 +68,57 @@ def _ignored(command: Any) -> Any:
 
 
 @click.command()
-@click.option("--grpc-port", type=int, help="Where the proxy asks.  [default: 9002]")
-@click.option("--grpc-health-port", type=int, help="gRPC health checks.  [default: 9003]")
-@click.option("--metrics-port", type=int, help="/metrics, /ready, scores.  [default: 9090]")
-@click.option("--health-checking", **_BOOLEAN, help="Health checks on --grpc-port, too.")
-@click.option("--secure-serving", **_BOOLEAN, help="TLS for the proxy.  [default: true]")
-@click.option("--cert-path", metavar="DIR", help="tls.crt and tls.key.  [default: self-signed]")
-@click.option("--enable-cert-reload", **_BOOLEAN, help="Read them again when they change.")
+@number_option("--grpc-port", "picker.grpc_port", "Where the proxy asks.")
+@number_option("--grpc-health-port", "picker.grpc_health_port", "gRPC health checks.")
+@click.option(
+    "--metrics-port", type=range_of("port"), help="/metrics, /ready, scores.  [default: 9090]"
+)
+@key_option(
+    "--health-checking",
+    "picker.health_checking",
+    **_BOOLEAN,
+    help="Health checks on --grpc-port, too.",
+)
+@key_option(
+    "--secure-serving", "picker.secure", **_BOOLEAN, help="TLS for the proxy.  [default: true]"
+)
+@key_option(
+    "--cert-path",
+    "picker.cert_path",
+    metavar="DIR",
+    help="tls.crt and tls.key.  [default: self-signed]",
+)
+@key_option(
+    "--enable-cert-reload",
+    "picker.reload_cert",
+    **_BOOLEAN,
+    help="Read them again when they change.",
+)
 @click.option("--config-file", metavar="FILE", help="The same as --scheduling.")
 @click.option("--config-text", metavar="YAML", help="The same, as text.")
-@click.option(
-    "--fallbacks", type=int, help="Addresses told behind the first; 0 for ORIGINAL_DST clusters."
+@number_option(
+    "--fallbacks",
+    "picker.fallbacks",
+    "Addresses told behind the first; 0 for ORIGINAL_DST clusters.",
 )
-@click.option(
+@key_option(
     "--report-cost",
+    "picker.report_cost",
     type=click.Choice(["prompt", "completion", "total"]),
     help="Tell the gateway an answer's tokens, as x-gateway-inference-request-cost.",
 )
-@click.option(
+@key_option(
     "--mode-override",
+    "picker.mode_override",
     **_BOOLEAN,
     help="Answers that need no change do not pass us, where Envoy has allow_mode_override.",
 )
-@click.option("--conformance", **_BOOLEAN, help="For conformance tests of gateways only.")
+@key_option(
+    "--conformance",
+    "picker.conformance",
+    **_BOOLEAN,
+    help="For conformance tests of gateways only.",
+)
 @click.option(
     "--disable-endpoint-subset-filter",
     **_BOOLEAN,
@@ -152,24 +167,23 @@ def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSe
     ConfigError."""
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     ignored = [name for name in _NO_USE if name.replace("-", "_") in said]
-    given = overrides(**{name: value for name, value in flags.items() if name not in _OURS})
-    picker = {_PICKER[name]: said[name] for name in _PICKER if name in said}
+    theirs = {*_OWN_WORDS, *(name.replace("-", "_") for name in _NO_USE)}
+    given = overrides(**{name: value for name, value in flags.items() if name not in theirs})
     if "disable_endpoint_subset_filter" in said:
+        picker = given.setdefault("picker", {})
         picker["heed_subset"] = not said["disable_endpoint_subset_filter"]
     scheduling = _scheduling(said)
     if scheduling is not None:
         given["scheduling"], conforms = scheduling
         if conforms:
-            picker.setdefault("conformance", True)
-    if picker:
-        given["picker"] = picker
+            given.setdefault("picker", {}).setdefault("conformance", True)
     if "metrics_cert_dir" in said:
         pair = Path(said["metrics_cert_dir"])
         given |= {"tls_cert": str(pair / "tls.crt"), "tls_key": str(pair / "tls.key")}
     if "refresh_metrics_interval" in said:
         given["scrape_seconds"] = _seconds("refresh-metrics-interval", said)
     if "drain_timeout" in said:
-        given["timeouts"] = {"drain": _seconds("drain-timeout", said)}
+        given.setdefault("timeouts", {})["drain"] = _seconds("drain-timeout", said)
     in_file = {} if config is None else read_yaml(config)
     for key, default in (("port", said.get("metrics_port", 9090)), ("host", "0.0.0.0")):
         if key not in given and (key not in in_file or f"metrics_{key}" in said):
@@ -237,8 +251,8 @@ def _seconds(flag: str, said: dict[str, Any]) -> float:
     """Go's durations, of one unit, or plain seconds."""
     text = said[flag.replace("-", "_")]
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", text)
-    if found is None:
-        raise ConfigError(f"--{flag} {text!r}: expected 50ms, 1s, or seconds")
+    if found is None or not float(found[1]):
+        raise ConfigError(f"--{flag} {text!r}: expected 50ms, 1s, or seconds, more than 0")
     return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2] or "s"]
 
 

@@ -1,71 +1,61 @@
-"""The flags that say how much engines get at a time, how often a request is tried, and for how long
-it is waited."""
+"""The flags that say how much engines get at a time, how often a request is tried, when an engine
+that fails gets none, and for how long it is waited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import click
+from inferway.cli.key_options import number_option
 
 FLOW = (
-    click.option(
+    number_option(
         "--in-flight",
-        type=int,
-        metavar="N",
-        help="So many requests are with the engines at a time; more wait their turn.  "
-        "[default: 10000]",
+        "flow.in_flight",
+        "So many requests are with the engines at a time; more wait their turn.",
+        "N",
     ),
-    click.option(
+    number_option(
         "--engine-in-flight",
-        type=int,
-        metavar="N",
-        help="The same for each engine.  [default: no limit]",
+        "flow.engine_in_flight",
+        "The same for each engine.  [default: no limit]",
+        "N",
     ),
-    click.option(
-        "--queue",
-        type=int,
-        metavar="N",
-        help="So many requests wait; beyond that it is 429.  [default: 1000]",
-    ),
-    click.option(
+    number_option("--queue", "flow.queue", "So many requests wait; beyond that it is 429.", "N"),
+    number_option(
         "--attempts",
-        type=int,
-        metavar="N",
-        help="Engines that a request is tried on before an answer has begun.  [default: 3]",
+        "retries.attempts",
+        "Engines that a request is tried on before an answer has begun.",
+        "N",
     ),
-    click.option(
+    number_option(
+        "--ejection-failures",
+        "ejection.failures",
+        "An engine that fails so many requests in a row gets none for a while.",
+        "N",
+    ),
+    number_option(
+        "--ejection-share",
+        "ejection.share",
+        "The same for one that fails this share of its requests lately,",
+        "SHARE",
+    ),
+    number_option("--ejection-least", "ejection.least", "if there were at least so many.", "N"),
+    number_option("--ejection-window", "ejection.window", "What is lately.", "SECONDS"),
+    number_option(
+        "--ejection-seconds",
+        "ejection.seconds",
+        "How long it gets none at first; then twice as long each time.",
+        "SECONDS",
+    ),
+    number_option(
+        "--ejection-max-seconds", "ejection.max_seconds", "How long at the most.", "SECONDS"
+    ),
+    number_option(
         "--hold-head",
-        type=float,
-        metavar="SECONDS",
-        help="How long a stream's head waits for its first event, so that an engine that is lost "
-        "before it is replaced unseen.  [default: 30]",
+        "timeouts.hold_head",
+        "How long a stream's head waits for its first event, so that an engine that is lost before "
+        "it is replaced unseen.",
+        "SECONDS",
     ),
-    click.option(
-        "--drain-seconds",
-        type=float,
-        metavar="SECONDS",
-        help="How long running answers have at shutdown.  [default: 30]",
+    number_option(
+        "--drain-seconds", "timeouts.drain", "How long running answers have at shutdown.", "SECONDS"
     ),
 )
-
-# flag -> the settings' key, and the key in it
-_KEYS = {
-    "in_flight": ("flow", "in_flight"),
-    "engine_in_flight": ("flow", "engine_in_flight"),
-    "queue": ("flow", "queue"),
-    "attempts": ("retries", "attempts"),
-    "hold_head": ("timeouts", "hold_head"),
-    "drain_seconds": ("timeouts", "drain"),
-}
-
-
-def flow(flags: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """What was said, by the settings' names."""
-    given: dict[str, dict[str, object]] = {}
-    for flag, (key, inner) in _KEYS.items():
-        if flags.get(flag) is not None:
-            given.setdefault(key, {})[inner] = flags[flag]
-    return given
-
-
-FLOW_FLAGS = frozenset(_KEYS)

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from inferway.cli.discovery_options import DISCOVERY, DISCOVERY_OPTIONS, discovery
-from inferway.cli.flow_options import FLOW, FLOW_FLAGS, flow
+from inferway.cli.discovery_options import DISCOVERY_OPTIONS, ports
+from inferway.cli.flow_options import FLOW
+from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import SURFACE
 from inferway.config import parse_engine
 from inferway.errors import ConfigError
@@ -30,18 +31,23 @@ _OPTIONS = (
     click.option(
         "--config", type=click.Path(path_type=Path), help="A YAML file; flags win over it."
     ),
-    click.option(
+    key_option(
         "--host",
+        "host",
         metavar="HOST|unix:/PATH",
         help="Address, or Unix socket, to listen on.  [default: 127.0.0.1]",
     ),
-    click.option("--port", type=int, help="Port to listen on, 0 for a free one.  [default: 8080]"),
-    click.option(
-        "--tls-cert", metavar="FILE", help="Speak TLS with clients: a PEM certificate chain."
+    number_option("--port", "port", "Port to listen on, 0 for a free one."),
+    key_option(
+        "--tls-cert",
+        "tls_cert",
+        metavar="FILE",
+        help="Speak TLS with clients: a PEM certificate chain.",
     ),
-    click.option("--tls-key", metavar="FILE", help="Its PEM key."),
-    click.option(
+    key_option("--tls-key", "tls_key", metavar="FILE", help="Its PEM key."),
+    key_option(
         "--engine-ca",
+        "engine_ca",
         metavar="FILE",
         help="PEM certificates that may sign for https engines.  [default: the system's]",
     ),
@@ -59,82 +65,91 @@ _OPTIONS = (
         metavar="MODEL=PATH",
         help="A model's chat template, as its engines were given it: a .jinja file.",
     ),
-    click.option(
+    key_option(
         "--trust-request-chat-template",
-        is_flag=True,
+        "trust_request_chat_template",
+        **ON,
         help="Render chat templates that requests bring, in a process of their own. Give it if the "
         "engines were given it.",
     ),
-    click.option(
+    key_option(
         "--index",
+        "index.url",
         metavar="URL",
         help="Share the index with other gateways in a Redis or Valkey: redis://, rediss://, unix://.",
     ),
-    click.option(
+    key_option(
         "--state-dir",
+        "state_dir",
         metavar="DIR",
         help="Keep what is known of the engines' caches there, for the next start.",
     ),
-    click.option(
+    number_option(
         "--heal",
-        type=float,
-        metavar="SHARE",
-        help="Of the requests to engines whose caches are known in part: have them report what "
-        "they reuse.  [default: 0]",
+        "heal",
+        "Of the requests to engines whose caches are known in part: have them report what they "
+        "reuse.",
+        "SHARE",
     ),
-    click.option(
+    key_option(
         "--admin-key-env",
+        "admin_key_env",
         metavar="NAME",
         help="Environment variable with the key that scores and admin paths want.",
     ),
-    click.option(
+    key_option(
         "--api-keys",
+        "api_keys",
         metavar="FILE",
         help="Callers need one of these keys (inferway keys); it says their tenant and priority.",
     ),
     *FLOW,
-    click.option(
+    key_option(
         "--scheduling",
+        "scheduling",
         metavar="FILE",
         help="How endpoints are chosen: an EndpointPickerConfig, llm-d's or in its form.",
     ),
-    click.option("--no-scoring", is_flag=True, help="Route by load only; do not look at prompts."),
-    click.option(
+    key_option(
+        "--no-scoring", "scoring", **OFF, help="Route by load only; do not look at prompts."
+    ),
+    key_option(
         "--structured-trial-compile",
-        is_flag=True,
+        "structured.trial_compile",
+        **ON,
         help="Compile the shape that a request asks for once, in a process with limits, before an "
         "engine sees it.",
     ),
-    click.option(
+    key_option(
         "--report-validity",
-        is_flag=True,
+        "structured.report_validity",
+        **ON,
         help="Say at the end of streams, too, whether the answer has the shape that was asked for.",
     ),
-    click.option(
+    key_option(
         "--publish",
+        "publish",
         metavar="tcp://…",
         help="Publish decisions and KV events over ZMQ; a wildcard address binds, any other "
         "connects.",
     ),
-    click.option(
-        "--publish-text", is_flag=True, help="Put prompts and messages on those topics too."
+    key_option(
+        "--publish-text", "publish_text", **ON, help="Put prompts and messages on those topics too."
     ),
-    click.option(
+    key_option(
         "--access-log",
+        "access_log",
         metavar="FILE",
         help='One line per answer; "-" is standard error, "none" is off.  [default: -]',
     ),
     *SURFACE,
-    click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
-    click.option(
+    key_option("--log-level", "log_level", help="debug, info, warning or error.  [default: info]"),
+    number_option(
         "--scrape-seconds",
-        type=float,
-        help="How often each engine's load is read.  [default: 0.002 for each engine, at least "
-        "0.2]",
+        "scrape_seconds",
+        "How often each engine's load is read.  [default: 0.002 for each engine, at least 0.2]",
     ),
 )
-
-_NESTED = DISCOVERY | FLOW_FLAGS  # what is no key of the top level
 
 
 def serve_options(command: _Command) -> _Command:
@@ -149,39 +164,17 @@ def overrides(
     engines: tuple[str, ...],
     tokenizers: tuple[str, ...],
     chat_templates: tuple[str, ...],
-    trust_request_chat_template: bool,
-    no_scoring: bool,
-    publish_text: bool,
-    structured_trial_compile: bool,
-    report_validity: bool,
-    index: str | None,
     **flags: object,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Only what was said, by the settings' names. Raises ConfigError."""
-    given = {
-        name: value
-        for name, value in flags.items()
-        if value is not None and value is not False and value != () and name not in _NESTED
-    }
-    if found := discovery(flags):
-        given["discovery"] = found
+    given = given_keys(flags)
     if engines:
-        parsed = [parse_engine(spec) for spec in engines]
-        given["engines"] = [_given(settings) for settings in parsed]
+        given["engines"] = [_given(parse_engine(spec)) for spec in engines]
     if tokenizers or chat_templates:
         given["models"] = _models(tokenizers, chat_templates)
-    given |= flow(flags)
-    if index is not None:
-        given["index"] = {"url": index}
-    if trust_request_chat_template:
-        given["trust_request_chat_template"] = True
-    if no_scoring:
-        given["scoring"] = False
-    if publish_text:
-        given["publish_text"] = True
-    structured = {"trial_compile": structured_trial_compile, "report_validity": report_validity}
-    if any(structured.values()):
-        given["structured"] = {name: True for name, said in structured.items() if said}
+    pods = given.get("discovery", {}).get("kubernetes", {})
+    if "ports" in pods:
+        pods["ports"] = ports(pods["ports"])
     if given.get("access_log") == "none":
         given["access_log"] = None
     return given

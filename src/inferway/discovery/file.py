@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferway.config import EngineSettings, check_engines
+from inferway.config import EngineSettings, check_engines, converted
 from inferway.discovery.source import Tell
 from inferway.errors import ConfigError
 
@@ -30,10 +30,11 @@ def read_engines(path: Path) -> list[EngineSettings]:
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
-        found = msgspec.yaml.decode(text, type=_Engines | list[EngineSettings])
+        found = msgspec.yaml.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: {e}") from e
-    engines = found.engines if isinstance(found, _Engines) else found
+    fields = {"engines": found} if isinstance(found, list) else found
+    engines = converted(fields, _Engines, str(path)).engines
     try:
         check_engines(engines)
     except ConfigError as e:

@@ -1,5 +1,5 @@
 """What scheduling gets of all endpoints, as columns; row i belongs to holder i. Written by
-`fleet.Fleet` alone, when something changes: a request reads slices of them, however many
+`table.EndpointTable` alone, when something changes: a request reads slices of them, however many
 endpoints there are."""
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ class ModelRows:
     @property
     def num_endpoints(self) -> int:
         return len(self._endpoints)
+
+    @property
+    def holders(self) -> tuple[HolderId, ...]:
+        return tuple(self._row_of)
 
     def tell_adapters(self, holder: HolderId, adapters: Adapters) -> None:
         """They have changed; told of endpoints of other models too."""

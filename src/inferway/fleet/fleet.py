@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,29 +17,25 @@ import aiohttp
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import (
-    InvalidRequestError,
     NoEndpointError,
     UnknownModelError,
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.events.stream import StreamState
-from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
 from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import EventSource, discover, fetch_metrics
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
-from inferway.fleet.numbers import HolderNumbers
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.scraper import Scraper
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
-from inferway.fleet.unbegun import Unbegun
+from inferway.fleet.table import EndpointTable
 from inferway.index.protocol import Clear, Index
-from inferway.model import Candidates, Endpoint, HolderId, Reason
+from inferway.model import Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 from inferway.tasks import Tasks
 
@@ -48,17 +43,13 @@ log = logging.getLogger("inferway.fleet")
 
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
-RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
-# What was scraped longer ago than so many intervals loses its influence, half of it in as many.
-STALE_INTERVALS = 3
-STALE_SHARE = 1 - 0.5 ** (1 / STALE_INTERVALS)  # an interval
 
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
 
 class Fleet:
-    """Writes the load columns; everybody else reads. `start`, then `close`."""
+    """Keeps `table` and `models`; everybody else reads them. `start`, then `close`."""
 
     def __init__(
         self,
@@ -71,14 +62,13 @@ class Fleet:
         self._settings = settings
         self._index = index
         self._subscribe = subscribe
-        self._numbers = HolderNumbers()
-        self._left: dict[HolderId, Engine] = {}  # whose number rests
-        self._block_sizes: list[int | None] = []  # by holder
-        self._columns = EndpointColumns()
-        self._unbegun: dict[HolderId, Unbegun] = {}
-        self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
+        self.table = table = EndpointTable(self.engines, index)
+        # What requests ask: the table's own methods, a call less for each of them.
+        self.candidates, self.everyone = table.candidates, table.everyone
+        self.sole_model, self.engines_of = table.sole_model, table.engines_of
+        self.block_size, self.book, self.release = table.block_size, table.book, table.release
+        self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
-        self._peers: list[Rows] = []  # of the columns: endpoints of the same model
         self._session: aiohttp.ClientSession | None = None
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
@@ -91,8 +81,6 @@ class Fleet:
         self.healer = Healer(settings.heal)
         self.scraper = Scraper(self.engines, self._ask, self._after_round, settings.scrape_seconds)
         self._changing = asyncio.Lock()
-        self._faded = 0.0  # recent tokens: as of when
-        self._everyone: ModelRows | None = None  # the live endpoints of all models
 
     async def start(self) -> None:
         """Asks every engine once, side by side, then goes on watching them."""
@@ -151,19 +139,10 @@ class Fleet:
         for model in list(engine.proofs):
             self.prober.leave(engine, model)
         await self._hear_no_more(engine)
-        self._retire(engine)
-
-    def _retire(self, engine: Engine) -> None:
-        """Its endpoints are none any more."""
-        now = asyncio.get_running_loop().time()
-        for endpoint in engine.endpoints:
-            self._index.retire(endpoint.holder)
-            self._numbers.give_back(endpoint.holder, now)
-            self._left[endpoint.holder] = engine
+        self.table.retire(engine, asyncio.get_running_loop().time())
 
     def _forget_those_who_left(self, now: float) -> None:
-        for holder in self._numbers.rested(now, lambda row: not self._columns.in_flight[row]):
-            engine = self._left.pop(holder)
+        for engine in self.table.rested(now):
             is_there = any(each is engine for each in self.engines)  # as other endpoints now
             if self._by_name.get(engine.name) is engine and not is_there:
                 del self._by_name[engine.name]
@@ -171,25 +150,6 @@ class Fleet:
     def engine(self, name: str) -> Engine | None:
         """Of that name; for a while also one that has left, whose requests may still run."""
         return self._by_name.get(name)
-
-    def everyone(self) -> Candidates:
-        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
-        if self._everyone is None:
-            raise NoEndpointError("no pods available in datastore")
-        return self._everyone.candidates(self._columns)
-
-    def sole_model(self) -> str:
-        """One that all live endpoints serve: for requests that name none. Raises
-        InvalidRequestError if there is no such model, NoEndpointError."""
-        everyone = len(self.everyone().endpoints)
-        for name, rows in self._rows.items():
-            if rows.num_endpoints == everyone:
-                return name
-        raise InvalidRequestError(
-            "model: the request names none, and engines serve different ones:"
-            f" {', '.join(sorted(self._rows))}",
-            param="model",
-        )
 
     def find(self, address: str) -> Endpoint | None:
         """Who is at `host:port`; of ranks that share it, the first."""
@@ -214,30 +174,6 @@ class Fleet:
             param="model",
         )
 
-    def candidates(self, model: str) -> Candidates:
-        """The live endpoints of `model`, matched columns empty."""
-        rows = self._rows.get(model)
-        if rows is None:
-            gone = [e.name for e in self.engines if model in e.model_names]
-            names = ", ".join(gone) or "none is left in the list of engines"
-            raise NoEndpointError(f"model {model!r}: its engines are gone: {names}")
-        return rows.candidates(self._columns)
-
-    def engines_of(self, model: str) -> frozenset[str]:
-        """The names of the live engines of `model`; none if there is none."""
-        rows = self._rows.get(model)
-        return frozenset() if rows is None else rows.engines
-
-    def block_size(self, holder: HolderId) -> int | None:
-        return self._block_sizes[holder]
-
-    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        self._columns.in_flight[endpoint.holder] += 1
-        self._columns.recent_tokens[endpoint.holder] += new_tokens
-
-    def release(self, endpoint: Endpoint) -> None:
-        self._columns.in_flight[endpoint.holder] -= 1
-
     def heal(self, endpoint: Endpoint) -> bool:
         """Whether a request that goes there now shall ask for a report of all that it reuses;
         `healed` when it has ended."""
@@ -255,9 +191,6 @@ class Fleet:
         """A request just failed there: ask at once how it is."""
         self.scraper.suspect(endpoint.engine)
 
-    def in_flight(self, engine: Engine) -> int:
-        return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
-
     def evidence(self, model: str) -> list[StreamEvidence]:
         """What the event streams of a model's engines have brought: for the silent-zero alarm."""
         return [
@@ -266,10 +199,6 @@ class Fleet:
             if model in engine.model_names
             for evidence in engine.evidence()
         ]
-
-    def state(self, endpoint: Endpoint) -> StreamState:
-        """How true what scheduling believes of its cache is, as of the last change or scrape."""
-        return STATES[int(self._columns.states[endpoint.holder])]
 
     def report(self) -> dict[str, Any]:
         """Engines and models as /ready shows them, with what is wrong in words."""
@@ -340,44 +269,16 @@ class Fleet:
         adapters = engine.load.adapters
         engine.load = load = parse_load(metrics)
         engine.failures = 0
-        self._note_states(engine)
-        if any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints):
+        self.table.note_states(engine)
+        if self.table.is_resized(engine):
             self._resized(engine)
         elif load.adapters != adapters:
-            self._tell_adapters(engine)
-        now, table = asyncio.get_running_loop().time(), self._columns
-        for endpoint in engine.endpoints:
-            row, told = endpoint.holder, load.of(endpoint.rank, len(engine.endpoints))
-            table.others[row] = max(0.0, told.running + told.waiting - table.in_flight[row])
-            table.running[row] = told.running
-            table.waiting[row] = told.waiting
-            table.kv_usage[row] = told.kv_usage
-            unbegun = self._unbegun[row].told(told.running, told.waiting, told.answering)
-            table.unbegun[row] = unbegun
-            table.scraped[row] = now
-
-    def _tell_adapters(self, engine: Engine) -> None:
-        for rows in self._rows.values():
-            for endpoint in engine.endpoints:
-                rows.tell_adapters(endpoint.holder, engine.load.adapters)
+            self.table.note_adapters(engine)
+        self.table.note_load(engine, asyncio.get_running_loop().time())
 
     def _after_round(self, now: float) -> None:
-        """What time does to the columns."""
         self._forget_those_who_left(now)
-        table = self._columns
-        table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
-        self._faded = now
-        before = now - STALE_INTERVALS * self.scraper.interval
-        for rows in self._peers:
-            table.toward_the_mean(rows, before, STALE_SHARE)
-
-    def _note_states(self, engine: Engine) -> None:
-        """What `match` answers may be another gateway's picture: then its state counts."""
-        for endpoint in engine.endpoints:
-            stream = engine.stream(endpoint)
-            own = StreamState.BLIND if stream is None else stream.state
-            state = self._index.shared_state(endpoint.holder) or own
-            self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
+        self.table.age(now, self.scraper.interval)
 
     def _resized(self, engine: Engine) -> None:
         """Its events show blocks of another size than it, or somebody, had told."""
@@ -425,9 +326,9 @@ class Fleet:
         """Endpoints and subscribers for an engine that has just said what it is."""
         if [endpoint.rank for endpoint in engine.endpoints] != engine.ranks:
             await self._hear_no_more(engine)
-            self._retire(engine)
+            self.table.retire(engine, asyncio.get_running_loop().time())
             sources = engine.sources if len(engine.sources) > 1 else [None]
-            engine.endpoints = [self._endpoint(engine, source) for source in sources]
+            engine.endpoints = [self.table.add(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
             await self._listen(engine)
         for card in engine.facts.models if engine.facts else ():
@@ -439,44 +340,17 @@ class Fleet:
         await self._hear_no_more(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
-            subscriber.on_state = partial(self._note_states, engine)
+            subscriber.on_state = partial(self.table.note_states, engine)
             self.healer.attend(subscriber.blocks)
             engine.subscribers.append(subscriber)
             subscriber.start()
-        self._note_states(engine)
+        self.table.note_states(engine)
 
     async def _hear_no_more(self, engine: Engine) -> None:
         for subscriber in engine.subscribers:
             await subscriber.close()
             self._index.apply([Clear(subscriber.holder)])
         engine.subscribers = []
-
-    def _endpoint(self, engine: Engine, source: EventSource | None) -> Endpoint:
-        """A new one, of the rank that `source` is of. Its number is given again only when nothing
-        is on its way to the old one any more.
-
-        vLLM 0.32 takes the header's number as a place among the ranks that this very API server
-        manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
-        its node with the hybrid one. With the external one it manages one, and we send none.
-        """
-        headers, rank = list(engine.headers), None
-        if source is not None:
-            rank = source.rank
-            headers.append((b"x-data-parallel-rank", b"%d" % source.place))
-        holder = self._numbers.take()
-        endpoint = Endpoint(
-            *(engine.name, engine.url, holder, rank, tuple(headers)),
-            labels=engine.settings.labels,
-        )
-        if holder == len(self._block_sizes):
-            self._block_sizes.append(None)
-            self._columns.grow(self._numbers.given)
-        else:
-            self._columns.clear(holder)
-        self._block_sizes[holder] = engine.block_size
-        self._unbegun[holder] = Unbegun()
-        self._index.introduce(endpoint.holder, endpoint.name)
-        return endpoint
 
     # whether they render as we do
 
@@ -499,26 +373,10 @@ class Fleet:
 
     def _refresh(self) -> None:
         """Who serves what, and in blocks of what size, as of now."""
-        for engine in self.engines:
-            for endpoint in engine.endpoints:
-                self._block_sizes[endpoint.holder] = engine.block_size
-        peers: dict[tuple[HolderId, ...], Rows] = {}
-        for name in list(self.models):
-            engines = [e for e in self.engines if e.healthy and name in e.model_names]
-            live = [endpoint for engine in engines for endpoint in engine.endpoints]
-            self._rows.pop(name, None)
-            if live:
-                self._rows[name] = rows = self._model_rows(engines)
-                peers[tuple([endpoint.holder for endpoint in live])] = rows.rows
+        serving = {
+            name: [e for e in self.engines if e.healthy and name in e.model_names]
+            for name in self.models
+        }
+        self.table.set_serving(serving)
+        for name, engines in serving.items():
             self._served.refresh(name, engines)
-        self._peers = list(peers.values())
-        live_engines = [e for e in self.engines if e.healthy and e.endpoints]
-        self._everyone = self._model_rows(live_engines) if live_engines else None
-
-    def _model_rows(self, engines: Sequence[Engine]) -> ModelRows:
-        live = [(endpoint, engine) for engine in engines for endpoint in engine.endpoints]
-        return ModelRows(
-            [endpoint for endpoint, _ in live],
-            [self._block_sizes[endpoint.holder] for endpoint, _ in live],
-            [engine.load.adapters for _, engine in live],
-        )

@@ -23,7 +23,8 @@ class Speculation:
 
 
 class SpeculativeOverlay:
-    """Holder -> key -> how many prompts on their way bring that block.
+    """Key -> the holders that prompts on their way bring that block to, as bits: what nobody asks
+    for costs nothing, however many holders there are.
 
     Every speculation counts all of its own blocks, also those that another one brings already:
     when the first of two equal prompts ends, the second still stands for all of them. Callers
@@ -32,17 +33,23 @@ class SpeculativeOverlay:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[HolderId, dict[BlockKey, int]] = {}
+        self._bits: dict[BlockKey, int] = {}
+        # How many prompts more than one bring the block there; none: not in it.
+        self._more: dict[tuple[HolderId, BlockKey], int] = {}
 
     def add(self, holder: HolderId, keys: Sequence[BlockKey], skip: int = 0) -> Speculation:
         """`keys` of a prompt just routed to `holder`, whose first `skip` blocks it holds."""
         keys = keys[skip:] if skip else keys
         if not keys:
             return Speculation(holder, keys, active=False)
-        counts = self._counts.setdefault(holder, {})
-        get = counts.get
+        bits, more, bit = self._bits, self._more, 1 << holder
+        get = bits.get
         for key in keys:
-            counts[key] = get(key, 0) + 1
+            there = get(key, 0)
+            if there & bit:
+                more[holder, key] = more.get((holder, key), 0) + 1
+            else:
+                bits[key] = there | bit
         return Speculation(holder, keys)
 
     def remove(self, speculation: Speculation) -> None:
@@ -50,15 +57,22 @@ class SpeculativeOverlay:
         if not speculation.active:
             return
         speculation.active = False
-        counts = self._counts[speculation.holder]
+        holder, bits, more = speculation.holder, self._bits, self._more
+        bit = 1 << holder
         for key in speculation.keys:
-            left = counts[key] - 1
+            if more and (holder, key) in more:
+                self._one_less((holder, key))
+                continue
+            left = bits[key] ^ bit
             if left:
-                counts[key] = left
+                bits[key] = left
             else:
-                del counts[key]
-        if not counts:
-            del self._counts[speculation.holder]
+                del bits[key]
+
+    def _one_less(self, place: tuple[HolderId, BlockKey]) -> None:
+        self._more[place] -= 1
+        if not self._more[place]:
+            del self._more[place]
 
     def remove_all(self, speculations: Sequence[Speculation]) -> None:
         for speculation in speculations:
@@ -70,14 +84,22 @@ class SpeculativeOverlay:
         """`matched` (the index's answer for `keys`), each holder's run continued by what is on
         its way there."""
         extended = dict(matched)
-        for holder, counts in self._counts.items():
-            start = end = matched.get(holder, 0)
-            while end < len(keys) and keys[end] in counts:
-                end += 1
-            if end > start:
-                extended[holder] = end
+        if not self._bits:
+            return extended
+        get, size = self._bits.get, len(keys)
+        for start in {0, *matched.values()}:
+            coming = get(keys[start], 0) if start < size else 0
+            while coming:
+                bit = coming & -coming
+                coming ^= bit
+                holder = bit.bit_length() - 1
+                if matched.get(holder, 0) == start:
+                    end = start + 1
+                    while end < size and get(keys[end], 0) & bit:
+                        end += 1
+                    extended[holder] = end
         return extended
 
     def num_blocks(self, holder: HolderId) -> int:
         """How many different blocks are on their way to `holder`."""
-        return len(self._counts.get(holder, ()))
+        return sum([there >> holder & 1 for there in self._bits.values()])

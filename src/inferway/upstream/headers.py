@@ -27,6 +27,7 @@ REWRITTEN: frozenset[bytes] = frozenset({b"host", b"content-length", b"expect"})
 
 # Values of `Connection`, as nearly everybody writes them, that name no field.
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive", b"close", b"Close"})
+_LINE = b": ".join
 _OPTIONS = frozenset({b"keep-alive", b"close"})
 
 
@@ -41,6 +42,7 @@ def named_by_connection(headers: Headers) -> frozenset[bytes]:
 
 def header_block(headers: Headers, dropped: Set[bytes] = frozenset()) -> bytes:
     """`name: value` lines, each with its CRLF, without those whose name is in `dropped`."""
+    if dropped:
+        headers = [header for header in headers if header[0] not in dropped]
     # Joins, because bytes formatting takes three times as long.
-    lines = [b": ".join(header) for header in headers if header[0] not in dropped]
-    return b"\r\n".join(lines) + b"\r\n" if lines else b""
+    return b"\r\n".join(map(_LINE, headers)) + b"\r\n" if headers else b""

@@ -108,9 +108,11 @@ class Pool:
 
     def _sweep(self) -> None:
         now = self.time()
-        for origin in self._origins.values():
+        for url, origin in list(self._origins.items()):
             for connection in [c for c in origin.connections if c.deadline <= now]:
                 connection.timed_out()
+            if origin.is_unused:  # pods come and go, each with an address of its own
+                del self._origins[url]
         self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
 
 
@@ -134,6 +136,11 @@ class Origin:
         self.idle: list[EngineConnection] = []
         self.connections: set[EngineConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_unused(self) -> bool:
+        """Nothing is kept here."""
+        return not self.connections and not self._connecting
 
     def send(self, exchange: Exchange) -> None:
         """On the most recently used idle connection, else on a new one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -131,6 +132,18 @@ def test_nothing_measured_is_an_error_with_a_cure() -> None:
 )
 def test_what_speaks_against_a_run_is_said(changes: dict[str, Any], doubt: str) -> None:
     assert any(doubt in said for said in of(*steady(), **changes).doubts)
+
+
+def test_what_may_be_chance_is_not_called_growth() -> None:
+    """Waits of two kinds, short and long, in any order."""
+    drawn = random.Random(4)
+    waits = [drawn.choice([0.02, 0.4]) for _ in range(45)]
+    thirds = [sorted(waits[i : i + 15])[7] for i in (0, 15, 30)]
+
+    found = of(*[sample(0.2 * i, wait=wait) for i, wait in enumerate(waits)])
+
+    assert thirds[2] > 5 * thirds[0]
+    assert not any("growing" in doubt for doubt in found.doubts)
 
 
 @pytest.mark.parametrize(

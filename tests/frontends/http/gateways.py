@@ -77,6 +77,7 @@ async def gateway(
     trip: Callable[[], Trip] = Trip,
     traffic: Traffic | None = None,
     control: FlowControl | None = None,
+    explain: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
     pool = Pool(timeouts)
@@ -98,7 +99,12 @@ async def gateway(
             await place.enter("m", request.headers, int(fields.get(b"x-priority", b"0")))
         trips.append(trip())
         trips[-1].body = trips[-1].body or request.body
-        forward(request, responder, trips[-1], decision, pool, traffic=shared, place=place)
+        forward(
+            *(request, responder, trips[-1], decision, pool),
+            traffic=shared,
+            place=place,
+            explain=explain,
+        )
 
     async with serving(handler, timeouts=timeouts) as server:
         try:

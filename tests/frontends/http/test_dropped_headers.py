@@ -7,7 +7,7 @@ from tests.frontends.http.clients import connected, post
 from tests.frontends.http.gateways import gateway
 from tests.upstream.engines import answer, in_loop, running
 
-from inferway.frontends.http.forward import ROUTING_HEADERS, ROUTING_PREFIXES
+from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES
 from inferway.upstream.headers import HOP_BY_HOP
 
 # Field notes 3.5, by hand: a header that is missing in the gateway's own table is missed here.

@@ -479,3 +479,83 @@ async def test_a_fault_of_ours_before_the_request_is_sent_leaves_nothing_taken()
     ):
         assert (await c.ask(post())).status == 500
         assert (gw.trips[0].outcomes, traffic.retries.active) == (["error"], 0)
+
+
+# ----------------------------------------------------------- what is said to whom of an engine
+
+NEVER = raw()
+LOST = raw(SSE_HEAD, chunk(EVENTS[0]), close=True)
+IDLE = raw(SSE_HEAD, chunk(EVENTS[0]))
+COMMENTS = raw(SSE_HEAD, chunk(b": keep-alive\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (raw(close=True), "the engine was lost before its answer was whole"),
+        (raw(b"garbage\r\n\r\n"), "the engine was lost before its answer was whole"),
+        (LOST, "the engine was lost before its answer was whole"),
+        (NEVER, "the engine did not answer in time"),
+        (IDLE, "the engine did not answer in time"),
+        (COMMENTS, "the engine did not answer in time"),
+    ],
+    ids=["closed", "garbage", "lost in a stream", "silent", "silent in a stream", "comments"],
+)
+@in_loop
+async def test_who_may_not_know_the_engine_is_told_what_happened_and_the_log_the_rest(
+    script: Script, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    timeouts = TimeoutSettings(first_byte=0.05, idle_stream=0.05)
+    async with (
+        running(script) as engine,
+        gateway(engine.url, timeouts=timeouts, explain=False) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post(b"", b"x-request-id: mine"))
+
+    address = engine.url.removeprefix("http://").encode()
+    assert f'"message":"{words}; the gateway\'s log has the reason"'.encode() in got.body
+    assert address not in got.body
+    assert b"e0" not in got.body
+    (line,) = [record.message for record in caplog.records if "request mine" in record.message]
+    assert address.decode() in line or "engine e0" in line
+
+
+@in_loop
+async def test_an_engine_that_cannot_be_reached_is_named_to_who_may_know_it() -> None:
+    async with refusing() as gone:
+        address = gone.removeprefix("http://").encode()
+        for explain in (True, False):
+            async with gateway(gone, explain=explain) as gw, connected(gw.server) as c:
+                got = await c.ask(post())
+
+                assert got.status == 502
+                assert (address in got.body) == explain
+                assert (address.partition(b":")[2] in got.body) == explain
+
+
+# ------------------------------------------------------------------------------ faults of ours
+
+
+class Unclosable(Trip):
+    """A journey whose end fails, as a plugin's may."""
+
+    def close(self, outcome: str) -> None:
+        super().close(outcome)
+        raise RuntimeError("a fault")
+
+
+@in_loop
+async def test_a_journey_that_cannot_be_closed_is_counted_once() -> None:
+    traffic = Traffic(monotonic)
+    async with (
+        running(answer(b"whole")) as engine,
+        gateway(engine.url, trip=Unclosable, traffic=traffic) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+        await wait_until(lambda: bool(gw.trips[0].outcomes))
+
+        assert (got.status, got.body) == (200, b"whole")
+        assert (traffic.retries.active, traffic.retries.retrying) == (0, 0)
+        assert traffic.standing.failures == {}

@@ -23,7 +23,7 @@ from tests.upstream.engines import (
     wait_until,
 )
 
-from inferway.frontends.http.forward import not_ours_alone
+from inferway.frontends.http.headers import not_ours_alone
 from inferway.model import Headers
 
 # --------------------------------------------------------------------------------- unchanged

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Lengths in tokens."""
 
     chats: int = 12  # that grow turn by turn
@@ -25,3 +24,6 @@ class Plan:
     @property
     def few_others(self) -> int:
         return self.others // 10
+
+
+QUICK = Plan(chats=2, longest=8_000, probes=8, others=50, repeats=50)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from math import sqrt
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,6 +17,8 @@ _BUSY = 0.8  # of a core
 _LATE_SECONDS, _LATE_SHARE = 0.005, 0.05  # of sending: less is nobody's trouble
 _BEHIND = 0.95  # of the rate that was meant
 _GREW, _GREW_SECONDS = 1.5, 0.02  # times and seconds, from the first third to the last
+_SURE = 3.0  # standard deviations
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 _FEW = 100  # requests: a 99th percentile needs more
 
 
@@ -46,7 +49,8 @@ def _of_server(found: Measured, good: Sequence[Sample]) -> Iterator[str]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in found.errors.items())
         yield f"{num_errors} of {found.num_requests} requests failed ({kinds})"
     sent, answered = found.num_ok / found.seconds, found.requests_per_second.value
-    is_behind = found.rate is not None and answered < _BEHIND * sent
+    is_sure = found.requests_per_second.high < sent
+    is_behind = found.rate is not None and answered < _BEHIND * sent and is_sure
     in_order = sorted(good, key=lambda s: s.intended)
     grew = _growth([s.ttft for s in in_order if s.ttft is not None])
     if is_behind and grew is not None:
@@ -87,10 +91,15 @@ def _of_what_is_said(found: Measured, good: Sequence[Sample]) -> Iterator[str]:
 
 def _growth(values: Sequence[float]) -> float | None:
     """Median of the last third to that of the first, in the order of intended times; None if it
-    is no matter."""
+    is no matter, or may be chance: by Mann and Whitney's test (1947), at _SURE deviations."""
     third = len(values) // 3
     if third < 10:
         return None
-    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
-    has_grown = last > _GREW * first and last - first > _GREW_SECONDS
-    return last / first if first and has_grown else None
+    first, last = np.sort(values[:third]), np.array(values[-third:])
+    low, high = (np.searchsorted(first, last, side).mean() for side in _SIDES)
+    larger = float(low + high) / 2 / third  # the share of pairs whose last is the larger
+    if larger - 0.5 < _SURE * sqrt((2 * third + 1) / 12) / third:
+        return None
+    before, now = float(np.median(first)), float(np.median(last))
+    has_grown = now > _GREW * before and now - before > _GREW_SECONDS
+    return now / before if before and has_grown else None

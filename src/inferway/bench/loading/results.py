@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -95,8 +96,13 @@ class LoadRun(Run, frozen=True):
     def seeds(self) -> list[int]:
         return [self.seed]
 
+    @property
+    def is_of_machine(self) -> bool:
+        return False  # the server may be anywhere
+
     def figures(self) -> list[Figure]:
-        """Of each load. A window is a part of one run and no repeat: there is one value each."""
+        """Of each load. A window is a part of one run and no repeat: there is one value each, and
+        how it varies within the run."""
         return [figure for m in self.measured for figure in _figures(m)]
 
 
@@ -104,12 +110,17 @@ def _figures(m: Measured) -> Iterator[Figure]:
     times = (("TTFT", m.ttft), ("ITL", m.itl), ("E2E", m.e2e))
     for name, found in times:
         if found is not None:
-            yield Figure(f"{m.load}: {name}, mean", "s", [found.mean.value])
-            yield Figure(f"{m.load}: {name}, 90 %", "s", [found.p90.value])
-    tokens = [m.output_tokens_per_second.value]
-    yield Figure(f"{m.load}: tokens", "a second", tokens, better="higher")
+            yield _figure(f"{m.load}: {name}, mean", "s", found.mean)
+            yield _figure(f"{m.load}: {name}, 90 %", "s", found.p90)
+    yield _figure(f"{m.load}: tokens", "a second", m.output_tokens_per_second, "higher")
     if m.cached_share is not None:
-        yield Figure(f"{m.load}: cached", "share", [m.cached_share.value], better="higher")
+        yield _figure(f"{m.load}: cached", "share", m.cached_share, "higher")
+
+
+def _figure(
+    name: str, unit: str, found: Interval, better: Literal["lower", "higher"] = "lower"
+) -> Figure:
+    return Figure(name, unit, [found.value], better, within=found)
 
 
 def measured(

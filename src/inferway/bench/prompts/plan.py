@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """How often, and how large."""
 
     repeats: int = 21
@@ -17,3 +16,6 @@ class Plan:
     served_before: int = 40  # chats that a process has served before another one comes
     seed: int = 3
     npm: bool = True
+
+
+QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)

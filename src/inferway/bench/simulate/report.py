@@ -16,10 +16,7 @@ from inferway.bench.sheets import Sheet, goal_sheet, told_by
 from inferway.bench.simulate.results import SimulateRun
 from inferway.bench.spread import Interval, mean_interval
 
-_HEAD = (
-    "policy", "TTFT, ms: mean", "p50", "p90", "p99", "token, ms", "cached", "simulating, s",
-    "µs a request",
-)  # fmt: skip
+_HEAD = ("policy", "TTFT", "p50", "p90", "p99", "token", "cached", "CPU, s", "µs")
 
 
 def about(run: SimulateRun) -> list[str]:
@@ -39,13 +36,16 @@ def notes(run: SimulateRun) -> list[str]:
         f"{run.about}; blocks of {run.block_tokens} tokens",
         f"{run.requests:,} requests, {rate}; those of the second half are judged; at most "
         f"{run.memory_gib} GiB of memory",
-        "what simulating took is CPU time of one core",
+        "what simulating took is CPU time of one core: of the run, and of a request",
     ]
 
 
 def sheets(run: SimulateRun) -> Iterator[Sheet]:
     for fleet in run.plan.fleets:
-        yield Sheet(_title(run, fleet), _HEAD, list(_rows(run, fleet)))
+        title = (
+            f"{_title(run, fleet)}; TTFT (mean) and time a token in ms, and what simulating took"
+        )
+        yield Sheet(title, _HEAD, list(_rows(run, fleet)))
     goals = run.goals()
     if goals:
         yield goal_sheet(goals)

@@ -10,7 +10,7 @@ import click
 
 from inferway.bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
 from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
-from inferway.bench.chats import default_data_dir
+from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import Output, output_options
 
 _FULL = Plan()
@@ -67,13 +67,7 @@ def request_rates(text: str) -> tuple[float, ...]:
     metavar="URL",
     help="A running engine instead of simulated ones; repeat for more.",
 )
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    default=default_data_dir,
-    metavar="DIR",
-    help="The project's data: DIR/chat.  [default: ../shared/data]",
-)
+@data_option("DIR/chat")
 @output_options("chat_overhead")
 def chat_overhead(
     quick: bool,

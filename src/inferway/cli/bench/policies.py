@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from inferway.bench.chats import default_data_dir
 from inferway.bench.policies.plan import FLEET, QUICK, Plan
 from inferway.bench.policies.report import POLICIES, POLICIES_FLEET
 from inferway.bench.policies.results import PoliciesRun
 from inferway.bench.policies.run import run_again, run_more, run_policies
+from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import OnStep, Output, output_options
 
 
@@ -44,13 +44,7 @@ from inferway.cli.bench.output import OnStep, Output, output_options
     "--attention-tokens", type=click.IntRange(min=1), metavar="TOKENS",
     help="A prompt token costs twice where it looks at so many.  [default: all cost the same]",
 )  # fmt: skip
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    default=default_data_dir,
-    metavar="DIR",
-    help="The project's data: DIR/traces.  [default: ../shared/data]",
-)
+@data_option("DIR/traces")
 @click.option(
     "--again", multiple=True, metavar="POLICY",
     help="Simulate this policy anew and keep the rest of what --save has written before; repeat "

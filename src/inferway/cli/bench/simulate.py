@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from inferway.bench.chats import default_data_dir
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.simulate.plan import Plan, engine_spec
 from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway.bench.simulate.results import SimulateRun
 from inferway.bench.simulate.run import run_more, run_simulate
+from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import OnStep, Output, output_options
 
 _DEFAULT = Plan("")
@@ -58,10 +58,7 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
     "--think", type=click.FloatRange(min=0), default=1.0, show_default=True, metavar="FACTOR",
     help="Between an answer and the next turn, times what the trace says.",
 )  # fmt: skip
-@click.option(
-    "--data", type=click.Path(path_type=Path), default=default_data_dir, metavar="DIR",
-    help="The project's data: DIR/traces.  [default: ../shared/data]",
-)  # fmt: skip
+@data_option("DIR/traces")
 @click.option(
     "--add", is_flag=True,
     help="Keep the other policies of what --save has written before, and their rate.",

@@ -44,12 +44,8 @@ from inferway.frontends.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.frontends.http.forward import (
-    ROUTING_HEADERS,
-    ROUTING_PREFIXES,
-    Journey,
-    not_ours_alone,
-)
+from inferway.frontends.http.forward import Journey
+from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage

@@ -25,7 +25,8 @@ Rule 2: pipelined requests are answered in order. While the queue is full, or th
         not read, nothing is read from it.
 Rule 3: 100 Continue is sent only when the body is awaited and no answer is in its way.
 Rule 4: the client's end of stream counts as its going away, also when it only closed its
-        sending side: no OpenAI client half-closes, and an engine must stop at once.
+        sending side: no OpenAI client half-closes, and an engine must stop at once. uvloop
+        tells of it one turn of the loop after the request; `has_gone` looks at the socket.
 Rule 5: after an early refusal the socket is closed for sending only, and what still comes is
         thrown away for a while: a close with unread bytes would be a reset, which may
         destroy the answer before the client has read it.
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -69,6 +71,7 @@ LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
 
 
@@ -134,7 +137,10 @@ class ClientConnection(asyncio.Protocol):
         self._read, self._searched = data, 0
         self._first = not self._receiving
         try:
-            self._parse(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as e:
+                self._ignore_upgrade(memoryview(data)[e.args[0] :])
         except httptools.HttpParserCallbackError as e:
             if not isinstance(e.__context__, RequestError):
                 raise
@@ -147,18 +153,19 @@ class ClientConnection(asyncio.Protocol):
         if self._queue:
             self._pump()
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Reads the head again without it, and what comes after."""
         while True:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as e:
-                data = memoryview(data)[e.args[0] :]
             self._parser = httptools.HttpRequestParser(self)
             self._read, self._again = self._again, b""
             self._first, self._searched = True, 0
             self._parser.feed_data(self._read)
-            self._read, self._searched = data, 0
+            self._read, self._searched = rest, 0
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as e:
+                rest = rest[e.args[0] :]
 
     def eof_received(self) -> None:
         if self._responder is not None:
@@ -221,7 +228,11 @@ class ClientConnection(asyncio.Protocol):
         self._request = request = Request(method, self._target, 0.0)
         request.headers = headers
         request.fields = fields
-        request.http11 = http11 = self._is_http11(method)
+        place = len(method) + 1 + len(self._target)
+        if self._first and self._read[place : place + 11] == b" HTTP/1.1\r\n":
+            self._searched, http11 = place + 11, True
+        else:
+            request.http11 = http11 = self._is_http11(method)
         host = fields.get(b"host")
         if host is None:
             if http11:
@@ -272,12 +283,8 @@ class ClientConnection(asyncio.Protocol):
     # ----------------------------------------------------------------------------- the checks
 
     def _is_http11(self, method: str) -> bool:
-        """Raises BadHttpError unless it is HTTP, 1.1 or 1.0."""
-        place = len(method) + 1 + len(self._target)
-        if self._first and self._read[place : place + 11] == b" HTTP/1.1\r\n":
-            self._searched = place + 11
-            return True
-        # It came in parts, or after others, or with white space: its line is somewhere.
+        """Of a request that came in parts, or after others, or with white space: its line is
+        somewhere. Raises BadHttpError unless it is HTTP, 1.1 or 1.0."""
         before, self._partial = self._partial, b""
         line = rb"%b *%b *(HTTP|RTSP|ICE)/" % (method.encode(), re.escape(self._target))
         found = re.compile(line).search(before + self._read, self._searched)
@@ -411,6 +418,16 @@ class ClientConnection(asyncio.Protocol):
     def buffered_bytes(self) -> int:
         """Written, and not yet taken by the socket."""
         return self.transport.get_write_buffer_size()
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether the client has closed, which nobody may have told us yet. A system call; on
+        macOS only a reset is seen."""
+        if self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _HUNG_UP)
+        return bool(poll.poll(0))
 
     def timed_out(self) -> None:
         """The deadline has passed."""

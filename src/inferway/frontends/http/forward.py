@@ -10,24 +10,21 @@ cannot connect, connection lost  next target, else 502              error event 
 nothing came in time             504                                error event (SSE), else abort
 the client goes away             the engine's connection is closed, at once and always
 
-Which targets are left, and whether one more may be tried, is `flow`'s to say: an engine that has
-failed too often is passed over, and further tries have a budget.
+Which target is next, if any, is `attempts`' to say.
 
 The head is held back until the first piece of the body that is more than an SSE comment, but
 no longer than `hold_head` seconds: vLLM answers 200 before prefill, so that an engine that is
 lost during prefill is replaced unseen. An SSE comment is no answer: `timeouts.first_byte` is the
 time to the first event.
 
-SSE is passed on in whole events, so that an error event can always follow. It is not followed
-by `[DONE]`: OpenAI's clients raise APIError at the error itself, and to all others `[DONE]`
-would say that the answer is whole. The bytes of the body are not changed.
+SSE is passed on in whole events (`sse`), so that an error event can always follow. It is not
+followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and to all others
+`[DONE]` would say that the answer is whole. The bytes of the body are not changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 from typing import Protocol
 
 from inferway.errors import (
@@ -38,52 +35,19 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.flow.traffic import Traffic
+from inferway.frontends.http.attempts import Attempts, Place
+from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
+from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comments
+from inferway.frontends.http.withheld import withheld
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
-from inferway.structured.report import UNENFORCED_HEADER
 from inferway.upstream.exchange import Exchange
-from inferway.upstream.headers import (
-    HOP_BY_HOP,
-    PLAIN_CONNECTION,
-    REWRITTEN,
-    header_block,
-    named_by_connection,
-)
+from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
 
-MAX_PARTIAL_EVENT_BYTES = 64 * 1024
-_DONE = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")  # a stream's end, as OpenAI has it
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
-
-# What a client says here would steer the fleet (field notes 3.5), or an engine's queue (vLLM 0.32,
-# entrypoints/generate/base/serving.py); ours to say, or nobody's.
-ROUTING_HEADERS = frozenset(
-    {
-        b"x-data-parallel-host-port",
-        b"x-data-parallel-rank",
-        b"x-encoder-hosts-ports",
-        b"x-forwarded-path",
-        b"x-kv-cache-source-host-port",
-        b"x-original-path",
-        b"x-prefiller-host-port",
-        b"x-session-id",
-        b"x-session-token",
-        b"x-slo-tpot-ms",
-        b"x-slo-ttft-ms",
-        b"x-vllm-priority",
-        b"x-went-into-resp-headers",
-    }
-)
-ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
-_ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
-_EDITED = b"x-inferway-edited"
-_DECIDED_EDITS = frozenset({b"vllm_xargs"})  # whether a report is asked for tells of the cache
-log = logging.getLogger("inferway.forward")
-
-# Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
-_DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id", b"origin"}
 
 
 class Journey(Protocol):
@@ -120,14 +84,6 @@ class Client(Protocol):
     def abort(self) -> None: ...
 
 
-class Place(Protocol):
-    """Where limits count a request (flow_control.Ticket)."""
-
-    def takes(self, engine: str) -> bool: ...
-    def move(self, engine: str) -> None: ...
-    def leave(self) -> None: ...
-
-
 def forward(
     request: Request,
     responder: Client,
@@ -140,8 +96,8 @@ def forward(
     explain: bool = True,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
-    headers that say how it was decided if `explain`. `place` is left when all is over; None:
-    nothing is limited.
+    headers that say how it was decided if `explain`, else no error names an engine. `place` is
+    left when all is over; None: nothing is limited.
 
     Raises NoEndpointError, with the journey closed, if the decision has no target.
     """
@@ -152,10 +108,8 @@ def forward(
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    traffic = traffic or Traffic(pool.time)
-    forwarding = _Forwarding(
-        request, responder, journey, decision.targets, pool, traffic, place, explain
-    )
+    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), place)
+    forwarding = _Forwarding(request, responder, journey, pool, attempts, explain)
     responder.attach(forwarding)
     try:
         forwarding.attempt(decision.targets[0])
@@ -170,25 +124,18 @@ class _Forwarding:
     __slots__ = (
         "_attempts",
         "_begun",
-        "_engine",
         "_events",
         "_exchange",
         "_explain",
-        "_has_failed",
         "_head",
-        "_held",
         "_journey",
-        "_left",
         "_lines",
-        "_passed",
         "_paused",
-        "_place",
         "_pool",
         "_request",
         "_responder",
         "_sent_at",
         "_timer",
-        "_traffic",
     )
 
     def __init__(
@@ -196,51 +143,35 @@ class _Forwarding:
         request: Request,
         responder: Client,
         journey: Journey,
-        targets: tuple[Target, ...],
         pool: Pool,
-        traffic: Traffic,
-        place: Place | None,
+        attempts: Attempts,
         explain: bool,
     ) -> None:
         self._request = request
         self._responder = responder
         self._journey = journey
-        self._left = targets[1:]
         self._pool = pool
-        self._traffic = traffic
-        self._place = place
+        self._attempts = attempts
         self._explain = explain
-        traffic.retries.active += 1
         self._lines = request_lines(request)
-        self._attempts = 0
         self._exchange: Exchange | None = None
         self._paused = False
         self._head: tuple[int, Headers, int | None] | None = None  # held back
-        self._held = b""  # body bytes held back: comments, or the start of an event
-        self._passed = b""  # the last events that were passed on
-        self._events = False  # the answer is an SSE stream
+        self._events: WholeEvents | None = None  # None: the answer is no SSE stream
         self._begun = False  # its first event has come
         self._timer: asyncio.TimerHandle | None = None
 
     def attempt(self, target: Target) -> None:
         """Sends the request there."""
-        self._attempts += 1
-        self._head, self._held, self._events = None, b"", False
+        self._head = self._events = None
         request, endpoint = self._request, target.endpoint
-        self._engine, self._has_failed = endpoint.engine, False
-        engine = self._engine
         self._sent_at = self._pool.time()
-        if self._place is not None:
-            self._place.move(engine)
-        standing = self._traffic.standing
-        if standing.breakers:
-            standing.sent(engine, self._traffic.clock())
         extra = self._journey.attempt(target)
         lines = self._lines
         if extra:
             names = {name for name, _ in extra}
             lines = request_lines(request, names) + header_block(extra)
-        self._responder.engine = engine
+        self._responder.engine = endpoint.engine
         self._exchange = exchange = self._pool.send(
             endpoint.url, request.method, request.target, lines, self._journey.body, self
         )
@@ -252,38 +183,34 @@ class _Forwarding:
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 400:
             if status in _FAILED:
-                self._failed()
-            if status in self._traffic.retries.statuses and (target := self._another()):
+                self._attempts.failed()
+            if target := self._attempts.instead_of(status):
                 assert self._exchange is not None
                 self._exchange.abort()
-                self._traffic.retries.made += 1
                 self.attempt(target)
                 return
         self._head = (status, headers, length)
-        self._events = length is None and _is_event_stream(headers)
-        if self._events:
+        if length is None and is_event_stream(headers):
+            self._events = WholeEvents()
             hold, left = self._pool.timeouts.hold_head, self._time_left()
             after = self._hold_no_more if hold < left else self._too_late
             self._timer = self._pool.loop.call_later(min(hold, left), after)
 
     def on_chunk(self, chunk: bytes) -> None:
-        if self._events:
-            chunk = self._whole_events(chunk)
+        head_waits = self._head is not None
+        if self._events is not None:
+            chunk = self._events.whole(chunk, head_waits)
             if not chunk:
                 return
-            self._passed = chunk
-        if self._head is not None:
+        if head_waits:
             self._release()
-        if not self._begun and not self._begins(chunk):
-            self._responder.write(chunk)
-            return
-        chunk = self._journey.on_chunk(chunk)
-        if chunk:
-            self._responder.write(chunk)
+        if self._begun or self._begins(chunk):
+            chunk = self._journey.on_chunk(chunk)
+        self._responder.write(chunk)
 
     def on_end(self, chunk: bytes) -> None:
-        if self._held:
-            chunk, self._held = self._held + chunk, b""
+        if self._events is not None:
+            chunk = self._events.rest() + chunk
         if self._head is not None:
             self._release()
         if not self._begun:
@@ -297,24 +224,23 @@ class _Forwarding:
     def on_error(self, error: UpstreamError) -> None:
         self._stop_timer()
         self._exchange = None
-        if self._passed.endswith(_DONE):  # the answer is whole: only its frame has no end
+        if self._events is not None and self._events.are_done:  # only their frame has no end
             self._responder.end(self._journey.on_end())
             self.over("ok")
             return
         ours = isinstance(error, OurFaultError)
-        if not ours and not self._has_failed:
-            self._failed()
+        if not ours:
+            self._attempts.failed()
         responder = self._responder
         if not responder.started:
             final = ours or isinstance(error, UpstreamTimeoutError)
-            if not final and (target := self._another()):
-                self._traffic.retries.made += 1
+            if not final and (target := self._attempts.another()):
                 self.attempt(target)
                 return
-            error.attempts = self._attempts
-            responder.send_error(error)
-        elif self._events and responder.can_say_more:
-            responder.end(error_event(error))
+            error.attempts = self._attempts.number
+            responder.send_error(self._told(error))
+        elif self._events is not None and responder.can_say_more:
+            responder.end(error_event(self._told(error)))
         else:
             responder.abort()
         self.over("upstream_error")
@@ -336,47 +262,19 @@ class _Forwarding:
         if self._exchange is not None:
             self._exchange.abort()
             self._exchange = None
-        self._traffic.standing.abandoned(self._engine)
+        self._attempts.abandoned()
         self.over("client_gone")
 
     # ---------------------------------------------------------------------------------------
 
-    def _another(self) -> Target | None:
-        """The next target, if it may be tried."""
-        retries, standing = self._traffic.retries, self._traffic.standing
-        left = self._left
-        if self._attempts >= retries.settings.attempts or not left:
-            return None
-        if self._place is not None:
-            left = tuple(target for target in left if self._place.takes(target.endpoint.engine))
-        if not standing.is_plain:
-            names = [target.endpoint.engine for target in left]
-            allowed = standing.allowed(names, self._traffic.clock())
-            left = tuple(target for target in left if target.endpoint.engine in allowed)
-        if not left:
-            return None
-        if self._attempts == 1:
-            if not retries.may_begin():
-                return None
-            retries.retrying += 1
-        self._left = left[1:]
-        return left[0]
-
-    def _failed(self) -> None:
-        """The engine has not answered, or not to the end."""
-        traffic, self._has_failed = self._traffic, True
-        if traffic.standing.failed(self._engine, traffic.clock()):
-            log.warning("engine %s failed too often; it gets no requests for now", self._engine)
-
     def over(self, outcome: str) -> None:
         """All that was taken is given back."""
-        retries = self._traffic.retries
-        retries.active -= 1
-        if self._attempts > 1:
-            retries.retrying -= 1
+        self._attempts.over()
         self._journey.close(outcome)
-        if self._place is not None:
-            self._place.leave()
+
+    def _told(self, error: UpstreamError) -> InferwayError:
+        """As this caller may read it."""
+        return error if self._explain else withheld(error, self._request.id)
 
     def _time_left(self) -> float:
         """Until its first event must have come."""
@@ -400,13 +298,14 @@ class _Forwarding:
             self._exchange.abort()
         self.on_error(
             UpstreamTimeoutError(
-                f"engine {self._engine}: no event came within {seconds:g} s (timeouts.first_byte)"
+                f"engine {self._attempts.engine}: no event came within {seconds:g} s"
+                " (timeouts.first_byte)"
             )
         )
 
     def _begins(self, chunk: bytes) -> bool:
         """Whether this is more than comments."""
-        if self._events and _only_comments(chunk):
+        if self._events is not None and only_comments(chunk):
             return False
         self._begin()
         return True
@@ -416,11 +315,7 @@ class _Forwarding:
         self._begun = True
         if self._timer is not None:
             self._stop_timer()
-        standing = self._traffic.standing
-        if standing.breakers and not self._has_failed:
-            back = standing.succeeded(self._engine, self._traffic.clock())
-            if back:
-                log.info("engine %s answers again; it gets all requests", self._engine)
+        self._attempts.succeeded()
 
     def _release(self) -> None:
         """Sends the head; from here on the answer is this engine's."""
@@ -430,69 +325,11 @@ class _Forwarding:
         if self._journey.changes_length:
             length = None
         extra = decided if self._explain else not_ours_alone(decided)
-        if self._attempts > 1:
-            extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts))
+        if self._attempts.number > 1:
+            extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts.number))
         self._responder.start(status, [*headers, *extra], length)
-
-    def _whole_events(self, chunk: bytes) -> bytes:
-        """What can be passed on now: whole events, and no comments before the head is out."""
-        if self._held:
-            chunk, self._held = self._held + chunk, b""
-        if not chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            border = _last_border(chunk)
-            if border == 0 and len(chunk) > MAX_PARTIAL_EVENT_BYTES:
-                return chunk
-            chunk, self._held = chunk[:border], chunk[border:]
-        if self._head is not None and _only_comments(chunk):
-            self._held = chunk + self._held
-            return b""
-        return chunk
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
-    """The header lines that travel on to the engine."""
-    dropped = _DROPPED | replaced if replaced else _DROPPED
-    headers = request.headers
-    if request.fields.get(b"connection", b"close") not in PLAIN_CONNECTION:
-        dropped = dropped | named_by_connection(headers)
-    lines = header_block(headers, dropped)
-    if _ROUTING_HINT.search(lines):
-        headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
-        lines = header_block(headers, dropped)
-    return b"%bx-request-id: %b\r\n" % (lines, request.id)
-
-
-def not_ours_alone(told: Headers) -> Headers:
-    """What is the client's: to come back (x-session-token), what its answer does not keep, what of
-    its request was changed; without how it was decided."""
-    kept: list[tuple[bytes, bytes]] = []
-    for name, value in told:
-        if name == _EDITED:
-            value = b", ".join([edit for edit in value.split(b", ") if edit not in _DECIDED_EDITS])
-        elif name != UNENFORCED_HEADER and name.startswith(b"x-inferway-"):
-            continue
-        if value:
-            kept.append((name, value))
-    return tuple(kept)
-
-
-def _is_event_stream(headers: Headers) -> bool:
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False
-
-
-def _last_border(chunk: bytes) -> int:
-    """Where the last whole event ends, 0 if none does."""
-    lf, crlf = chunk.rfind(b"\n\n"), chunk.rfind(b"\r\n\r\n")
-    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
-
-
-def _only_comments(events: bytes) -> bool:
-    return all(not line or line.startswith(b":") for line in events.splitlines())

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from inferway.errors import (
+    ClientGoneError,
     InferwayError,
     MethodNotAllowedError,
     SaturatedError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
 _BODILESS = frozenset({204, 304})
+_LOOKS = 16
 _COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead of around it
 JSON: Headers = ((b"content-type", b"application/json"),)
 
@@ -149,15 +151,16 @@ class Responder:
     def _put(self, chunk: bytes, tail: bytes) -> None:
         head, self._head = self._head, b""
         size = len(chunk)
-        if self._framing == _NONE:
-            size, chunk = 0, b""
-        elif self._framing == _CHUNKED and size:
-            head, tail = b"%b%x\r\n" % (head, size), b"\r\n" + tail
+        if self._framing == _CHUNKED:
+            if size:
+                head, tail = b"%b%x\r\n" % (head, size), b"\r\n" + tail
         elif self._framing == _LENGTH:
             self._remaining -= size
             if self._remaining < 0:
                 self.abort()
                 raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
+        elif self._framing == _NONE:
+            size, chunk = 0, b""
         self.body_bytes += size
         if size <= _COPY_LIMIT:
             self._connection.transport.write(head + chunk + tail)
@@ -195,12 +198,31 @@ class Responder:
         self._over()
         self._connection.abort()
 
+    def check_client(self) -> None:
+        """Raises ClientGoneError, and this answer has ended, if its client is seen to have gone.
+
+        For who is about to do what costs much. A gateway that lacks CPU time meets requests whose
+        clients have given up, and would send them to engines, since it hears of that a turn of
+        the loop later; clients who give up and ask again come faster than that. So each client
+        who goes unanswered lets the next `_LOOKS` be looked for; else nobody is, and nothing paid.
+        """
+        connection = self._connection
+        if not connection.server.wary:
+            return
+        connection.server.wary -= 1
+        if connection.has_gone:
+            self.request.keep_alive = False
+            self.client_gone()
+            connection.abort()
+            raise ClientGoneError("the client has gone")
+
     def client_gone(self) -> None:
-        """For the connection: it has been lost."""
+        """It has."""
         if self.ended:
             return
         if not self.started:
             self.status = 499  # nginx's word for it
+            self._connection.server.wary = _LOOKS
         source = self.source
         self._over()
         if source is not None:

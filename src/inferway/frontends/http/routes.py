@@ -10,8 +10,8 @@ GET  /v1/models   /health   /ready   /metrics   /admin/engines
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
-and the headers of an answer that say how it was decided (`admission`). With a port for admins,
-theirs and /metrics are there alone (`Routes.admin`).
+and the headers of an answer that say how it was decided, and the names of engines in errors
+(`admission`). With a port for admins, theirs and /metrics are there alone (`Routes.admin`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 
 from inferway.errors import (
     ClientGoneError,
+    FleetError,
     MethodNotAllowedError,
     RequestError,
     UnknownPathError,
@@ -43,6 +44,7 @@ from inferway.frontends.http.structured.explain import PATH as EXPLAIN
 from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
 from inferway.frontends.http.tracing import Tracing
+from inferway.frontends.http.withheld import withheld
 from inferway.frontends.observers import Observer, Watched, observe, pod_score
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import Parse
@@ -104,17 +106,24 @@ class Routes:
             **state,
             **({} if admin_apart else for_admins),
         }
+        self._asked_later = frozenset(  # whose it is, by _infer
+            path for path in self._inference if admin_apart or not _is_for_admins(path)
+        )
         self._admin_table: Table = {**state, **for_admins}
         self._admin_apart = admin_apart
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
+        if request.path not in self._asked_later:
+            self._check(request)
+        await self._handler(request, self._table)(request, responder)
+
+    def _check(self, request: Request) -> None:
         path, admission = request.path, self._admission
         if not self._admin_apart and _is_for_admins(path):
             admission.check_admin(request)
         elif admission.is_guarded and path not in self._inference and path not in _OPEN:
             admission.check(request)
-        await self._handler(request, self._table)(request, responder)
 
     @property
     def paths(self) -> Container[str]:
@@ -157,6 +166,7 @@ class Routes:
         journey = self._entrance.open(request, tenant, caller.priority)
         place = admission.ticket(responder, tenant)
         try:
+            responder.check_client()
             decision = await journey.decide(place)
             seconds = time.perf_counter() - started - (place.waited if place is not None else 0.0)
             self._metrics.decided_in(seconds)
@@ -165,6 +175,8 @@ class Routes:
             journey.close(_outcome(e))
             if place is not None:
                 place.leave()
+            if isinstance(e, FleetError) and not caller.admin:
+                raise withheld(e, request.id) from None
             raise
         watched: JourneyLike = Watched(journey, ended) if ended else journey
         if self._tracing is not None:

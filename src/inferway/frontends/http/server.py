@@ -77,6 +77,7 @@ class HttpServer:
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""
+        self.wary = 0  # of so many requests to come, Responder.check_client looks for the client
         self._logs = tuple(logs)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +184,8 @@ class HttpServer:
         try:
             waited = coroutine.send(None)
         except StopIteration:
-            self._returned(responder)
+            if responder.source is None and not responder.ended:
+                self._unanswered(responder)
         except Exception as error:
             self._raised(error, responder)
         else:
@@ -211,11 +213,11 @@ class HttpServer:
         except Exception as error:
             self._raised(error, responder)
         else:
-            self._returned(responder)
+            if responder.source is None and not responder.ended:
+                self._unanswered(responder)
 
-    def _returned(self, responder: Responder) -> None:
-        if not responder.ended and responder.source is None:
-            self._raised(RuntimeError("the handler returned without an answer"), responder)
+    def _unanswered(self, responder: Responder) -> None:
+        self._raised(RuntimeError("the handler returned without an answer"), responder)
 
     def _raised(self, error: Exception, responder: Responder) -> None:
         if not isinstance(error, InferwayError):

@@ -10,7 +10,7 @@ from typing import Any
 from hpack import Decoder, Encoder
 
 from inferway.frontends.ext_proc.wire.call import Call
-from inferway.frontends.ext_proc.wire.connection import Connection, Patience
+from inferway.frontends.ext_proc.wire.connection import Connection
 from inferway.frontends.ext_proc.wire.frames import (
     END_HEADERS,
     HEADERS,
@@ -19,6 +19,7 @@ from inferway.frontends.ext_proc.wire.frames import (
     frame,
     message_head,
 )
+from inferway.frontends.ext_proc.wire.patience import Patience
 
 FIELDS = [
     (":method", "POST"),

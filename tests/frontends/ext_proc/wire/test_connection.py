@@ -4,6 +4,8 @@ client, and of Envoy's, are answered is told by test_server.py and tests/envoy."
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from hypothesis import given
@@ -484,3 +486,38 @@ async def test_who_reads_nothing_of_what_it_asks_for_is_cut_off(peer: Peer) -> N
     peer.say(frame(PING, 0, 0, b"8 bytes!"))
 
     assert peer.wire.aborted
+
+
+@pytest.mark.parametrize("end", ["finished", "reset", "cut off", "lost"])
+async def test_a_call_that_is_over_waits_for_no_garbage_collector(peer: Peer, end: str) -> None:
+    called = peer.open(1)
+    left = weakref.ref(called)
+    gc.disable()
+    try:
+        match end:
+            case "finished":
+                called.call.finish()
+            case "reset":
+                peer.say(frame(RST_STREAM, 0, 1, b"\0\0\0\x08"))
+            case "cut off":
+                peer.say(frame(DATA, END_STREAM, 1, said(b"m")[:-1]))
+            case "lost":
+                peer.connection.connection_lost(None)
+        peer.calls.clear()
+        del called
+
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_connection_that_is_lost_waits_for_no_garbage_collector(peer: Peer) -> None:
+    left = weakref.ref(peer.connection)
+    gc.disable()
+    try:
+        peer.connection.connection_lost(None)
+        del peer.connection
+
+        assert left() is None
+    finally:
+        gc.enable()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.frontends.ext_proc.wire.peer import FIELDS, Peer, Wire, said
 
 from inferway.frontends.ext_proc.wire.call import WINDOW_BYTES
-from inferway.frontends.ext_proc.wire.connection import Connection, Patience
-from inferway.frontends.ext_proc.wire.fields import ConnectionFault, FieldReader
+from inferway.frontends.ext_proc.wire.connection import Connection
+from inferway.frontends.ext_proc.wire.fields import FieldReader
 from inferway.frontends.ext_proc.wire.frames import (
     CONTINUATION,
     DATA,
@@ -36,11 +36,13 @@ from inferway.frontends.ext_proc.wire.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ConnectionFault,
     Fault,
     frame,
     window_update,
 )
 from inferway.frontends.ext_proc.wire.listening import GrpcServer
+from inferway.frontends.ext_proc.wire.patience import Patience
 
 RESET = (8).to_bytes(4)
 

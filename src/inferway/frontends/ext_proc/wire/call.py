@@ -19,6 +19,7 @@ from inferway.frontends.ext_proc.wire.frames import (
     response_head,
     window_update,
 )
+from inferway.frontends.ext_proc.wire.outlet import Outlet
 
 WINDOW_BYTES = 1 << 20  # that a client may send before it is told that there is room for more
 _TELL_BYTES = WINDOW_BYTES // 2
@@ -37,17 +38,21 @@ class Handler(Protocol):
         `finish`."""
 
 
+class _Nobody:
+    """Who is called when a call is over."""
+
+    def on_message(self, message: bytes) -> None: ...
+    def on_end(self) -> None: ...
+    def on_gone(self) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
 class Link(Protocol):
     """The connection that a call is on."""
 
-    window: int  # bytes that the client still takes, of all calls together
-    max_frame: int
-    paused: bool  # the socket is full
     max_message: int
-
-    def write(self, data: bytes) -> None: ...
-    def waits(self, call: Call) -> None:
-        """For the connection or the socket: it is pumped when there is room again."""
 
     def overrun(self, call: Call) -> None:
         """The client has sent more than it was given room for."""
@@ -66,6 +71,7 @@ class Call:
         "_kept",
         "_kept_bytes",
         "_link",
+        "_outlet",
         "_pieces",
         "_untold",
         "_wanted",
@@ -78,11 +84,12 @@ class Call:
 
     handler: Handler
 
-    def __init__(self, link: Link, stream: int, window: int) -> None:
+    def __init__(self, link: Link, outlet: Outlet, stream: int, window: int) -> None:
         self.stream = stream
-        self.window = window
+        self.window = window  # bytes that the client still takes
         self.client_ended = False
         self._link = link
+        self._outlet = outlet
         self.begun = False  # the head has been sent
         self._held = False
         self._kept: deque[bytes | memoryview] = deque()  # of answers, to be sent
@@ -98,27 +105,24 @@ class Call:
         """Nothing is sent any more once the call is over."""
         if self._end is not None:
             return
-        link, size = self._link, len(message) + MESSAGE_HEAD_BYTES
+        outlet, size = self._outlet, len(message) + MESSAGE_HEAD_BYTES
         if not self.begun:
             self.begun = True
-            link.write(response_head(self.stream))
-        if not self._kept and self._has_room(size):
+            outlet.write(response_head(self.stream))
+        if (
+            not self._kept
+            and size <= self.window
+            and size <= outlet.window
+            and size <= outlet.max_frame
+            and not outlet.paused
+        ):
             self.window -= size
-            link.window -= size
-            link.write(message_frame(self.stream, message))
+            outlet.window -= size
+            outlet.write(message_frame(self.stream, message))
             return
         self._kept += (message_head(len(message)), message)
         self._kept_bytes += size
         self.pump()
-
-    def _has_room(self, size: int) -> bool:
-        link = self._link
-        return (
-            size <= self.window
-            and size <= link.window
-            and size <= link.max_frame
-            and (not link.paused)
-        )
 
     def finish(self, status: Status = Status.OK, words: str = "") -> None:
         """Behind all that was sent. Only the first one counts."""
@@ -130,17 +134,17 @@ class Call:
     def pump(self) -> None:
         """Sends of what is kept as much as there is room for; also called when the client has said
         that there is more room for this call."""
-        link, kept = self._link, self._kept
+        outlet, kept = self._outlet, self._kept
         while kept:
             if self.window <= 0:
                 return
-            if link.paused or link.window <= 0:
-                link.waits(self)
+            if outlet.paused or outlet.window <= 0:
+                outlet.wait(self)
                 return
-            payload = self._taken(min(self.window, link.window, link.max_frame))
+            payload = self._taken(min(self.window, outlet.window, outlet.max_frame))
             self.window -= len(payload)
-            link.window -= len(payload)
-            link.write(frame(DATA, 0, self.stream, payload))
+            outlet.window -= len(payload)
+            outlet.write(frame(DATA, 0, self.stream, payload))
         if self._end is not None:
             self._say_end()
         else:
@@ -161,11 +165,16 @@ class Call:
 
     def _say_end(self) -> None:
         assert self._end is not None
-        link = self._link
-        link.write(response_end(self.stream, *self._end, begun=self.begun))
+        outlet = self._outlet
+        outlet.write(response_end(self.stream, *self._end, begun=self.begun))
         if not self.client_ended:  # it need not say the rest (RFC 9113, 8.1)
-            link.write(reset(self.stream, Fault.NO_ERROR))
-        link.over(self)
+            outlet.write(reset(self.stream, Fault.NO_ERROR))
+        self._over()
+        self._link.over(self)
+
+    def _over(self) -> None:
+        """The handler has the call, too: the two would wait for the garbage collector."""
+        self.handler = _NOBODY
 
     # --------------------------------------------------------------------------- from the client
 
@@ -221,8 +230,9 @@ class Call:
 
     def _fail(self, status: Status, words: str) -> None:
         self._pieces.clear()
+        handler = self.handler
         self.finish(status, words)
-        self.handler.on_gone()
+        handler.on_gone()
 
     def hold(self) -> None:
         """What comes is kept by the handler: the client hears of no room."""
@@ -236,7 +246,7 @@ class Call:
         if self._untold < _TELL_BYTES or self._held or self._kept_bytes >= _BACKLOG_BYTES:
             return
         if not self.client_ended:
-            self._link.write(window_update(self.stream, self._untold))
+            self._outlet.write(window_update(self.stream, self._untold))
         self._untold = 0
 
     def ended(self) -> None:
@@ -255,6 +265,7 @@ class Call:
         if self._end is None:
             self._end = (Status.UNKNOWN, "")
             self.handler.on_gone()
+        self._over()
 
 
 Open = Callable[[Call], Handler]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpack import Decoder, HPACKError
 
-from inferway.frontends.ext_proc.wire.frames import Fault
+from inferway.frontends.ext_proc.wire.frames import ConnectionFault, Fault
 
 MAX_HEADER_BYTES = 65_536
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024  # blocks of headers, and of each
@@ -22,14 +22,6 @@ _OF_A_CONNECTION = {  # of HTTP/1; here nobody may say them (RFC 9113, 8.2.2)
 }
 
 Fields = Mapping[bytes, bytes]
-
-
-class ConnectionFault(Exception):
-    """The client does not keep to HTTP/2; it is told so, and the connection is closed."""
-
-    def __init__(self, fault: Fault, words: str) -> None:
-        super().__init__(words)
-        self.fault = fault
 
 
 class FieldReader:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384  # what we take, and what a client takes until it says otherwise
+PRIORITY_BYTES: Final = 5
 FIRST_WINDOW: Final = 65_535
 MAX_WINDOW: Final = (1 << 31) - 1
 
@@ -39,6 +40,14 @@ class Fault(IntEnum):
     CANCEL = 8
     COMPRESSION_ERROR = 9
     ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The client does not keep to HTTP/2; it is told so, and the connection is closed."""
+
+    def __init__(self, fault: Fault, words: str) -> None:
+        super().__init__(words)
+        self.fault = fault
 
 
 class Status(IntEnum):
@@ -106,6 +115,30 @@ def settings_in(payload: bytes) -> Mapping[int, int]:
 def number_in(payload: bytes) -> int:
     """The 31 bits of its first four bytes; the highest is reserved."""
     return int.from_bytes(payload[:4]) & 0x7FFFFFFF
+
+
+def unpadded(payload: bytes) -> bytes:
+    """Raises ConnectionFault."""
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFault(Fault.PROTOCOL_ERROR, "more padding than there is")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def header_block(flags: int, payload: bytes) -> bytes:
+    """What a HEADERS frame has between padding and priority. Raises ConnectionFault."""
+    if flags & PADDED:
+        payload = unpadded(payload)
+    if flags & HAS_PRIORITY:
+        if len(payload) < PRIORITY_BYTES:
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "a priority that is cut off")
+        payload = payload[PRIORITY_BYTES:]
+    return payload
+
+
+def check_size(payload: bytes, size: int) -> None:
+    """Raises ConnectionFault."""
+    if len(payload) != size:
+        raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"{len(payload)} bytes instead of {size}")
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Settings, and errors that name their place."""
+"""A file, and flags over it; and errors that name their place."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_an_engine_is_a_url_and_what_is_given_by_hand() -> None:
     ("spec", "message"),
     [
         ("http://h:1,blocksize=3", "'blocksize=3' is not KEY=VALUE with KEY one of name, events"),
-        ("http://h:1,block_size=x", "expected `int | null`, got `str` - at `$.block_size`"),
-        ("http://h:1,block_size=0", "block_size"),
+        ("http://h:1,block_size=x", "block_size: 'x': expected `int | null`, got `str`"),
+        ("http://h:1,block_size=0", "block_size: '0': expected `int` >= 1"),
     ],
 )
 def test_a_bad_engine_flag_says_what_is_allowed(spec: str, message: str) -> None:
@@ -68,27 +68,34 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engins: []", "object contains unknown field `engins`"),
-        ("port: 99999\nengines: [{url: 'http://h:1'}]", "$.port"),
+        ("engins: []", "object contains unknown field `engins`; known: engines, host, port"),
+        ("port: 99999\nengines: [{url: 'http://h:1'}]", "port: 99999: expected `int` <= 65535"),
         ("engines: []", "no engine: give at least one --engine URL"),
         ("engines: [{url: 'h:1'}]", "engine 'h:1': expected http://HOST:PORT"),
+        ("engines: [{url: 'http://[h:1'}]", "engine 'http://[h:1': expected http://HOST:PORT"),
+        ("engines: [{url: 'http://h:0'}]", "engine 'http://h:0': expected http://HOST:PORT"),
+        ("engines: [{url: 'http://me:pw@h:1'}]", "'http://me:***@h:1': expected no user"),
+        ("engines: [{url: 'ftp://me:pw@h:1'}]", "engine 'ftp://me:***@h:1': expected http://HOST"),
         ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
         ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
         ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
         (
             "engines: [{url: 'http://h:1'}]\nmodels: {m: {template: x}}",
-            "object contains unknown field `template` - at `$.models[...]`",
+            "models.m: object contains unknown field `template`; known: tokenizer, chat_template",
         ),
         (
             "engines: [{url: 'http://h:1'}]\nmodels: {m: {chat_template_content_format: text}}",
-            "invalid enum value 'text'",
+            "models.m.chat_template_content_format: 'text': expected one of auto, string, openai",
         ),
         (
             "engines: [{url: 'http://h:1'}]\n"
             "models: {m: {chat_template_kwargs: {chat_template: x}}}",
             "models: m: chat_template_kwargs: 'chat_template' does not belong there",
         ),
-        ("engines: [{url: 'http://h:1'}]\nprobe: {one_in: -1}", "$.probe.one_in"),
+        (
+            "engines: [{url: 'http://h:1'}]\nprobe: {one_in: -1}",
+            "probe.one_in: -1: expected `int` >= 0",
+        ),
         (
             "engines: [{url: 'http://h:1'}]\nallow_paths: [sleep]",
             "allow_paths: 'sleep': expected a path, '/v2/embed', or 'METHOD /path'",
@@ -98,7 +105,10 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'http://h:1'}]\ncors_origins: ['http://a/b']", "'http://a/b'"),
         ("engines: [{url: 'http://h:1'}]\nadmin_port: 8080", "admin_port: 8080 is `port`"),
         ("engines: [{url: 'http://h:1'}]\notlp: 'h:4317'", "otlp: 'h:4317': expected http://"),
-        ("engines: [{url: 'http://h:1'}]\naccess_log_format: xml", "invalid enum value 'xml'"),
+        (
+            "engines: [{url: 'http://h:1'}]\naccess_log_format: xml",
+            "access_log_format: 'xml': expected one of text, json",
+        ),
         ("- a", "expected keys like `engines:`, got list"),
         ("a: [", "not valid YAML"),
     ],

@@ -1,15 +1,12 @@
-"""The settings of `inferway serve`: one YAML file, or the same words as flags.
+"""What `inferway serve` can be told: every key with its type, its bounds and its default.
 
-Structs are the schema: an unknown key, a wrong type or a value out of range is a ConfigError
-that names its place. docs/configuration.md lists every key (a test keeps it true).
+docs/configuration.md lists them (a test keeps it true). Flags that set numbers have their bounds.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import ssl
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
@@ -283,158 +280,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # One for each file while it is in use: OpenSSL adds certificates to it, and takes none out.
 _TRUSTED: WeakValueDictionary[str, ssl.SSLContext] = WeakValueDictionary()
 
-# [METHOD ]/path, as `allow_paths` has them
-ALLOWED_PATH = re.compile(r"(?:(GET|POST|PUT|PATCH|DELETE) )?(/[^\s?#]*)")
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+")
-
-_ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
-_LABEL = "label."  # before a label's name
-
-
-def parse_engine(spec: str) -> EngineSettings:
-    """`URL[,key=value…]` as --engine takes it."""
-    url, *pairs = spec.split(",")
-    labels: dict[str, str] = {}
-    fields: dict[str, object] = {"url": url, "labels": labels}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if equals and key.startswith(_LABEL):
-            labels[key.removeprefix(_LABEL)] = value
-            continue
-        if not equals or key not in _ENGINE_KEYS:
-            raise ConfigError(
-                f"--engine {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
-                + ", ".join([*_ENGINE_KEYS, f"{_LABEL}NAME"])
-            )
-        fields[key] = value
-    try:
-        return msgspec.convert(fields, EngineSettings, strict=False)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"--engine {spec!r}: {_lower(str(e))}") from e
-
-
-def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
-    """The file's settings, and on top of them what the flags say. Checked as a whole."""
-    in_file = read_yaml(path) if path else {}
-    fields = _laid_over({"engines": [], **in_file}, msgspec.to_builtins(overrides))
-    try:
-        settings = msgspec.convert(fields, ServeSettings)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path or 'flags'}: {_lower(str(e))}") from e
-    _check(settings)
-    return settings
-
-
-def read_yaml(path: Path) -> dict[str, object]:
-    """Raises ConfigError naming the file."""
-    try:
-        fields = msgspec.yaml.decode(path.read_bytes())
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
-    except msgspec.DecodeError as e:
-        raise ConfigError(f"{path}: not valid YAML: {e}") from e
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{path}: expected keys like `engines:`, got {type(fields).__name__}")
-    return fields
-
-
-def _laid_over(below: object, above: object) -> object:
-    """The flags' values, and where they say nothing, the file's. What is of the wrong kind in the
-    file stays, to be complained about."""
-    if not isinstance(above, dict) or below is None:
-        return above
-    if not isinstance(below, dict):
-        return below
-    return below | {name: _laid_over(below.get(name), value) for name, value in above.items()}
-
-
-def _check(settings: ServeSettings) -> None:
-    if not settings.engines and not settings.discovery.is_any:
-        raise ConfigError(
-            "no engine: give at least one --engine URL, or `engines:` in --config, or a place to"
-            " find them in (--engines-file, --engines-dns, --pool-name)"
-        )
-    kubernetes = settings.discovery.kubernetes
-    if kubernetes is not None:
-        _check_kubernetes(kubernetes)
-    check_engines(settings.engines)
-    for name, model in settings.models.items():
-        if "chat_template" in model.chat_template_kwargs:
-            raise ConfigError(
-                f"models: {name}: chat_template_kwargs: 'chat_template' does not belong there; "
-                "give it as chat_template"
-            )
-    index = settings.index
-    if index.url is not None and (index.max_blocks or index.max_bytes):
-        raise ConfigError(
-            "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
-            "server (maxmemory), or leave one of the two out"
-        )
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise ConfigError("tls_cert and tls_key: give both, or neither")
-    _check_surface(settings)
-
-
-def _check_surface(settings: ServeSettings) -> None:
-    for path in settings.allow_paths:
-        if not ALLOWED_PATH.fullmatch(path):
-            raise ConfigError(
-                f"allow_paths: {path!r}: expected a path, '/v2/embed', or 'METHOD /path' with one"
-                " of GET, POST, PUT, PATCH, DELETE"
-            )
-    for origin in settings.cors_origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"cors_origins: {origin!r}: expected 'https://HOST' as browsers send it, or '*'"
-            )
-    if settings.admin_port and settings.admin_port == settings.port:
-        raise ConfigError(f"admin_port: {settings.admin_port} is `port`; leave one of them out")
-    if settings.otlp is not None and not settings.otlp.startswith(("http://", "https://")):
-        raise ConfigError(f"otlp: {settings.otlp!r}: expected http://HOST:4318/v1/traces")
-
-
-_LABEL_NAME = r"(?:[\w.-]+/)?[\w.-]+"
-_REQUIREMENT = (
-    rf"\s*(?:!\s*{_LABEL_NAME}|{_LABEL_NAME}"
-    r"(?:\s*(?:==?|!=)\s*[\w.-]*|\s+(?:not)?in\s*\(\s*[\w.-]*(?:\s*,\s*[\w.-]*)*\s*\))?)\s*"
-)
-_SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*", re.ASCII)
-
-
-def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
-    selector = kubernetes.selector
-    if isinstance(selector, str) and selector and not _SELECTOR.fullmatch(selector):
-        raise ConfigError(
-            f"discovery: kubernetes: selector (--endpoint-selector) {selector!r}: expected"
-            " NAME=VALUE, NAME!=VALUE, NAME in (VALUE, …), NAME notin (VALUE, …), NAME or !NAME,"
-            " with commas between them"
-        )
-    if (kubernetes.pool is None) == (not kubernetes.selector):
-        raise ConfigError(
-            "discovery: kubernetes: give either pool (--pool-name) or selector"
-            " (--endpoint-selector)"
-        )
-    if bool(kubernetes.selector) != bool(kubernetes.ports):
-        raise ConfigError(
-            "discovery: kubernetes: selector and ports (--endpoint-target-ports) go together;"
-            " a pool brings its own"
-        )
-
-
-def check_engines(engines: list[EngineSettings]) -> None:
-    """Raises ConfigError."""
-    labels = [engine.label for engine in engines]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
-    for engine in engines:
-        _check_url(engine.url)
-        for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
-            if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
-                raise ConfigError(
-                    f"engine {engine.label}: {key} {endpoint!r} must start with tcp:// or ipc://"
-                )
-
 
 def _secret(variable: str | None, key: str) -> str | None:
     if variable is None:
@@ -450,23 +295,3 @@ def _secret(variable: str | None, key: str) -> str | None:
 def unix_path(host: str) -> str | None:
     """The path that stands where a host does (EngineSettings.http_url); None: it is a host."""
     return unquote(host) if host.startswith("%2F") else None
-
-
-def _check_url(url: str) -> None:
-    if url.startswith(UNIX):
-        if not url.startswith(f"{UNIX}/") or url.endswith("/"):
-            raise ConfigError(f"engine {url!r}: expected unix:/PATH/OF/A/SOCKET")
-        return
-    parts = urlsplit(url)
-    try:
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        port_ok = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT or unix:/PATH")
-    if parts.path.rstrip("/") or parts.query or parts.username:
-        raise ConfigError(f"engine {url!r}: expected http://HOST:PORT and nothing after it")
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]

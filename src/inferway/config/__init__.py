@@ -1,0 +1,59 @@
+"""YAML file and flags -> frozen settings, or a ConfigError: place, value, what is allowed.
+
+settings   the structs: every key with its type, bounds and default
+reading    a file, and flags over it      -> settings
+converted  what a file says               -> a struct, or what is wrong with it
+checks     what goes together, and texts of a form
+shown      a setting                      -> what logs and errors may have of it
+"""
+
+from inferway.config.checks import ALLOWED_PATH, check_engines
+from inferway.config.converted import converted
+from inferway.config.reading import load_settings, parse_engine, read_yaml
+from inferway.config.settings import (
+    DiscoverySettings,
+    EjectionSettings,
+    EngineSettings,
+    FlowSettings,
+    IndexSettings,
+    KubernetesSettings,
+    LimitSettings,
+    ModelRewrite,
+    ModelSettings,
+    PickerSettings,
+    ProbeSettings,
+    RetrySettings,
+    RewriteTarget,
+    ServeSettings,
+    StructuredSettings,
+    TimeoutSettings,
+    unix_path,
+)
+from inferway.config.shown import without_password
+
+__all__ = [
+    "ALLOWED_PATH",
+    "DiscoverySettings",
+    "EjectionSettings",
+    "EngineSettings",
+    "FlowSettings",
+    "IndexSettings",
+    "KubernetesSettings",
+    "LimitSettings",
+    "ModelRewrite",
+    "ModelSettings",
+    "PickerSettings",
+    "ProbeSettings",
+    "RetrySettings",
+    "RewriteTarget",
+    "ServeSettings",
+    "StructuredSettings",
+    "TimeoutSettings",
+    "check_engines",
+    "converted",
+    "load_settings",
+    "parse_engine",
+    "read_yaml",
+    "unix_path",
+    "without_password",
+]

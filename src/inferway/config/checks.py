@@ -1,0 +1,122 @@
+"""What no key's own type and bounds can say: keys that go together, and texts of a form."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from urllib.parse import urlsplit
+
+from inferway.config.settings import UNIX, EngineSettings, KubernetesSettings, ServeSettings
+from inferway.config.shown import without_password
+from inferway.errors import ConfigError
+
+# [METHOD ]/path, as `allow_paths` has them
+ALLOWED_PATH = re.compile(r"(?:(GET|POST|PUT|PATCH|DELETE) )?(/[^\s?#]*)")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+")
+
+
+def check(settings: ServeSettings) -> None:
+    """Raises ConfigError."""
+    if not settings.engines and not settings.discovery.is_any:
+        raise ConfigError(
+            "no engine: give at least one --engine URL, or `engines:` in --config, or a place to"
+            " find them in (--engines-file, --engines-dns, --pool-name)"
+        )
+    kubernetes = settings.discovery.kubernetes
+    if kubernetes is not None:
+        _check_kubernetes(kubernetes)
+    check_engines(settings.engines)
+    for name, model in settings.models.items():
+        if "chat_template" in model.chat_template_kwargs:
+            raise ConfigError(
+                f"models: {name}: chat_template_kwargs: 'chat_template' does not belong there; "
+                "give it as chat_template"
+            )
+    index = settings.index
+    if index.url is not None and (index.max_blocks or index.max_bytes):
+        raise ConfigError(
+            "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
+            "server (maxmemory), or leave one of the two out"
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigError("tls_cert and tls_key: give both, or neither")
+    _check_surface(settings)
+
+
+def _check_surface(settings: ServeSettings) -> None:
+    for path in settings.allow_paths:
+        if not ALLOWED_PATH.fullmatch(path):
+            raise ConfigError(
+                f"allow_paths: {path!r}: expected a path, '/v2/embed', or 'METHOD /path' with one"
+                " of GET, POST, PUT, PATCH, DELETE"
+            )
+    for origin in settings.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origins: {origin!r}: expected 'https://HOST' as browsers send it, or '*'"
+            )
+    if settings.admin_port and settings.admin_port == settings.port:
+        raise ConfigError(f"admin_port: {settings.admin_port} is `port`; leave one of them out")
+    if settings.otlp is not None and not settings.otlp.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp: {settings.otlp!r}: expected http://HOST:4318/v1/traces")
+
+
+_LABEL_NAME = r"(?:[\w.-]+/)?[\w.-]+"
+_REQUIREMENT = (
+    rf"\s*(?:!\s*{_LABEL_NAME}|{_LABEL_NAME}"
+    r"(?:\s*(?:==?|!=)\s*[\w.-]*|\s+(?:not)?in\s*\(\s*[\w.-]*(?:\s*,\s*[\w.-]*)*\s*\))?)\s*"
+)
+_SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*", re.ASCII)
+
+
+def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
+    selector = kubernetes.selector
+    if isinstance(selector, str) and selector and not _SELECTOR.fullmatch(selector):
+        raise ConfigError(
+            f"discovery: kubernetes: selector (--endpoint-selector) {selector!r}: expected"
+            " NAME=VALUE, NAME!=VALUE, NAME in (VALUE, …), NAME notin (VALUE, …), NAME or !NAME,"
+            " with commas between them"
+        )
+    if (kubernetes.pool is None) == (not kubernetes.selector):
+        raise ConfigError(
+            "discovery: kubernetes: give either pool (--pool-name) or selector"
+            " (--endpoint-selector)"
+        )
+    if bool(kubernetes.selector) != bool(kubernetes.ports):
+        raise ConfigError(
+            "discovery: kubernetes: selector and ports (--endpoint-target-ports) go together;"
+            " a pool brings its own"
+        )
+
+
+def check_engines(engines: list[EngineSettings]) -> None:
+    """Raises ConfigError."""
+    for engine in engines:
+        _check_url(engine.url)
+        for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
+            if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+                raise ConfigError(
+                    f"engine {engine.label}: {key} {endpoint!r} must start with tcp:// or ipc://"
+                )
+    for label, count in Counter(engine.label for engine in engines).items():
+        if count > 1:
+            raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+
+
+def _check_url(url: str) -> None:
+    if url.startswith(UNIX):
+        if not url.startswith(f"{UNIX}/") or url.endswith("/"):
+            raise ConfigError(f"engine {url!r}: expected unix:/PATH/OF/A/SOCKET")
+        return
+    shown = without_password(url)
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT or unix:/PATH")
+    if parts.username:
+        raise ConfigError(f"engine {shown!r}: expected no user; give its key as api_key_env")
+    if parts.path.rstrip("/") or parts.query:
+        raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT and nothing after it")

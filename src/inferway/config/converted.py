@@ -1,0 +1,95 @@
+"""What a file says -> a struct, or what is wrong with it: place, value, what is allowed.
+
+msgspec finds the fault and says where it is and what it wanted. It shows no value, calls the key of
+a map `...`, and does not name what else there is: that is looked up here, along the place it named.
+"""
+
+from __future__ import annotations
+
+import re
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from inferway.config.shown import without_password
+from inferway.errors import ConfigError
+
+_T = TypeVar("_T")
+
+_SAID = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<item>\d+)\]|\[(?P<any>\.\.\.)\]")
+_MAX_SHOWN = 80  # characters of a value
+
+
+def converted(fields: object, kind: type[_T], place: str, *, strict: bool = True) -> _T:
+    """`fields`, as YAML or JSON has them, as a `kind`. Raises ConfigError that begins with
+    `place`, and shows the value that is wrong, without the password of a URL."""
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{place}: {_fault(fields, kind, str(e))}") from e
+
+
+def _fault(value: Any, kind: Any, said: str) -> str:
+    """`said` is msgspec's: words, and a place such as `$.models[...].tokenizer`."""
+    found = _SAID.fullmatch(said)
+    words, path = found.groups() if found else (said, "")
+    kind, key = _alternative(kind, value), ""
+    for step in _STEP.finditer(path):
+        if (field := step["field"]) is not None:
+            value, kind = value[field], get_type_hints(kind, include_extras=True)[field]
+            key += f".{field}"
+        elif (item := step["item"]) is not None:
+            value, kind = value[int(item)], get_args(kind)[0]
+            key += f"[{item}]"
+        else:
+            kind = get_args(kind)[1]
+            name = _first_unfit(value, kind)
+            value = value[name]
+            key += f".{name}"
+        kind = _alternative(kind, value)
+    return ": ".join(filter(None, (key.removeprefix("."), _shown(value), _allowed(kind, words))))
+
+
+def _alternative(kind: Any, value: object) -> Any:
+    """Of a union the one that such a value is meant to be; without its bounds."""
+    every = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    kinds = [get_args(each)[0] if get_origin(each) is Annotated else each for each in every]
+    if isinstance(value, list):
+        wanted: tuple[type, ...] = (list, tuple)
+    else:
+        wanted = (dict, msgspec.Struct) if isinstance(value, dict) else ()
+    for each in kinds:
+        shape = get_origin(each) or each
+        if isinstance(shape, type) and issubclass(shape, wanted):
+            return each
+    return kinds[0]
+
+
+def _first_unfit(values: dict[str, object], kind: Any) -> str:
+    """The key of the value that msgspec has stumbled over."""
+    for key, value in values.items():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return key
+    raise AssertionError("msgspec has found a fault where there is none")
+
+
+def _shown(value: object) -> str:
+    """Nothing, where a map or a list stands: what is wrong is in it, or that it is one."""
+    if isinstance(value, dict | list) and value:
+        return ""
+    text = without_password(repr(value))
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def _allowed(kind: Any, words: str) -> str:
+    """msgspec's words, and what else there is where they do not say it."""
+    if get_origin(kind) is Literal:
+        return f"expected one of {', '.join(get_args(kind))}"
+    words = words[0].lower() + words[1:]
+    if words.startswith("object contains unknown field"):
+        return f"{words}; known: {', '.join(kind.__struct_fields__)}"
+    return words

@@ -1,0 +1,68 @@
+"""A YAML file, and flags on top of it -> settings, checked as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from inferway.config.checks import check
+from inferway.config.converted import converted
+from inferway.config.settings import EngineSettings, ServeSettings
+from inferway.errors import ConfigError
+
+_ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
+_LABEL = "label."  # before a label's name
+
+
+def parse_engine(spec: str) -> EngineSettings:
+    """`URL[,key=value…]` as --engine takes it."""
+    url, *pairs = spec.split(",")
+    labels: dict[str, str] = {}
+    fields: dict[str, object] = {"url": url, "labels": labels}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if equals and key.startswith(_LABEL):
+            labels[key.removeprefix(_LABEL)] = value
+            continue
+        if not equals or key not in _ENGINE_KEYS:
+            raise ConfigError(
+                f"--engine {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
+                + ", ".join([*_ENGINE_KEYS, f"{_LABEL}NAME"])
+            )
+        fields[key] = value
+    return converted(fields, EngineSettings, f"--engine {spec!r}", strict=False)
+
+
+def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
+    """The file's settings, and on top of them what the flags say. Checked as a whole."""
+    flags: dict[str, object] = {"engines": [], **msgspec.to_builtins(overrides)}
+    settings = converted(flags, ServeSettings, "flags")
+    if path is not None:
+        fields = _laid_over({"engines": [], **read_yaml(path)}, msgspec.to_builtins(overrides))
+        settings = converted(fields, ServeSettings, str(path))
+    check(settings)
+    return settings
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """Raises ConfigError naming the file."""
+    try:
+        fields = msgspec.yaml.decode(path.read_bytes())
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"{path}: not valid YAML: {e}") from e
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path}: expected keys like `engines:`, got {type(fields).__name__}")
+    return fields
+
+
+def _laid_over(below: object, above: object) -> object:
+    """The flags' values, and where they say nothing, the file's. What is of the wrong kind in the
+    file stays, to be complained about."""
+    if not isinstance(above, dict) or below is None:
+        return above
+    if not isinstance(below, dict):
+        return below
+    return below | {name: _laid_over(below.get(name), value) for name, value in above.items()}

@@ -1,0 +1,200 @@
+"""The endpoints, and what scheduling reads of them: one row each. No I/O; time is given.
+
+Written by `fleet.Fleet` as engines come, tell of themselves and go, and by each request, which
+takes a place and gives it back. An endpoint's row is its number, which is given again when it has
+left and nothing is on its way there any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from inferway.errors import InvalidRequestError, NoEndpointError
+from inferway.events.stream import StreamState
+from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
+from inferway.fleet.discovery import EventSource
+from inferway.fleet.engine import Engine
+from inferway.fleet.numbers import HolderNumbers
+from inferway.fleet.unbegun import Unbegun
+from inferway.index.protocol import Index
+from inferway.model import Candidates, Endpoint, HolderId
+
+RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
+# What was scraped longer ago than so many intervals loses its influence, half of it in as many.
+STALE_INTERVALS = 3
+STALE_SHARE = 1 - 0.5 ** (1 / STALE_INTERVALS)  # an interval
+
+
+class EndpointTable:
+    """`engines`: those of the fleet, whenever one asks."""
+
+    def __init__(self, engines: Sequence[Engine], index: Index) -> None:
+        self._engines = engines
+        self._index = index
+        self._numbers = HolderNumbers()
+        self._left: dict[HolderId, Engine] = {}  # whose number rests
+        self._block_sizes: list[int | None] = []  # by holder
+        self._unbegun: dict[HolderId, Unbegun] = {}
+        self._columns = EndpointColumns()
+        self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
+        self._everyone: ModelRows | None = None  # the live endpoints of all models
+        self._peers: list[Rows] = []  # of the columns: endpoints of the same model
+        self._faded = 0.0  # recent tokens: as of when
+
+    # what a request asks
+
+    def candidates(self, model: str) -> Candidates:
+        """The live endpoints of `model`, matched columns empty. Raises NoEndpointError."""
+        rows = self._rows.get(model)
+        if rows is None:
+            gone = [e.name for e in self._engines if model in e.model_names]
+            names = ", ".join(gone) or "none is left in the list of engines"
+            raise NoEndpointError(f"model {model!r}: its engines are gone: {names}")
+        return rows.candidates(self._columns)
+
+    def everyone(self) -> Candidates:
+        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
+        if self._everyone is None:
+            raise NoEndpointError("no pods available in datastore")
+        return self._everyone.candidates(self._columns)
+
+    def sole_model(self) -> str:
+        """One that all live endpoints serve: for requests that name none. Raises
+        InvalidRequestError if there is no such model, NoEndpointError."""
+        everyone = len(self.everyone().endpoints)
+        for name, rows in self._rows.items():
+            if rows.num_endpoints == everyone:
+                return name
+        raise InvalidRequestError(
+            "model: the request names none, and engines serve different ones:"
+            f" {', '.join(sorted(self._rows))}",
+            param="model",
+        )
+
+    def engines_of(self, model: str) -> frozenset[str]:
+        """The names of the live engines of `model`; none if there is none."""
+        rows = self._rows.get(model)
+        return frozenset() if rows is None else rows.engines
+
+    def block_size(self, holder: HolderId) -> int | None:
+        """In tokens; None when the engine has not told."""
+        return self._block_sizes[holder]
+
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        """A request is on its way there; so many of its tokens must be computed."""
+        columns, row = self._columns, endpoint.holder
+        columns.in_flight[row] += 1
+        columns.recent_tokens[row] += new_tokens
+
+    def release(self, endpoint: Endpoint) -> None:
+        """It has ended."""
+        self._columns.in_flight[endpoint.holder] -= 1
+
+    def in_flight(self, engine: Engine) -> int:
+        return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
+
+    def state(self, endpoint: Endpoint) -> StreamState:
+        """How true what scheduling believes of its cache is, as of the last change or scrape."""
+        return STATES[int(self._columns.states[endpoint.holder])]
+
+    # who is in it
+
+    def add(self, engine: Engine, source: EventSource | None) -> Endpoint:
+        """A new endpoint of `engine`: of the rank that `source` is of, if it is of one.
+
+        vLLM 0.32 takes the header's number as a place among the ranks that this very API server
+        manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
+        its node with the hybrid one. With the external one it manages one, and we send none.
+        """
+        headers, rank = list(engine.headers), None
+        if source is not None:
+            rank = source.rank
+            headers.append((b"x-data-parallel-rank", b"%d" % source.place))
+        holder = self._numbers.take()
+        endpoint = Endpoint(
+            *(engine.name, engine.url, holder, rank, tuple(headers)),
+            labels=engine.settings.labels,
+        )
+        if holder == len(self._block_sizes):
+            self._block_sizes.append(None)
+            self._columns.grow(self._numbers.given)
+        else:
+            self._columns.clear(holder)
+        self._block_sizes[holder] = engine.block_size
+        self._unbegun[holder] = Unbegun()
+        self._index.introduce(endpoint.holder, endpoint.name)
+        return endpoint
+
+    def retire(self, engine: Engine, now: float) -> None:
+        """Its endpoints are none any more."""
+        for endpoint in engine.endpoints:
+            self._index.retire(endpoint.holder)
+            self._numbers.give_back(endpoint.holder, now)
+            self._left[endpoint.holder] = engine
+
+    def rested(self, now: float) -> list[Engine]:
+        """Of each number that is free from now on, whose it was."""
+        freed = self._numbers.rested(now, lambda row: not self._columns.in_flight[row])
+        return [self._left.pop(holder) for holder in freed]
+
+    def set_serving(self, serving: Mapping[str, Sequence[Engine]]) -> None:
+        """Which engines serve each model now, and in blocks of what size. None: its rows go."""
+        for engine in self._engines:
+            for endpoint in engine.endpoints:
+                self._block_sizes[endpoint.holder] = engine.block_size
+        rows = {name: self._rows_of(engines) for name, engines in serving.items()}
+        self._rows = {name: found for name, found in rows.items() if found is not None}
+        peers = {found.holders: found.rows for found in self._rows.values()}
+        self._peers = list(peers.values())
+        self._everyone = self._rows_of([e for e in self._engines if e.healthy])
+
+    def _rows_of(self, engines: Sequence[Engine]) -> ModelRows | None:
+        live = [(endpoint, engine) for engine in engines for endpoint in engine.endpoints]
+        if not live:
+            return None
+        return ModelRows(
+            [endpoint for endpoint, _ in live],
+            [self._block_sizes[endpoint.holder] for endpoint, _ in live],
+            [engine.load.adapters for _, engine in live],
+        )
+
+    # how they are
+
+    def is_resized(self, engine: Engine) -> bool:
+        """Whether its blocks are of another size than the rows have."""
+        return any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints)
+
+    def note_adapters(self, engine: Engine) -> None:
+        for rows in self._rows.values():
+            for endpoint in engine.endpoints:
+                rows.tell_adapters(endpoint.holder, engine.load.adapters)
+
+    def note_load(self, engine: Engine, now: float) -> None:
+        """As its metrics have just told."""
+        table = self._columns
+        for endpoint in engine.endpoints:
+            row, told = endpoint.holder, engine.load.of(endpoint.rank, len(engine.endpoints))
+            table.others[row] = max(0.0, told.running + told.waiting - table.in_flight[row])
+            table.running[row] = told.running
+            table.waiting[row] = told.waiting
+            table.kv_usage[row] = told.kv_usage
+            unbegun = self._unbegun[row].told(told.running, told.waiting, told.answering)
+            table.unbegun[row] = unbegun
+            table.scraped[row] = now
+
+    def note_states(self, engine: Engine) -> None:
+        """What `match` answers may be another gateway's picture: then its state counts."""
+        for endpoint in engine.endpoints:
+            stream = engine.stream(endpoint)
+            own = StreamState.BLIND if stream is None else stream.state
+            state = self._index.shared_state(endpoint.holder) or own
+            self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
+
+    def age(self, now: float, interval: float) -> None:
+        """What time does: `interval` seconds are between two looks at an engine's load."""
+        table = self._columns
+        table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
+        self._faded = now
+        for rows in self._peers:
+            table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)

@@ -1,0 +1,122 @@
+"""A decided request -> one try on one engine: what it takes there, and gives back once.
+
+a place        among the requests under way there, with the tokens that must be computed
+a speculation  its prompts count as held there, until the answer's first token
+a report       maybe: it asks the engine for all that it reuses, which we know in part only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from inferway.index.speculative import Speculation, SpeculativeOverlay
+from inferway.model import Endpoint, HolderId, Target
+from inferway.openai_api.edits import with_vllm_xarg
+from inferway.openai_api.requests import REPORT_MODE
+from inferway.steps.match import Matched, MatchedPrompts
+
+# What calls it in a moment.
+Later = Callable[[Callable[[], None]], object]
+
+
+class Places(Protocol):
+    """What an attempt needs of the fleet (fleet.Fleet)."""
+
+    def block_size(self, holder: HolderId) -> int | None:
+        """In tokens; None when the engine has not told."""
+
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        """A request is on its way there; so many of its tokens must be computed."""
+
+    def release(self, endpoint: Endpoint) -> None:
+        """It has ended."""
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        """Whether the engine is to be asked, by a request that goes there now and finds more
+        than we know of, to report all that it reuses; `healed` when that has ended."""
+
+    def healed(self, endpoint: Endpoint) -> None:
+        """It has ended."""
+
+
+class Attempt:
+    """Begins when it is made; `end` must be called."""
+
+    __slots__ = (
+        "_overlay",
+        "_places",
+        "_speculations",
+        "asks_for_report",
+        "body",
+        "prompt_tokens",
+        "reused_tokens",
+        "target",
+    )
+
+    def __init__(
+        self,
+        target: Target,
+        body: bytes,
+        matched: MatchedPrompts,
+        goes_on: bool,
+        places: Places,
+        overlay: SpeculativeOverlay,
+    ) -> None:
+        """`goes_on`: the engine's prompts are longer than `matched`, what we know of them."""
+        self.target = target
+        self.body = body  # that is sent; with what this attempt adds
+        self.asks_for_report = False
+        self.prompt_tokens = self.reused_tokens = 0  # reused: as far as the target was said to
+        self._places = places
+        self._overlay = overlay
+        self._speculations: list[Speculation] = []
+        if matched:
+            self._look_at(matched, goes_on)
+        places.book(target.endpoint, self.prompt_tokens - self.reused_tokens)
+
+    def _look_at(self, matched: MatchedPrompts, goes_on: bool) -> None:
+        endpoint = self.target.endpoint
+        holder = endpoint.holder
+        block_size = self._places.block_size(holder)
+        if block_size is None:
+            return
+        items: Sequence[Matched] = matched.get(block_size, ())
+        lengths = [len(item.prompt.token_ids) for item in items]
+        self.prompt_tokens = sum(lengths)
+        # vLLM computes a prompt's last token always, and so never reuses its block
+        reusable = sum([(length - (not goes_on)) // block_size for length in lengths])
+        self.reused_tokens = min(self.target.matched_blocks, reusable) * block_size
+        held = [item.held.get(holder, 0) for item in items]
+        if sum(held) < reusable and self._places.heal(endpoint):
+            self._ask_for_report()
+        add = self._overlay.add
+        self._speculations = [
+            add(holder, item.prompt.block_keys, skip=skip)
+            for item, skip in zip(items, held, strict=True)
+        ]
+
+    def _ask_for_report(self) -> None:
+        edited = with_vllm_xarg(self.body, *REPORT_MODE)
+        if edited is None:
+            self._places.healed(self.target.endpoint)
+        else:
+            self.body, self.asks_for_report = edited, True
+
+    def has_begun_to_answer(self, later: Later | None) -> None:
+        """The engine holds the prompt now, and has said so, or will have when `later` calls."""
+        speculations, self._speculations = self._speculations, []
+        if speculations and later is not None:
+            later(partial(self._overlay.remove_all, speculations))
+        else:
+            self._overlay.remove_all(speculations)
+
+    def end(self) -> None:
+        """Gives back what it took. Once."""
+        endpoint = self.target.endpoint
+        if self._speculations:
+            self._overlay.remove_all(self._speculations)
+        self._places.release(endpoint)
+        if self.asks_for_report:
+            self._places.healed(endpoint)

@@ -1,0 +1,71 @@
+"""Flags that set numbers have the bounds and defaults of their keys."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from inferway.cli.epp import epp
+from inferway.cli.main import main
+from inferway.cli.serve import serve
+
+Range = click.IntRange | click.FloatRange
+
+
+def numbers(command: click.Command) -> list[click.Option]:
+    kinds = (click.types.IntParamType, click.types.FloatParamType)
+    return [
+        option
+        for option in command.params
+        if isinstance(option, click.Option) and isinstance(option.type, kinds)
+    ]
+
+
+BOUNDED = [
+    (command, option.opts[0], option.type)
+    for command in (serve, epp)
+    for option in numbers(command)
+    if isinstance(option.type, Range)
+]
+
+
+def allowed(kind: Range) -> str:
+    """As click writes it."""
+    if kind.max is None:
+        return f"x{'>' if kind.min_open else '>='}{kind.min}"
+    return f"{kind.min}{'<' if kind.min_open else '<='}x<={kind.max}"
+
+
+@pytest.mark.parametrize("command", [serve, epp], ids=lambda command: command.name)
+def test_no_number_is_without_bounds(command: click.Command) -> None:
+    free = [o.opts[0] for o in numbers(command) if not isinstance(o.type, Range)]
+
+    assert free == []
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "kind"), BOUNDED, ids=[f"{c.name} {f}" for c, f, _ in BOUNDED]
+)
+def test_a_number_out_of_range_is_shown_with_its_flag_and_the_bounds(
+    command: click.Command, flag: str, kind: Range
+) -> None:
+    assert kind.min is not None
+    outside = kind.min if kind.min_open else kind.min - 1
+
+    result = CliRunner().invoke(command, ["--engine", "http://h:1", flag, str(outside)])
+
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}': {outside}" in result.output
+    assert f"is not in the range {allowed(kind)}." in result.output
+
+
+def test_defaults_in_the_help_are_those_of_the_keys() -> None:
+    text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
+
+    assert "Port to listen on, 0 for a free one. [default: 8080]" in text
+    assert "in a row gets none for a while. [default: 5]" in text
+    assert (
+        "Answer admin paths and /metrics there, and not on --port. [0<=x<=65535] --allow-path"
+        in text
+    )
