@@ -295,8 +295,7 @@ def test_without_a_replay_socket_a_gap_is_forgotten() -> None:
             await publisher.publish(removed(2), lost=True)
             await publisher.publish(stored(0, 1))
             await settled(follower, StreamState.PARTIAL)
-
-            assert matched(index) == 1
+            await wait_until(lambda: matched(index) == 1)  # heavy batches are applied in slices
 
     run(scenario)
 

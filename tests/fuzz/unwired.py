@@ -100,6 +100,7 @@ class UnwiredOrigin(Origin):
     """Connects at once; `lines` are all connections there ever were."""
 
     lines: list[Line]
+    is_unused = False  # another could not take its place
 
     def connect(self, exchange: Exchange) -> None:
         self.pool.stats.connected += 1

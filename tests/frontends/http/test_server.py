@@ -112,6 +112,16 @@ async def test_an_offered_upgrade_is_ignored() -> None:
         assert bodies == [b"GET /a ", b"POST /b b", b"GET /c "]
 
 
+@pytest.mark.parametrize("behind", [get().replace(b"gw", b"g w"), b"GARBAGE\r\n\r\n"])
+@in_loop
+async def test_what_is_refused_behind_an_offered_upgrade_is_told(behind: bytes) -> None:
+    async with serving(echo) as server, connected(server) as client:
+        await client.send(get(b"/a", b"connection: upgrade", b"upgrade: h2c") + behind)
+
+        assert (await client.answer()).body == b"GET /a "
+        assert (await client.answer()).status == 400
+
+
 # ----------------------------------------------------------------------------- 100-continue
 
 

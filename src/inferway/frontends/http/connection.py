@@ -136,11 +136,14 @@ class ClientConnection(asyncio.Protocol):
             return
         self._read, self._searched = data, 0
         self._first = not self._receiving
+        behind = None
         try:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as e:
-                self._ignore_upgrade(memoryview(data)[e.args[0] :])
+                behind = memoryview(data)[e.args[0] :]
+            if behind is not None:
+                self._ignore_upgrade(behind)
         except httptools.HttpParserCallbackError as e:
             if not isinstance(e.__context__, RequestError):
                 raise
