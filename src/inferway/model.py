@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the helper process needs this module, and has no use for nu
 
 # uint32, one per token, in order. A buffer from encoder to block keys, never a list.
 TokenIds: TypeAlias = "NDArray[np.uint32]"
+# (tokens, 2): [start, end) of each token in characters of the text.
+Offsets: TypeAlias = "NDArray[np.uint32]"
 
 # 64-bit chained hash of a block, of all blocks before it and of what `extra_keys` adds.
 BlockKey = int

@@ -20,7 +20,7 @@ from inferway.prompts import (
     Renderer,
     RenderRequest,
 )
-from inferway.prompts.renderer import MAX_GIVEN_TEMPLATES
+from inferway.prompts.loaded_model import MAX_GIVEN_TEMPLATES
 
 MakeModel = Callable[..., Path]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inferway.openai_api.requests import parse_chat
+from inferway.prompts.loaded_model import LoadedModel
 from inferway.prompts.renderer import (
     GetOrCreateTokenizerKeyRequest,
-    LoadedModel,
     RenderChatRequest,
     Renderer,
 )

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,7 +30,6 @@ from inferway.prompts.likely_flag import Alternative, other_flags
 from inferway.prompts.media import text_before_media
 from inferway.prompts.renderer import (
     MAX_CHARS_ON_LOOP,
-    LoadedModel,
     RenderChatRequest,
     Renderer,
     RenderRequest,
@@ -40,6 +40,9 @@ from inferway.prompts.renderer import (
 from inferway.prompts.request_templates import Job, RequestTemplates, prepare
 from inferway.prompts.template_arguments import sees_tools
 from inferway.prompts.token_ids import token_ids
+
+if TYPE_CHECKING:
+    from inferway.prompts.loaded_model import LoadedModel
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256

@@ -12,34 +12,34 @@ a helper process, so that nobody's text keeps the event loop from its other clie
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
-from inferway.model import Reason, TokenIds
+from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
 from inferway.prompts.hub import fetch_model_files
 from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.model_files import ModelFiles, read_model_files
 from inferway.prompts.pace import Pace
-from inferway.prompts.reference import give_back_memory
 from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
-from inferway.prompts.tokenizer import Offsets, Tokenizer
+
+if TYPE_CHECKING:
+    from inferway.prompts.loaded_model import LoadedModel
+    from inferway.prompts.tokenizer import Tokenizer
 
 TruncationSide = Literal["left", "right"]
 
@@ -51,10 +51,6 @@ MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
 # 300 µs of CPU: what should be rendered in this time is, and leaves the event loop only if much of
 # its text is new.
 MAX_SECONDS_ON_LOOP = 0.001
-
-
-# Compiled templates that callers of the library have brought, kept for each model.
-MAX_GIVEN_TEMPLATES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,52 +115,6 @@ class RenderResult(msgspec.Struct, frozen=True):
     assistant_mask: NDArray[np.uint8] | None = None
 
 
-class LoadedModel:
-    """One model's tokenizer and compiled templates."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self.own_renderer = files.own_renderer
-        self.media_first = files.media_first
-        self.tokenizer = Tokenizer(files.tokenizer)
-        self._sources = files.templates
-        self._processor_source = files.processor_template
-        self._compiled: dict[str, ChatTemplate] = {}
-        self._compile_given = lru_cache(MAX_GIVEN_TEMPLATES)(ChatTemplate)
-        # Compiling takes milliseconds that no request should wait for; a template that does not
-        # compile is told to those who use it.
-        for source in (*self._sources.values(), self._processor_source):
-            if source is not None:
-                with contextlib.suppress(RenderError):
-                    self._compile(source)
-
-    @property
-    def template_names(self) -> list[str]:
-        return sorted(self._sources)
-
-    def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
-        """The template `given` by name or as Jinja, else the model's own for such a chat."""
-        if given is not None:
-            source = self._sources.get(given, given)
-            return self._compiled.get(source) or self._compile_given(source)
-        if not with_tools and self._processor_source is not None:
-            return self._compile(self._processor_source)
-        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
-        if name not in self._sources:
-            known = f"; named ones: {sorted(self._sources)}" if self._sources else ""
-            raise RenderError(f"the model has no chat template{known}", reason=Reason.NO_TEMPLATE)
-        return self._compile(self._sources[name])
-
-    def keep(self, given: str) -> ChatTemplate:
-        """The template `given` by name or as Jinja, compiled once for all who give it."""
-        return self._compile(self._sources.get(given, given))
-
-    def _compile(self, source: str) -> ChatTemplate:
-        template = self._compiled.get(source)
-        if template is None:
-            template = self._compiled[source] = ChatTemplate(source)
-        return template
-
-
 class _Written(NamedTuple):
     """A chat as its template has written it; `spans` if an assistant mask is asked for."""
 
@@ -217,6 +167,11 @@ class Renderer:
         slot: tuple[str, str],
         loading: Future[LoadedModel],
     ) -> None:
+        # Tokenizers' libraries are 5 MiB that a gateway without a model of its own need not have.
+        from inferway.prompts.loaded_model import LoadedModel
+        from inferway.prompts.model_files import read_model_files
+        from inferway.prompts.reference import give_back_memory
+
         try:
             loading.set_result(LoadedModel(read_model_files(_locate(request, self._hub))))
         except BaseException as e:

@@ -14,11 +14,10 @@ from typing import Literal, Protocol
 import fastokens
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from tokenizers import models
 
 from inferway.errors import InvalidRequestError, RenderError
-from inferway.model import Reason, TokenIds
+from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.boundaries import Boundaries
 from inferway.prompts.check_texts import check_texts
 from inferway.prompts.cuts import find_cuts
@@ -28,9 +27,6 @@ from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
 from inferway.prompts.start_cache import StartCache
 
 EncoderName = Literal["fastokens", "tokenizers"]
-
-# (tokens, 2): [start, end) of each token in characters of the text.
-Offsets = NDArray[np.uint32]
 
 # For what is remembered of texts, per model, once it is there: the starts of 1,000 chats of 9,000
 # tokens, or of 70 of 128,000.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from inferway.index.speculative import Speculation, SpeculativeOverlay
+from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, Target
 from inferway.openai_api.edits import with_vllm_xarg
 from inferway.openai_api.requests import REPORT_MODE
@@ -68,33 +68,27 @@ class Attempt:
         self.target = target
         self.body = body  # that is sent; with what this attempt adds
         self.asks_for_report = False
-        self.prompt_tokens = self.reused_tokens = 0  # reused: as far as the target was said to
         self._places = places
         self._overlay = overlay
-        self._speculations: list[Speculation] = []
-        if matched:
-            self._look_at(matched, goes_on)
-        places.book(target.endpoint, self.prompt_tokens - self.reused_tokens)
-
-    def _look_at(self, matched: MatchedPrompts, goes_on: bool) -> None:
-        endpoint = self.target.endpoint
+        endpoint = target.endpoint
         holder = endpoint.holder
-        block_size = self._places.block_size(holder)
-        if block_size is None:
-            return
-        items: Sequence[Matched] = matched.get(block_size, ())
-        lengths = [len(item.prompt.token_ids) for item in items]
-        self.prompt_tokens = sum(lengths)
-        # vLLM computes a prompt's last token always, and so never reuses its block
-        reusable = sum([(length - (not goes_on)) // block_size for length in lengths])
-        self.reused_tokens = min(self.target.matched_blocks, reusable) * block_size
-        held = [item.held.get(holder, 0) for item in items]
-        if sum(held) < reusable and self._places.heal(endpoint):
-            self._ask_for_report()
-        add = self._overlay.add
+        items: Sequence[Matched] = ()
+        num_tokens = num_reused = 0
+        if matched and (size := places.block_size(holder)) is not None:
+            items = matched.get(size, ())
+            lengths = [len(item.prompt.token_ids) for item in items]
+            num_tokens = sum(lengths)
+            # vLLM computes a prompt's last token always, and so never reuses its block
+            reusable = sum([(length - (not goes_on)) // size for length in lengths])
+            num_reused = min(target.matched_blocks, reusable) * size
+            known = sum([item.held.get(holder, 0) for item in items])
+            if known < reusable and places.heal(endpoint):
+                self._ask_for_report()
+        self.prompt_tokens = num_tokens
+        self.reused_tokens = num_reused
+        places.book(endpoint, num_tokens - num_reused)
         self._speculations = [
-            add(holder, item.prompt.block_keys, skip=skip)
-            for item, skip in zip(items, held, strict=True)
+            overlay.add(holder, item.prompt.block_keys, item.held.get(holder, 0)) for item in items
         ]
 
     def _ask_for_report(self) -> None:

@@ -1,0 +1,61 @@
+"""What a `Renderer` keeps of one model."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import lru_cache
+
+from inferway.errors import RenderError
+from inferway.model import Reason
+from inferway.prompts.chat_template import ChatTemplate
+from inferway.prompts.model_files import ModelFiles
+from inferway.prompts.tokenizer import Tokenizer
+
+# Compiled templates that callers of the library have brought, kept for each model.
+MAX_GIVEN_TEMPLATES = 32
+
+
+class LoadedModel:
+    """One model's tokenizer and compiled templates."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.own_renderer = files.own_renderer
+        self.media_first = files.media_first
+        self.tokenizer = Tokenizer(files.tokenizer)
+        self._sources = files.templates
+        self._processor_source = files.processor_template
+        self._compiled: dict[str, ChatTemplate] = {}
+        self._compile_given = lru_cache(MAX_GIVEN_TEMPLATES)(ChatTemplate)
+        # Compiling takes milliseconds that no request should wait for; a template that does not
+        # compile is told to those who use it.
+        for source in (*self._sources.values(), self._processor_source):
+            if source is not None:
+                with contextlib.suppress(RenderError):
+                    self._compile(source)
+
+    @property
+    def template_names(self) -> list[str]:
+        return sorted(self._sources)
+
+    def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
+        """The template `given` by name or as Jinja, else the model's own for such a chat."""
+        if given is not None:
+            source = self._sources.get(given, given)
+            return self._compiled.get(source) or self._compile_given(source)
+        if not with_tools and self._processor_source is not None:
+            return self._compile(self._processor_source)
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            known = f"; named ones: {sorted(self._sources)}" if self._sources else ""
+            raise RenderError(f"the model has no chat template{known}", reason=Reason.NO_TEMPLATE)
+        return self._compile(self._sources[name])
+
+    def keep(self, given: str) -> ChatTemplate:
+        """The template `given` by name or as Jinja, compiled once for all who give it."""
+        return self._compile(self._sources.get(given, given))
+
+    def _compile(self, source: str) -> ChatTemplate:
+        template = self._compiled.get(source)
+        if template is None:
+            template = self._compiled[source] = ChatTemplate(source)
+        return template
