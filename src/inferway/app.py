@@ -262,7 +262,9 @@ class Gateway:
 
     async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
         await self.fleet.set_engines(engines)
-        self._admission.traffic.standing.forget_others(engine.name for engine in self.fleet.engines)
+        there = [engine.name for engine in self.fleet.engines]
+        self._admission.traffic.standing.forget_others(there)
+        self.indexer.director.stats.forget_others(there)
 
     def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         """What Kubernetes says, over what the settings do."""

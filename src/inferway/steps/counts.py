@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -33,3 +34,8 @@ class DirectorStats:
         if found is None:
             found = self.tokens[engine] = EngineTokens()
         return found
+
+    def forget_others(self, engines: Iterable[str]) -> None:
+        """Those that are no more: where engines are pods, each has a name of its own."""
+        for gone in self.tokens.keys() - set(engines):
+            del self.tokens[gone]
