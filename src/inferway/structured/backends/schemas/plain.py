@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from inferway.structured.backends.schemas.nodes import DATA, RESTRICTING, Document, JsonValue
 from inferway.structured.backends.schemas.strings import KNOWN_FORMATS, in_rust
@@ -23,12 +22,15 @@ _DOUBTFUL = [
 _NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
 
 
-def is_plain(text: str) -> bool:
-    """Whether it is worth a try."""
+def as_it_came(text: str) -> str | None:
+    """What is worth a try: the schema itself, its patterns as Rust writes them. None: nothing."""
     if not any(word in text for word in _DOUBTFUL):  # looked for as text: most are done here
-        return True
+        return text
     document = Document(json.loads(text))
-    return not _has_trouble(document.raw, document.names_draft and document.draft <= 7)
+    if _has_trouble(document.raw, document.names_draft and document.draft <= 7):
+        return None
+    said = _in_rust(document.raw)
+    return text if said == document.raw else json.dumps(said, ensure_ascii=False)
 
 
 def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
@@ -40,8 +42,6 @@ def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
         return True
     if ignores_siblings and "$ref" in raw and not RESTRICTING.isdisjoint(raw):
         return True  # an older draft ignores what stands beside a reference; llguidance does not
-    if any(in_rust(pattern) != pattern for pattern in _patterns(raw)):
-        return True
     return any(
         any(_has_trouble(one, ignores_siblings) for one in inner.values())
         if word in _NAMED and isinstance(inner, dict)
@@ -50,10 +50,23 @@ def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
     )
 
 
-def _patterns(raw: Mapping[str, JsonValue]) -> list[str]:
-    named = raw.get("patternProperties")
-    found = [*named] if isinstance(named, dict) else []
-    return [*found, raw["pattern"]] if isinstance(raw.get("pattern"), str) else found
+def _in_rust(raw: JsonValue) -> JsonValue:
+    """The same schema; what is no schema stays as it is."""
+    if isinstance(raw, list):
+        return [_in_rust(one) for one in raw]
+    if not isinstance(raw, dict):
+        return raw
+    said: dict[str, JsonValue] = {}
+    for word, inner in raw.items():
+        if word == "pattern" and isinstance(inner, str):
+            said[word] = in_rust(inner)
+        elif word == "patternProperties" and isinstance(inner, dict):
+            said[word] = {in_rust(pattern): _in_rust(one) for pattern, one in inner.items()}
+        elif word in _NAMED and isinstance(inner, dict):
+            said[word] = {name: _in_rust(one) for name, one in inner.items()}
+        else:
+            said[word] = inner if word in DATA else _in_rust(inner)
+    return said
 
 
 def _is_unknown(name: JsonValue) -> bool:
