@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from inferway.structured.schema_walk import Graph, Node, graph
+from inferway.structured.schema_walk import Node, graph
 from inferway.structured.spec import Kind, Spec
 
 _SCHEMA = 0.0001
@@ -54,7 +54,7 @@ def estimated_bytes(spec: Spec) -> int:
 def estimated_seconds(spec: Spec) -> float:
     """On such a core. Takes itself about 5 µs a sub-schema: ask once for a key."""
     schema = json.loads(spec.text) if spec.kind is Kind.JSON else None
-    with graph(schema) if isinstance(schema, dict) else Graph([], []) as found:
+    with graph(schema) as found:
         return seconds_of(spec, found.nodes)
 
 

@@ -26,7 +26,7 @@ from inferway.structured.cost import seconds_of
 from inferway.structured.grammar import Unenforced
 from inferway.structured.keywords import ANNOTATIONS, ASSERTIONS
 from inferway.structured.limits import Limits
-from inferway.structured.schema_walk import Graph, Node, graph
+from inferway.structured.schema_walk import Node, graph
 from inferway.structured.spec import Kind, Spec
 
 MAX_LISTED = 1000
@@ -57,7 +57,7 @@ def explain(
     found, refused = _judged(spec, strict, check, verdict)
     within = refused is None or refused["by"] != "limits"
     schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
-    with graph(schema) if isinstance(schema, dict) else Graph([], []) as subschemas:
+    with graph(schema) as subschemas:
         nodes = subschemas.nodes
         keywords = _keywords(spec, nodes, found, refused)
         used = _used(spec, schema, nodes, limits)

@@ -100,9 +100,12 @@ def pointer(steps: list[str | int]) -> str:
     return "".join(f"/{escaped(str(step))}" for step in steps)
 
 
-def graph(root: SchemaObject) -> Graph:
+def graph(root: Json) -> Graph:
     """In time linear in the document: each object becomes a node at most once, wherever
-    references lead, also to places that no keyword makes a schema."""
+    references lead, also to places that no keyword makes a schema. What is no object (`true`) has
+    no nodes."""
+    if not isinstance(root, dict):
+        return Graph([], [])
     nodes: dict[int, Node] = {}
     top = Node(root, None, ())
     waiting = _grow(top, nodes)

@@ -158,7 +158,7 @@ def _held(validator: Any, value: Any) -> Validity:
 @lru_cache(maxsize=64)
 def _validator(text: str, additional_properties: bool) -> Any:
     schema = json.loads(text)
-    if not additional_properties and isinstance(schema, dict):
+    if not additional_properties:
         with graph(schema) as found:
             for node in found.nodes:
                 if "properties" in node.schema or "patternProperties" in node.schema:

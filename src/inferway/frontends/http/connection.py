@@ -142,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as e:
                 behind = memoryview(data)[e.args[0] :]
-            if behind is not None:
+            if behind is not None:  # outside the except: a refusal is known by its __context__
                 self._ignore_upgrade(behind)
         except httptools.HttpParserCallbackError as e:
             if not isinstance(e.__context__, RequestError):
