@@ -14,6 +14,7 @@ from tests.bench.test_report import MACHINE
 from inferway.bench.benchmark import Benchmark
 from inferway.bench.compare import Change, compare
 from inferway.bench.document import marks
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.results import Figure, Run, load_run, write_run
 from inferway.bench.spread import Interval
 from inferway.cli.bench.output import Output, output_options
@@ -164,7 +165,11 @@ def test_a_command_is_another_by_what_it_measures_and_not_by_what_it_writes() ->
 def measured(run: Figures, old: Figures, folder: Path, *arguments: str) -> Result:
     """What a benchmark's command says that finds `run`."""
     (folder / "old.json").write_bytes(write_run("figures", old))
-    benchmark = Benchmark("figures", Figures, lambda _: [Table("a table")], lambda _: "a section\n")
+    picture = Picture("figures", "A picture", [[Panel("x", "y", [Line("ours", [0], [1])])]])
+    benchmark = Benchmark(
+        "figures", Figures, lambda _: [Table("a table")], lambda _: "a section\n",
+        lambda _: [picture],
+    )  # fmt: skip
 
     @click.command()
     @output_options("figures")
@@ -218,8 +223,9 @@ def test_what_is_saved_can_be_compared_with_and_the_document_is_made_anew(tmp_pa
     assert load_run(tmp_path / "results" / "figures.json", Figures) == run
 
 
-def test_a_benchmark_without_pictures_says_so_before_it_measures(tmp_path: Path) -> None:
+def test_a_run_is_drawn_where_it_was_asked_for(tmp_path: Path) -> None:
     result = measured(a_run(), a_run(), tmp_path, "--plot", str(tmp_path))
 
-    assert result.exit_code == 2
-    assert "inferway bench figures has no pictures" in result.output
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figures.svg").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_every_table_of_the_document_is_what_the_stored_results_say(
         assert path.read_text() == text, f"{path.name}: the cure: inferway bench docs"
 
 
+def test_the_document_shows_every_picture_beside_the_results(pages: dict[Path, str]) -> None:
+    text = pages[DOCS / "performance.md"]
+    shown = set(re.findall(r"\]\(results/(.*\.svg)\)", text))
+
+    assert shown == {path.name for path in (DOCS / "results").glob("*.svg")}
+
+
 def test_no_page_of_details_outlives_its_result(pages: dict[Path, str]) -> None:
     beside = {path for path in pages if path.parent.name == "results"}
 
@@ -149,7 +157,7 @@ def test_no_page_of_details_outlives_its_result(pages: dict[Path, str]) -> None:
 
 def test_a_document_without_a_place_for_a_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    small = told_by("small", SmallRun, lambda _: [], lambda _: [])
+    small = told_by("small", SmallRun, lambda _: [], lambda _: [], pictures=lambda _: [])
     small.results(tmp_path).write_bytes(write_run("small", RUN))
     (tmp_path / "performance.md").write_text("# Title\n")
 
@@ -166,7 +174,7 @@ def sheets(run: SmallRun) -> list[Sheet]:
 
 
 def test_the_document_has_the_tables_and_the_page_of_details_has_more() -> None:
-    small = told_by("small", SmallRun, lambda _: ["About it."], sheets)
+    small = told_by("small", SmallRun, lambda _: ["About it."], sheets, pictures=lambda _: [])
 
     text = small.markdown(RUN)
     assert text.startswith(
@@ -182,7 +190,7 @@ def test_the_document_has_the_tables_and_the_page_of_details_has_more() -> None:
 
 
 def test_a_quick_run_is_called_a_look() -> None:
-    small = told_by("small", SmallRun, lambda _: [], sheets)
+    small = told_by("small", SmallRun, lambda _: [], sheets, pictures=lambda _: [])
     quick = msgspec.structs.replace(RUN, command="inferway bench small --quick")
 
     assert "not a result" in small.markdown(quick)

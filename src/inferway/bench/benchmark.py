@@ -25,8 +25,8 @@ class Benchmark(Generic[AnyRun]):
     kind: type[AnyRun]
     tables: Callable[[AnyRun], Iterable[Table]]  # in the terminal
     markdown: Callable[[AnyRun], str]  # in the document
+    pictures: Callable[[AnyRun], Sequence[Picture]]
     notes: Callable[[AnyRun], Sequence[str]] = _no_notes  # below the tables in the terminal
-    pictures: Callable[[AnyRun], Sequence[Picture]] | None = None
     details: Callable[[AnyRun], str] | None = None  # all tables, where the document has a part
     question: str = ""  # what it answers
     takes: str = ""  # how long

@@ -24,6 +24,10 @@ def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str
     sections = {one.name: one.markdown(run) for one, run in stored}
     whole = {one.name: one.details(run) for one, run in stored if one.details is not None}
     more = {name for name, text in whole.items() if text != sections[name]}
+    for one, run in stored:
+        sections[one.name] += "".join(
+            f"\n![{picture.title}](results/{picture.name}.svg)\n" for picture in one.pictures(run)
+        )
     about_all = {
         "commands": _commands(benchmarks, sections, more),
         "bars": _bars(stored),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from inferway.bench.processes import BenchError
@@ -11,6 +12,8 @@ from inferway.bench.spread import Interval
 
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
+_LETTERS_AN_INCH = 13
+_FEW_DECADES = 3  # that have room for numbers between the powers of ten
 # Paul Tol's, that the colour-blind can tell apart.
 _COLOURS = (
     "#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#997700", "#882255",
@@ -90,7 +93,7 @@ def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "s
     if picture.one_legend:
         named = grid[0][0].get_legend_handles_labels()
         figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(picture.title, fontsize=10)
+    figure.suptitle(fill(picture.title, int(size[0] * _LETTERS_AN_INCH)), fontsize=10)
     paths = [directory / f"{picture.name}.{suffix}" for suffix in formats]
     with matplotlib.rc_context({"svg.hashsalt": picture.name}):
         for path in paths:
@@ -108,11 +111,13 @@ def _draw(axes: Any, panel: Panel) -> None:
         if any(y.low < y.high for y in points):
             errors = [[y.value - y.low for y in points], [y.high - y.value for y in points]]
             axes.errorbar(
-                line.xs, middle, yerr=errors, marker="o", markersize=4, capsize=3,
-                label=line.label, **style,
+                line.xs, middle, yerr=errors, label=line.label,
+                **{"marker": "o", "markersize": 4, "capsize": 3, **style},
             )  # fmt: skip
         else:
-            axes.plot(line.xs, middle, marker="o", markersize=3, label=line.label, **style)
+            axes.plot(
+                line.xs, middle, label=line.label, **{"marker": "o", "markersize": 3, **style}
+            )
     for level in panel.levels:
         axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
     for x in panel.marks:
@@ -127,18 +132,21 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    for is_log, axis, set_scale in (
-        (panel.log_x, axes.xaxis, axes.set_xscale),
-        (panel.log_y, axes.yaxis, axes.set_yscale),
-    ):
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.most is not None:
+        axes.set_ylim(top=panel.most)
+    for is_log, axis in ((panel.log_x, axes.xaxis), (panel.log_y, axes.yaxis)):
         if is_log:
-            set_scale("log")
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            least, most = axis.get_view_interval()
+            has_room = most <= least * 10**_FEW_DECADES
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if has_room else (1,)))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
-    if panel.most is not None:
-        axes.set_ylim(top=panel.most)
+        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
     if not panel.log_y and min(axes.get_ylim()) > 0:
         axes.set_ylim(bottom=0)

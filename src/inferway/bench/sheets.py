@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
@@ -31,8 +31,8 @@ def told_by(
     about: Callable[[AnyRun], Sequence[str]],
     sheets: Callable[[AnyRun], Iterable[Sheet]],
     *,
+    pictures: Callable[[AnyRun], Sequence[Picture]],
     notes: Callable[[AnyRun], Sequence[str]] | None = None,
-    pictures: Callable[[AnyRun], Sequence[Picture]] | None = None,
     **words: Any,
 ) -> Benchmark[AnyRun]:
     """A benchmark whose runs are told by `sheets`, below the lines of `about`."""
@@ -46,9 +46,8 @@ def told_by(
         return "\n".join(lines) + "\n"
 
     return Benchmark(
-        name, kind, tables, markdown,
+        name, kind, tables, markdown, pictures,
         notes=notes or (lambda _: ()),
-        pictures=pictures,
         details=lambda run: markdown(run, details=True),
         **words,
     )  # fmt: skip
@@ -83,7 +82,9 @@ def _lines(sheet: Sheet) -> list[str]:
 def _terminal(sheet: Sheet) -> Table:
     table = Table(title=sheet.title, title_justify="left")
     for i, name in enumerate(sheet.head):
-        table.add_column(name, justify="left" if i < sheet.num_left else "right", no_wrap=i == 0)
+        justify: Literal["left", "right"] = "left" if i < sheet.num_left else "right"
+        # a figure cut short would be another figure
+        table.add_column(name, justify=justify, no_wrap=i == 0, overflow="fold")
     for row in sheet.rows:
         table.add_row(*(cell.replace("**", "") for cell in row))
     return table

@@ -91,7 +91,6 @@ def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
     text = SIMULATE_ENGINES.markdown(run)
     assert "chats, 2 engines, 2 gateways; TTFT" in text
     assert "chats, 4 engines, 2 gateways; TTFT" in text
-    assert SIMULATE_ENGINES.pictures is not None
     [picture] = SIMULATE_ENGINES.pictures(run)
     assert [line.label for line in picture.rows[0][0].lines] == list(plan.policies)
 

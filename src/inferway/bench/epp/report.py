@@ -1,12 +1,13 @@
-"""A run of `inferway bench epp` as tables."""
+"""A run of `inferway bench epp` as tables and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from inferway.bench.epp.results import Arm, Case, EppRun
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.sheets import Sheet, told_by
-from inferway.bench.spread import shown_range
+from inferway.bench.spread import median_interval, shown_range
 
 _NAMES = {"echo": "echo", "bare": "echo over our gRPC", "ours": "ours"}
 
@@ -60,6 +61,20 @@ def sheets(run: EppRun) -> Iterator[Sheet]:
     )
 
 
+def pictures(run: EppRun) -> list[Picture]:
+    """What a pick costs by the length of the body."""
+    cases = sorted(run.cases, key=lambda case: case.body_bytes)
+    sizes = [case.body_bytes for case in cases]
+    lines = [
+        Line(_NAMES[arm], sizes, [median_interval(getattr(case, arm).cpu_us) for case in cases])
+        for arm in run.arms
+    ]
+    floor = [case.echo.median_us + case.route_us for case in cases]
+    lines.append(Line("echo + our route", sizes, floor, {"linestyle": "--"}))
+    panel = Panel("body, bytes", "CPU of the picker, µs a request", lines, log_x=True, log_y=True)
+    return [Picture("epp", run.envoy, [[panel]])]
+
+
 def _each(run: EppRun, case: Case, told: Callable[[Arm], str]) -> list[str]:
     return [told(getattr(case, name)) for name in run.arms]
 
@@ -69,7 +84,7 @@ def _us(arm: Arm) -> str:
 
 
 EPP = told_by(
-    "epp", EppRun, about, sheets,
+    "epp", EppRun, about, sheets, pictures=pictures,
     question="what picking an endpoint costs behind a real Envoy, and a streamed chunk",
     takes="5 minutes",
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""A run as a picture: time to first token and cached share against the rate, a line a policy."""
+"""A run as a picture, a line a policy: time to first token and cached share against the rate; of
+many settings the p90 of the former beside ours."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.policies.catalog import LLM_D, ORACLE, OURS
-from inferway.bench.policies.results import Loaded, PoliciesRun
+from inferway.bench.policies.plan import OTHER_CACHES
+from inferway.bench.policies.results import Loaded, PoliciesRun, gateways_named
 
 STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "#cc3311", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
@@ -15,6 +17,7 @@ STYLES: dict[str, dict[str, Any]] = {
     LLM_D: {"color": "#0077bb", "linewidth": 1.8},
 }
 _TALL = 12  # the axis, times the least; who takes longer runs off
+_FAR = 30  # the same, times ours
 _RATE = "requests per second (grey: the judged loads)"
 
 
@@ -26,6 +29,32 @@ def pictures(run: PoliciesRun) -> list[Picture]:
     )
     rows = [[of(run, one) for one in run.workloads] for of in (_ttft, _cached)]
     return [Picture("policies", title, rows, one_legend=True)]
+
+
+def fleet_pictures(run: PoliciesRun) -> list[Picture]:
+    panels = [_beside_ours(run, gateways) for gateways in run.plan.gateways]
+    title = (
+        f"{run.plan.fleet.num_engines} simulated engines, each workload at its highest load; who "
+        f"takes {_FAR} × as long as {OURS} runs off"
+    )
+    return [Picture("policies_fleet", title, [panels], one_legend=True)]
+
+
+def _beside_ours(run: PoliciesRun, gateways: int) -> Panel:
+    loads = {  # the highest that all policies have
+        w.name: max(x for x in run.plan.loads if run.select(w.name, gateways, x, run.names()[0]))
+        for w in run.workloads
+    }
+    lines = []
+    for name in run.names():
+        found = [run.p90_ratio(w, gateways, x, name, OURS) for w, x in loads.items()]
+        there = {i: ratio for i, ratio in enumerate(found) if ratio is not None}
+        style = {**STYLES.get(name, {}), "linestyle": "none"}
+        lines.append(Line(name, list(there), list(there.values()), style))
+    return Panel(
+        "", f"p90 TTFT / {OURS}'s", lines, title=gateways_named(gateways), log_y=True, most=_FAR,
+        ticks=[name.replace(OTHER_CACHES, "\n") for name in loads],
+    )  # fmt: skip
 
 
 def _ttft(run: PoliciesRun, workload: Loaded) -> Panel:

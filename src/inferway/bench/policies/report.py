@@ -8,7 +8,7 @@ from statistics import fmean
 from inferway.bench.policies.catalog import APPROXIMATE, BLIND, DEAF, EVENT_DRIVEN, ORACLE, OURS
 from inferway.bench.policies.fleet_words import engines_line, lateness_line
 from inferway.bench.policies.plan import OTHER_CACHES
-from inferway.bench.policies.plot import pictures
+from inferway.bench.policies.plot import fleet_pictures, pictures
 from inferway.bench.policies.results import (
     Loaded,
     LoadGoal,
@@ -195,7 +195,7 @@ POLICIES = told_by(
     takes="18 minutes",
 )  # fmt: skip
 POLICIES_FLEET = told_by(
-    "policies --fleet", PoliciesRun, about, sheets, notes=summary,
+    "policies --fleet", PoliciesRun, about, sheets, notes=summary, pictures=fleet_pictures,
     question="several gateways before many engines: where it pays to hear of KV events",
     takes="35 minutes",
 )  # fmt: skip

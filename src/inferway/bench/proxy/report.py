@@ -1,15 +1,17 @@
-"""A run of `inferway bench proxy` as tables."""
+"""A run of `inferway bench proxy` as tables and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
 
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.proxy.results import DIRECT, LONG, SHORT, STREAM, ProxyRun
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import median_interval, shown_range
 
 _CASES = (SHORT, LONG, STREAM)
+_DOTS = {"linestyle": "none"}
 _COSTS = ("CPU, µs", *_CASES[:2], f"{STREAM}, each chunk")
 _LATENCIES = ("time to first token, µs", "p50", "p99", "added p50", "added p99", "failed")
 
@@ -62,6 +64,32 @@ def notes(run: ProxyRun) -> list[str]:
     return [f"{router}: {'; '.join(notes)}" for router, notes in said.items()]
 
 
+def pictures(run: ProxyRun) -> list[Picture]:
+    """CPU, latency and memory, a colour each router."""
+    routers = dict.fromkeys(cost.router for cost in run.costs)
+    trees = {one.router: one for one in run.memory}
+    costs, latencies, memory = [], [], []
+    for router in routers:
+        cases = [cost for case in _CASES if (cost := run.cost(router, case))]
+        at = [_CASES.index(cost.case) for cost in cases]
+        costs.append(Line(router, at, [median_interval(c.cpu_us) for c in cases], _DOTS))
+        one, tree = run.latency(router), trees.get(router)
+        times = [median_interval(us) for us in (one.p50_us, one.p99_us)] if one else []
+        latencies.append(Line(router, range(len(times)), times, _DOTS))
+        mib = [median_interval(values) for values in (tree.at_start, tree.growth)] if tree else []
+        memory.append(Line(router, range(len(mib)), mib, _DOTS))
+    growth = f"growth to {run.plan.held_streams:,} streams"
+    panels = [
+        Panel("", "CPU, µs a request, of streams a chunk", costs, log_y=True, ticks=_CASES),
+        Panel(
+            f"{run.rate:,.0f} requests a second", "time to the first token, µs", latencies,
+            log_y=True, ticks=("p50", "p99"),
+        ),
+        Panel("", "memory, MiB", memory, log_y=True, ticks=("at start", growth)),
+    ]  # fmt: skip
+    return [Picture("proxy", "What the data plane costs", [panels], one_legend=True)]
+
+
 def _cost_rows(run: ProxyRun) -> list[list[str]]:
     routers = dict.fromkeys(cost.router for cost in run.costs)
     return [[router, *(_cpu(run, router, case) for case in _CASES)] for router in routers]
@@ -106,7 +134,7 @@ def _mib(values: list[float]) -> str:
 
 
 PROXY = told_by(
-    "proxy", ProxyRun, about, sheets, notes=notes,
+    "proxy", ProxyRun, about, sheets, notes=notes, pictures=pictures,
     question="what the data plane costs: CPU, added latency and memory, beside its peers",
     takes="12 minutes",
 )  # fmt: skip

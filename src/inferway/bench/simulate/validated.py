@@ -9,6 +9,7 @@ import msgspec
 
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
 from inferway.bench.peers.workload import ChatSpec
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
@@ -122,6 +123,26 @@ def notes(run: ValidateRun) -> list[str]:
     ]
 
 
+def pictures(run: ValidateRun) -> list[Picture]:
+    """What was simulated against what was measured; on the line both are the same."""
+    name = "validate_real" if run.is_fitted else "validate"
+    panels = [_beside(run, "prompt tokens from a cache, %", "cached_share", 100)]
+    if run.is_fitted:
+        panels.append(_beside(run, "mean TTFT, ms", "ttft", 1e3))
+    return [Picture(name, run.plan.engines.about, [panels], one_legend=True)]
+
+
+def _beside(run: ValidateRun, what: str, field: str, factor: float) -> Panel:
+    points = {
+        name: [_mean(seeds, each) * factor for each in (field, f"simulated_{field}")]
+        for name, seeds in run.routers()
+    }
+    ends = [f(value for point in points.values() for value in point) for f in (min, max)]
+    lines = [Line(name, [x], [y], {"linestyle": "none"}) for name, (x, y) in points.items()]
+    same = Line("the same", ends, ends, {"color": "#999999", "marker": ""})
+    return Panel(f"measured: {what}", f"simulated: {what}", [*lines, same])
+
+
 def _rows(run: ValidateRun) -> Iterator[list[str]]:
     for name, seeds in run.routers():
         yield [
@@ -145,12 +166,12 @@ def _mean(seeds: Sequence[Compared], field: str) -> float:
 
 
 VALIDATE = told_by(
-    "validate", ValidateRun, about, sheets, notes=notes,
+    "validate", ValidateRun, about, sheets, notes=notes, pictures=pictures,
     question="whether the peers' policies, as simulated, reuse what the real peers reuse",
     takes="8 minutes",
 )  # fmt: skip
 VALIDATE_REAL = told_by(
-    "validate --real", ValidateRun, about, sheets, notes=notes,
+    "validate --real", ValidateRun, about, sheets, notes=notes, pictures=pictures,
     question="whether a simulation with fitted constants says what a real fleet does",
     takes="8 minutes",
 )  # fmt: skip

@@ -1,9 +1,10 @@
-"""A run of `inferway bench structured` as tables."""
+"""A run of `inferway bench structured` as tables and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.structured.results import Count, Masks, StructuredRun, System, percentile
 
@@ -36,6 +37,23 @@ def sheets(run: StructuredRun) -> Iterator[Sheet]:
         ("", *ways),
         [[whose, *(f"{found[way]:.2f}" for way in ways)] for whose, found in run.batch_ms.items()],
     )
+
+
+def pictures(run: StructuredRun) -> list[Picture]:
+    """How many schemas are compiled within what time, and how long masks take."""
+    num, dots = len(run.schemas), {"linestyle": "none"}
+    compiles, masks = [], []
+    for system in run.systems:
+        times = run.compile_ms(system)
+        shares = [(i + 1) / num * 100 for i in range(len(times))]
+        compiles.append(Line(system.name, times, shares, {"marker": ""}))
+        percentiles = _percentiles(system.masks)
+        masks.append(Line(system.name, range(len(percentiles)), percentiles, dots))
+    panels = [
+        Panel("compile, at most ms", "schemas, %", compiles, log_x=True),
+        Panel("", "mask, µs", masks, log_y=True, ticks=("p50", "p95", "p99", "p99.9", "max")),
+    ]
+    return [Picture("structured", f"{num} schemas of {run.file}", [panels], one_legend=True)]
 
 
 def _how(ordered: bool) -> str:
@@ -77,12 +95,15 @@ def _speed(run: StructuredRun, system: System) -> list[str]:
 def _masks(masks: Masks | None) -> str:
     if masks is None:
         return ""
-    found = (masks.p50, masks.p95, masks.p99, masks.p999, masks.max)
-    return " / ".join(f"{us:.0f}" for us in found)
+    return " / ".join(f"{us:.0f}" for us in _percentiles(masks))
+
+
+def _percentiles(masks: Masks) -> tuple[float, ...]:
+    return masks.p50, masks.p95, masks.p99, masks.p999, masks.max
 
 
 STRUCTURED = told_by(
-    "structured", StructuredRun, about, sheets,
+    "structured", StructuredRun, about, sheets, pictures=pictures,
     question="which of real JSON schemas are kept, and how fast, beside four libraries",
     takes="half an hour",
     arguments="SAMPLE",

@@ -59,10 +59,8 @@ class Output:
     ) -> None:
         """Measures, and does what was asked for. Ends the process with status 1 if something is
         worse than in the old run; errors end it with their cure."""
-        if self.plot is not None and benchmark.pictures is None:
-            raise click.UsageError(f"--plot: inferway bench {benchmark.name} has no pictures")
         try:
-            if benchmark.pictures is not None and (self.plot or self.save):
+            if self.plot or self.save:
                 plotting.check_can_draw()
             old = None if self.compare is None else load_run(self.compare, benchmark.kind)
             with _progress() as on_step:
@@ -129,13 +127,13 @@ def keep(benchmark: Benchmark[AnyRun], run: AnyRun, docs: Path) -> None:
 def draw(
     benchmark: Benchmark[AnyRun], run: AnyRun, directory: Path, formats: Sequence[str]
 ) -> None:
-    for picture in benchmark.pictures(run) if benchmark.pictures is not None else ():
+    for picture in benchmark.pictures(run):
         plotting.write(picture, directory, formats)
 
 
 def show(benchmark: Benchmark[AnyRun], run: AnyRun) -> None:
     """On standard output: tables, what is to be said of them, what was missed, and where."""
-    console = Console()
+    console = _console()
     for table in benchmark.tables(run):
         console.print(table)
     missed = [f"not as asked: {goal.what}: {goal.found}" for goal in run.goals() if not goal.is_met]
@@ -149,9 +147,7 @@ def show(benchmark: Benchmark[AnyRun], run: AnyRun) -> None:
 
 def show_comparison(found: Comparison, tolerance: float) -> None:
     """On standard error, so that standard output is the run. Ends the process if ours is worse."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = _WIDE
+    console = _console(stderr=True)
     console.print(_comparison_table(found, tolerance))
     for warning in found.warnings:
         console.print(f"  {warning}", highlight=False)
@@ -159,6 +155,13 @@ def show_comparison(found: Comparison, tolerance: float) -> None:
     if regressions:
         console.print(f"  {len(regressions)} of {len(found.changes)} are worse", highlight=False)
         sys.exit(1)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
 
 
 def _comparison_table(found: Comparison, tolerance: float) -> Table:
