@@ -147,6 +147,18 @@ def test_a_token_that_looks_far_back_costs_more() -> None:
     assert spec.prompt_seconds(1_000, 1_001) == pytest.approx(2.0, rel=1e-3)
 
 
+def test_engines_that_share_a_processor_slow_each_other() -> None:
+    engine = msgspec.structs.replace(ONE.engine, beside=1.5)
+    fleet = msgspec.structs.replace(ONE, num_engines=2, engine=engine)
+    work, rate = at_times(request(1, 2), request(3, 4, start=1e-6), request(5, 6, start=50.0))
+
+    ttft = simulate(work, rate, fleet, policy_named("round-robin"), seed=1).ttft
+
+    alone = engine.idle_ttft(2 * BLOCK + 1)
+    more = 0.5 * engine.prompt_seconds(0, 2 * BLOCK + 1)
+    assert ttft.tolist() == pytest.approx([alone, alone + more, alone])
+
+
 def test_a_prompt_seen_before_costs_what_is_new_of_it() -> None:
     work, rate = at_times(request(1, 2, 3), request(1, 2, 3, 4, start=50.0))
 

@@ -145,6 +145,19 @@ def test_both_are_judged_over_all_requests() -> None:
     assert found.simulated_token_seconds == pytest.approx(0.023)
 
 
+def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
+    other = SimRequest(blocks=(3, 4), prompt_tokens=250, output_tokens=3, session=2, start=1e-6)
+    work = Workload("sent", "", 100, [WORK.requests[0], other])
+    engine = msgspec.structs.replace(TRUE, beside=2.0)
+    fleet = FleetSpec(num_engines=2, num_slow=0, engine=engine)
+
+    found = compared("a router", "round-robin", 1, [sample(0.2, 0)] * 2, work, fleet)
+
+    alone = TRUE.idle_ttft(250)
+    assert found.apart_ttft == pytest.approx(alone)
+    assert found.simulated_ttft == pytest.approx(alone + TRUE.prompt_seconds(0, 250) / 2)
+
+
 @pytest.mark.parametrize(
     "samples", [[sample(0.2, 0)], [sample(0.2, 0), sample(0.2, 0, error="timeout")]]
 )

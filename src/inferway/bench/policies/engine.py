@@ -41,6 +41,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
+    # How many times as long a prompt takes that is begun while another engine computes one, too:
+    # engines without a processor of their own.
+    beside: float = 1.0
 
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
@@ -102,12 +105,14 @@ class Engine:
 
     __slots__ = (
         "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "_unadmitted",
-        "cache", "decoding", "due", "number", "prefilling", "spec", "told", "version", "waiting",
+        "cache", "decoding", "due", "neighbours", "number", "prefilling", "spec", "told", "version",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int) -> None:
         self.number = number
         self.spec = spec
+        self.neighbours: Sequence[Engine] = ()  # who share its processor
         self.cache = BlockCache(spec.cache_tokens // block_tokens)
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
@@ -126,6 +131,10 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self._num_steps > 0 and not self._pure
 
     def fits(self, request: SimRequest) -> bool:
         """Whether it could ever be admitted."""
@@ -187,7 +196,10 @@ class Engine:
         """Seconds that the next `tokens` of its prompt take, which are done with the step."""
         first = job.request.prompt_tokens - job.left
         job.left -= tokens
-        return self.spec.prompt_seconds(first, first + tokens)
+        seconds = self.spec.prompt_seconds(first, first + tokens)
+        if any(one.is_prefilling for one in self.neighbours):
+            seconds *= self.spec.beside
+        return seconds
 
     def _admit(self, budget: int) -> float:
         """Seconds that the step spends on prompts that wait now."""

@@ -44,7 +44,11 @@ class FleetSpec(msgspec.Struct, frozen=True):
             self.engine.slower(self.slow_factor) if i in slow else self.engine
             for i in range(self.num_engines)
         ]
-        return [Engine(i, spec, block_tokens) for i, spec in enumerate(specs)]
+        engines = [Engine(i, spec, block_tokens) for i, spec in enumerate(specs)]
+        if self.engine.beside != 1.0:
+            for engine in engines:
+                engine.neighbours = [one for one in engines if one is not engine]
+        return engines
 
 
 class World(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ class Compared(msgspec.Struct, frozen=True):
     simulated_cached_share: float
     token_seconds: float
     simulated_token_seconds: float
+    apart_ttft: float | None = None  # simulated with engines that do not slow each other
 
     @property
     def ttft_error(self) -> float:
@@ -56,6 +57,11 @@ def compared(
         said = failed[0].detail or failed[0].error if failed else "some were not sent"
         raise BenchError(f"{router}: {len(failed)} of {len(samples)} requests failed: {said}")
     outcome = simulate(workload, workload.own_rate, fleet, policy_named(policy), seed)
+    apart = None
+    if fleet.engine.beside != 1.0:
+        engine = msgspec.structs.replace(fleet.engine, beside=1.0)
+        alone = msgspec.structs.replace(fleet, engine=engine)
+        apart = simulate(workload, workload.own_rate, alone, policy_named(policy), seed)
     ttft = np.array([sample.ttft for sample in samples], float)
     columns = workload.columns
     decoded = outcome.latency - outcome.ttft
@@ -74,4 +80,5 @@ def compared(
         simulated_cached_share=float(outcome.cached_tokens.sum() / columns.prompt_tokens.sum()),
         token_seconds=float(np.mean([s.itl for s in samples if s.itl is not None])),
         simulated_token_seconds=float(decoded.sum() / (columns.output_tokens - 1).sum()),
+        apart_ttft=None if apart is None else float(apart.ttft.mean()),
     )

@@ -24,7 +24,7 @@ from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router
 from inferway.bench.simulate.compared import Compared, compared
-from inferway.bench.simulate.constants import measure
+from inferway.bench.simulate.constants import beside, measure
 from inferway.bench.simulate.fitting import fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import Plan, ValidateRun
@@ -78,8 +78,13 @@ def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
     if isinstance(engines, SimulatedEngines):
         return engine_like(engines)
     on_step("measuring one engine")
-    firsts, tokens = measure(fleet.engines[0].url, MODEL)
-    like = EngineSpec(max_batched_tokens=_REAL_BATCHED_TOKENS, cache_tokens=cache_tokens)
+    one, other = (engine.url for engine in fleet.engines[:2])
+    firsts, tokens = measure(one, MODEL)
+    like = EngineSpec(
+        max_batched_tokens=_REAL_BATCHED_TOKENS,
+        cache_tokens=cache_tokens,
+        beside=round(beside(one, other, MODEL), 3),
+    )
     return fit(firsts, tokens, like)
 
 

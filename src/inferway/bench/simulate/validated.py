@@ -102,6 +102,15 @@ def about(run: ValidateRun) -> list[str]:
 def sheets(run: ValidateRun) -> Iterator[Sheet]:
     kind = "real engines" if run.is_fitted else "simulated engines that speak HTTP"
     yield Sheet(f"{kind} and virtual time, the same chats", _HEAD, list(_rows(run)), num_left=2)
+    if run.engine.beside != 1.0:
+        yield Sheet(
+            "What it does that engines share a processor: mean TTFT in virtual time, ms",
+            ("router", "as they are", "if they did not slow each other"),
+            [
+                [name, *(f"{_mean(seeds, f) * 1e3:,.0f}" for f in ("simulated_ttft", "apart_ttft"))]
+                for name, seeds in run.routers()
+            ],
+        )
     yield goal_sheet(run.goals())
 
 
@@ -113,13 +122,18 @@ def notes(run: ValidateRun) -> list[str]:
         if engine.attention_tokens
         else ""
     )
+    shared = (
+        f"; {engine.beside:.2f} times that while the other engine computes a prompt, too"
+        if engine.beside != 1.0
+        else ""
+    )
     return [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
         f"prompts; load average {run.load_after} after it",
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
         f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
-        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}",
+        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}{shared}",
     ]
 
 

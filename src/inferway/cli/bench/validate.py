@@ -52,6 +52,7 @@ def _routers(real: bool, on_step: OnStep) -> list[tuple[Router, str]]:
     found: list[tuple[Router, str]] = [
         (Inferway(scoring=True), "expected-ttft"),
         (VllmRouter(venv, "round_robin"), "round-robin"),
+        (VllmRouter(venv, "consistent_hash"), "consistent-hash"),
     ]
     if real:
         return found
@@ -59,5 +60,4 @@ def _routers(real: bool, on_step: OnStep) -> list[tuple[Router, str]]:
         *found,
         (VllmRouter(venv, "cache_aware"), "cache-aware"),
         (SglangRouter(venv, "cache_aware"), "cache-aware"),
-        (VllmRouter(venv, "consistent_hash"), "consistent-hash"),
     ]
