@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -515,6 +516,20 @@ async def test_each_attempt_sends_a_body_of_its_own() -> None:
 
     assert journey.body is body
     assert fleet.healing == []
+
+
+async def test_an_answer_that_has_begun_keeps_nothing_of_its_prompt() -> None:
+    to = director(TwoEngines())
+    body = chat("abcdefghi")
+    alone = sys.getrefcount(body)
+    journey = open_chat(to, body)
+    journey.attempt((await journey.decide()).targets[0])
+    journey.on_head(200)
+
+    assert sys.getrefcount(body) > alone  # it may be sent to another engine
+    journey.on_chunk(b"data: {}\n\n")
+    assert sys.getrefcount(body) == alone
+    journey.close("ok")
 
 
 # ------------------------------------------------------------------- who gets it, and when

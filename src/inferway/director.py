@@ -229,6 +229,7 @@ class Journey:
         "closed",
         "routed",
         "shape",
+        "streamed",
     )
 
     def __init__(
@@ -242,7 +243,8 @@ class Journey:
         priority: int | None = None,
         edits: Sequence[bytes] = (),
     ) -> None:
-        self.routed: Routed | None = None
+        self.routed: Routed | None = None  # until the answer has begun
+        self.streamed = False  # it is to be answered in pieces
         self.closed = False
         self.shape: Shape | None = None  # that is asked of the answer
         self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
@@ -307,6 +309,7 @@ class Journey:
         decision = Decision(targets, reason, choice.headers)
         director.stats.decided(reason)
         self.routed = Routed(request, model, self._matched, decision, candidates)
+        self.streamed = bool(request.body.stream)
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
             if follower is not None:
@@ -442,6 +445,15 @@ class Journey:
             self._attempt.has_begun_to_answer(self._director.later)
         for follower in self._followers:
             follower.on_first_chunk(self._director.clock())
+        self._forget_prompt()
+
+    def _forget_prompt(self) -> None:
+        """It is not sent again: an answer of minutes need not keep a prompt of megabytes."""
+        self.body = self._body = b""
+        self._matched = {}
+        self.routed = None
+        if self._attempt is not None:
+            self._attempt.body = b""
 
     def close(self, outcome: str) -> None:
         """The journey has ended; frees what `attempt` took. Only the first call counts."""
@@ -464,9 +476,7 @@ class Journey:
                 follower.on_end(ending)
 
     def _ending(self, outcome: str, usage: Usage | None) -> Ending:
-        assert self.routed is not None
-        streamed = bool(self.routed.request.body.stream)
-        return Ending(outcome, self._director.clock(), usage, streamed)
+        return Ending(outcome, self._director.clock(), usage, self.streamed)
 
     def _suspect(self, endpoint: Endpoint) -> None:
         """It has failed this request."""

@@ -111,7 +111,7 @@ class Follower:
         return ()
 
     def on_first_chunk(self, now: float) -> None:
-        """The first piece of the answer's body has come."""
+        """The first piece of the answer's body has come: it is sent nowhere else."""
 
     def on_end(self, ending: Ending) -> None:
         """It is over; called exactly once, whatever happened."""

@@ -269,6 +269,7 @@ class EngineConnection(asyncio.Protocol):
         if self._head is not None:
             self._received += size
             head, self._head = self._head, None
+            exchange.pieces = ()
             exchange.sink.on_head(*head)
             if self._exchange is not exchange:
                 return

@@ -40,7 +40,7 @@ class Exchange:
         self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
     ) -> None:
         self.origin = origin
-        self.pieces = pieces  # head and body; kept, it may be sent once more
+        self.pieces = pieces  # head and body; kept until it is answered: it may be sent once more
         self.sink = sink
         self.is_head = is_head
         self.connection: EngineConnection | None = None

@@ -8,6 +8,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 from tests.frontends.http.clients import Client, connected, post
@@ -76,6 +77,7 @@ async def half_a_request(client: Client) -> None:
     await client.send(post(b"x" * 1000)[:-500])
 
 
+Kind = TypeVar("Kind")
 CLIENT_KINDS = {"stays": stays, "leaves": leaves, "sends half a request": half_a_request}
 
 
@@ -115,3 +117,21 @@ async def test_all_comes_back(script: Script, what: Callable[[Client], Awaitable
         await wait_until(lambda: taken(gw) == before)
 
         assert gw.server.stats.crashed == 0
+
+
+def living(kind: type[Kind]) -> list[Kind]:
+    return [o for o in gc.get_objects() if type(o) is kind]
+
+
+@in_loop
+async def test_a_stream_keeps_no_body() -> None:
+    script = raw(SSE_HEAD, EVENT)
+    requests, exchanges = living(Request), living(Exchange)  # of others, if any
+    async with running(script) as engine, gateway(engine.url) as gw, connected(gw.server) as client:
+        await client.send(post(b"x" * 100_000))
+        await client.head()
+        await client.chunk()
+
+        [request] = [one for one in living(Request) if one not in requests]
+        [exchange] = [one for one in living(Exchange) if one not in exchanges]
+        assert (request.body, exchange.pieces) == (b"", ())

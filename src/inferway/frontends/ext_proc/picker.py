@@ -176,14 +176,13 @@ class _Record:
         self.first_seconds = time.perf_counter() - self.started
 
     def ended(self, outcome: str, answer_bytes: int) -> None:
-        routed = self.journey.routed
         self.counts.ended(
             outcome,
             time.perf_counter() - self.started,
             self.first_seconds,
             answer_bytes,
             self.journey.usage,
-            streamed=routed is not None and bool(routed.request.body.stream),
+            streamed=self.journey.streamed,
         )
 
 

@@ -94,6 +94,7 @@ class RequestFollower(Follower):
 
     def on_first_chunk(self, now: float) -> None:
         waiting = self._waiting
+        del self._candidates, self._request  # it is sent nowhere else
         if waiting is None or not self._streams:
             return
         self._first = now
