@@ -84,6 +84,8 @@ def test_evidence_tells_whether_vllm_router_had_tokens_at_all() -> None:
 
     rendered = router.evidence({inputs % "render": 20.0, lookups: 10.0})
     refused = router.evidence({inputs % "render_unavailable": 20.0})
+    no_lookups = router.evidence({inputs % "render": 20.0})
 
     assert rendered.endswith("2.0 calls of the engines' /render a request; 100% of its lookups hit")
     assert refused.startswith("did not tokenize (render_unavailable)")
+    assert "20 calls of the engines' /render; compares with a tree" in no_lookups

@@ -184,7 +184,12 @@ class VllmRouter:
         if not rendered:
             return f"did not tokenize ({', '.join(inputs)}): compares text, or goes by load"
         lookups = by_label(counted, _LOOKUPS, "result")
-        requests = max(1.0, sum(lookups.values()))
+        requests = sum(lookups.values())
+        if not requests:
+            return (
+                f"does not tokenize itself: {rendered:,.0f} calls of the engines' /render; "
+                "compares with a tree of what it sent"
+            )
         return (
             f"does not tokenize itself: {rendered / requests:.1f} calls of the engines' /render "
             f"a request; {lookups.get('hit', 0.0) / requests:.0%} of its lookups hit"
