@@ -99,6 +99,12 @@ def test_chats_are_simulated_with_the_blocks_that_engines_see() -> None:
 
     assert len(made.requests) == 12
     assert [r.start for r in made.requests] == sorted(at for s in sessions for at in s.at)
+    kept = [block for r in made.requests for block in r.answer_blocks]
+    assert kept
+    assert len(set(kept)) == len(kept)  # nobody else's
+    for r in made.requests:
+        computed = r.prompt_tokens + r.output_tokens - 1
+        assert len(r.blocks) + len(r.answer_blocks) == computed // 32
     by_session: dict[int, list[SimRequest]] = {}
     for request in made.requests:
         by_session.setdefault(request.session, []).append(request)

@@ -44,6 +44,10 @@ class EngineSpec(msgspec.Struct, frozen=True):
     # How many times as long a prompt takes that is begun while another engine computes one, too:
     # engines without a processor of their own.
     beside: float = 1.0
+    # What a step has computed is told when the next one has ended, if there is a next one. So does
+    # vLLM on the CPU: its core begins a step before it reads what the one before has brought
+    # (EngineCore.step_with_batch_queue), and there a step that is begun runs to its end.
+    tells_late: bool = False
 
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
@@ -63,9 +67,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
         return seconds
 
     def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to the first token on an engine with nothing else to do."""
+        """Seconds to the first token, of several, on an engine with nothing else to do."""
         steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
         seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
+        if self.tells_late:
+            seconds += self.step_seconds + self.decode_seconds
         return self.request_seconds + seconds
 
 
@@ -100,11 +106,15 @@ class Job:
         self.speculation: Speculation | None = None  # its prompt counts as held
 
 
+_NOTHING: tuple[list[Job], list[Job]] = ([], [])
+
+
 class Engine:
     """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
 
     __slots__ = (
         "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "_unadmitted",
+        "_untold",
         "cache", "decoding", "due", "neighbours", "number", "prefilling", "spec", "told", "version",
         "waiting",
     )  # fmt: skip
@@ -127,6 +137,7 @@ class Engine:
         self._step_seconds = 0.0
         self._pure = False  # it only decodes
         self._unadmitted = 0  # who waited when the stretch began, and still does
+        self._untold = _NOTHING  # what `end` is to return, of the stretch before
 
     @property
     def num_running(self) -> int:
@@ -187,7 +198,7 @@ class Engine:
             self._num_steps = 0
             return False
         self._pure = True
-        self._num_steps = decoding[0][0] - self._step
+        self._num_steps = 1 if self._untold is not _NOTHING else decoding[0][0] - self._step
         self._step_seconds = seconds
         self.due = now + self._num_steps * seconds
         return True
@@ -225,8 +236,8 @@ class Engine:
         return seconds
 
     def end(self) -> tuple[list[Job], list[Job]]:
-        """What ran is done: (jobs whose first token came out, jobs that have ended); one may be in
-        both."""
+        """What ran is done: (jobs whose first token came out, jobs that have ended), as far as it
+        is told by now; one may be in both."""
         self._step += self._num_steps
         step, decoding, prefilling = self._step, self.decoding, self.prefilling
         first: list[Job] = []
@@ -250,7 +261,15 @@ class Engine:
         self.told = Told(
             len(prefilling) + len(decoding), self._unadmitted, unbegun, self.cache.usage
         )
-        return first, ended
+        return self._told_by_now(first, ended) if self.spec.tells_late else (first, ended)
+
+    def _told_by_now(self, first: list[Job], ended: list[Job]) -> tuple[list[Job], list[Job]]:
+        before, self._untold = self._untold, _NOTHING
+        if not (self.prefilling or self.decoding or self.waiting):  # there is no next step
+            return before[0] + first, before[1] + ended
+        if first or ended:
+            self._untold = (first, ended)
+        return before
 
     def step_remainder(self, now: float) -> float:
         """Seconds until the step that runs is over."""

@@ -4,6 +4,7 @@ the same times."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 
@@ -15,21 +16,27 @@ from inferway.blocks.keys import BlockHasher
 
 def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:
     """All turns of `sessions` at their intended times. Their answers are replaced by what the
-    sessions say, so none of an answer's blocks is reused."""
+    sessions say, so none of an answer's blocks is reused; but they are kept, and displace others.
+    """
     hasher = BlockHasher(block_tokens)
-    requests = []
+    requests, numbers = [], count(1)
     for session in sessions:
         conversation = Conversation()
         for turn, at in zip(session.turns, session.at, strict=True):
             _, body = conversation.ask(turn, {"model": "any"})
             ids = np.array(prompts.token_ids(body), np.uint32)
+            blocks, output = tuple(hasher.keys(ids)), int(turn.fields["max_tokens"])
+            # the last token of an answer is not computed
+            num_answer = (len(ids) + output - 1) // block_tokens - len(blocks)
             requests.append(
                 SimRequest(
-                    blocks=tuple(hasher.keys(ids)),
+                    blocks=blocks,
                     prompt_tokens=len(ids),
-                    output_tokens=int(turn.fields["max_tokens"]),
+                    output_tokens=output,
                     session=session.number,
                     start=at,
+                    # no key is negative
+                    answer_blocks=tuple(-next(numbers) for _ in range(num_answer)),
                 )
             )
             conversation.hear(turn, "")
