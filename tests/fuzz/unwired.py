@@ -7,6 +7,7 @@ uvloop's: what was closed is lost in a later call (`settle`), never at once.
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from typing import cast
 
 from inferway.config import LimitSettings, TimeoutSettings
@@ -115,7 +116,7 @@ class Trip:
     changes_length = False
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        self.request = copy(request)  # as it came: a body that is answered is forgotten
         self.body = request.body
         self.outcomes: list[str] = []
 
