@@ -150,35 +150,14 @@ def test_a_token_that_looks_far_back_costs_more() -> None:
 def test_engines_that_share_a_processor_slow_each_other() -> None:
     engine = msgspec.structs.replace(ONE.engine, beside=1.5)
     fleet = msgspec.structs.replace(ONE, num_engines=2, engine=engine)
-    work, rate = at_times(request(1, 2), request(3, 4, start=1e-6), request(5, 6, start=50.0))
+    short, long = request(1), request(2, 3, start=1e-6)
+    work, rate = at_times(short, long, request(5, 6, start=50.0))
 
     ttft = simulate(work, rate, fleet, policy_named("round-robin"), seed=1).ttft
 
-    alone = engine.idle_ttft(2 * BLOCK + 1)
-    more = 0.5 * engine.prompt_seconds(0, 2 * BLOCK + 1)
-    assert ttft.tolist() == pytest.approx([alone, alone + more, alone])
-
-
-def test_an_engine_that_tells_late_tells_a_step_later() -> None:
-    engine = msgspec.structs.replace(ONE.engine, tells_late=True)
-    fleet = msgspec.structs.replace(ONE, engine=engine)
-    long, other = request(1, output=3), request(2, 3, output=3, start=1e-6)
-    alone = request(4, output=1, start=50.0)
-    work, rate = at_times(long, other, alone)
-
-    found = simulate(work, rate, fleet, always_first, seed=1)
-
-    step = engine.step_seconds
-    first = step + engine.prompt_seconds(0, BLOCK + 1)
-    second = step + engine.decode_seconds + engine.prompt_seconds(0, 2 * BLOCK + 1)
-    third = step + 2 * engine.decode_seconds
-    # the first answer's first token is told when the other's prompt is computed
-    told = [first + second, first + second + third, first]
-    assert found.ttft.tolist() == pytest.approx(told, abs=1e-5)
-    assert found.latency[0] == pytest.approx(first + second + third + step + engine.decode_seconds)
-    lonely = simulate(workload(request(1, output=2)), 1.0, fleet, always_first, seed=1)
-    assert lonely.ttft[0] == pytest.approx(engine.idle_ttft(BLOCK + 1))
-    assert lonely.latency[0] == pytest.approx(engine.idle_ttft(BLOCK + 1))
+    alone = [engine.idle_ttft(request.prompt_tokens) for request in work.requests]
+    more = 0.5 * alone[0]  # while both compute
+    assert ttft.tolist() == pytest.approx([alone[0] + more, alone[1] + more, alone[2]], abs=1e-5)
 
 
 def test_a_prompt_seen_before_costs_what_is_new_of_it() -> None:

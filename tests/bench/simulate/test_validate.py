@@ -161,7 +161,7 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
 
     alone = TRUE.idle_ttft(250)
     assert found.apart_ttft == pytest.approx(alone)
-    assert found.simulated_ttft == pytest.approx(alone + TRUE.prompt_seconds(0, 250) / 2)
+    assert found.simulated_ttft == pytest.approx(2 * alone, rel=0.1)  # less what begins later
 
 
 @pytest.mark.parametrize(

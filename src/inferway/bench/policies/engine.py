@@ -41,13 +41,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    # How many times as long a prompt takes that is begun while another engine computes one, too:
-    # engines without a processor of their own.
+    # How many times as long a step with prompts takes while another engine has one, too: engines
+    # without a processor of their own.
     beside: float = 1.0
-    # What a step has computed is told when the next one has ended, if there is a next one. So does
-    # vLLM on the CPU: its core begins a step before it reads what the one before has brought
-    # (EngineCore.step_with_batch_queue), and there a step that is begun runs to its end.
-    tells_late: bool = False
 
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
@@ -67,11 +63,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
         return seconds
 
     def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to the first token, of several, on an engine with nothing else to do."""
+        """Seconds to the first token on an engine with nothing else to do."""
         steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
         seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
-        if self.tells_late:
-            seconds += self.step_seconds + self.decode_seconds
         return self.request_seconds + seconds
 
 
@@ -106,23 +100,20 @@ class Job:
         self.speculation: Speculation | None = None  # its prompt counts as held
 
 
-_NOTHING: tuple[list[Job], list[Job]] = ([], [])
-
-
 class Engine:
     """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
 
     __slots__ = (
         "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "_unadmitted",
-        "_untold",
-        "cache", "decoding", "due", "neighbours", "number", "prefilling", "spec", "told", "version",
-        "waiting",
+        "cache", "decoding", "due", "neighbours", "number", "prefilling", "slowed", "spec", "told",
+        "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int) -> None:
         self.number = number
         self.spec = spec
         self.neighbours: Sequence[Engine] = ()  # who share its processor
+        self.slowed: list[Engine] = []  # whose `due` has changed by what is planned here
         self.cache = BlockCache(spec.cache_tokens // block_tokens)
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
@@ -137,7 +128,6 @@ class Engine:
         self._step_seconds = 0.0
         self._pure = False  # it only decodes
         self._unadmitted = 0  # who waited when the stretch began, and still does
-        self._untold = _NOTHING  # what `end` is to return, of the stretch before
 
     @property
     def num_running(self) -> int:
@@ -190,15 +180,18 @@ class Engine:
         self.version += 1
         self._start = now
         if prompts:
+            seconds += prompts
+            if self.neighbours:
+                seconds += self._slow(now, seconds)
             self._pure = False
             self._num_steps = 1
-            self.due = now + seconds + prompts
+            self.due = now + seconds
             return True
         if not num_decoding:
             self._num_steps = 0
             return False
         self._pure = True
-        self._num_steps = 1 if self._untold is not _NOTHING else decoding[0][0] - self._step
+        self._num_steps = decoding[0][0] - self._step
         self._step_seconds = seconds
         self.due = now + self._num_steps * seconds
         return True
@@ -207,10 +200,20 @@ class Engine:
         """Seconds that the next `tokens` of its prompt take, which are done with the step."""
         first = job.request.prompt_tokens - job.left
         job.left -= tokens
-        seconds = self.spec.prompt_seconds(first, first + tokens)
-        if any(one.is_prefilling for one in self.neighbours):
-            seconds *= self.spec.beside
-        return seconds
+        return self.spec.prompt_seconds(first, first + tokens)
+
+    def _slow(self, now: float, seconds: float) -> float:
+        """Seconds more that a step with prompts takes, which takes so many alone; the others' are
+        over later, too."""
+        more = 0.0
+        for other in self.neighbours:
+            if other.is_prefilling:
+                both = (self.spec.beside - 1) * min(seconds, other.due - now)
+                other.due += both
+                other.version += 1
+                self.slowed.append(other)
+                more += both
+        return more
 
     def _admit(self, budget: int) -> float:
         """Seconds that the step spends on prompts that wait now."""
@@ -236,8 +239,8 @@ class Engine:
         return seconds
 
     def end(self) -> tuple[list[Job], list[Job]]:
-        """What ran is done: (jobs whose first token came out, jobs that have ended), as far as it
-        is told by now; one may be in both."""
+        """What ran is done: (jobs whose first token came out, jobs that have ended); one may be in
+        both."""
         self._step += self._num_steps
         step, decoding, prefilling = self._step, self.decoding, self.prefilling
         first: list[Job] = []
@@ -261,15 +264,7 @@ class Engine:
         self.told = Told(
             len(prefilling) + len(decoding), self._unadmitted, unbegun, self.cache.usage
         )
-        return self._told_by_now(first, ended) if self.spec.tells_late else (first, ended)
-
-    def _told_by_now(self, first: list[Job], ended: list[Job]) -> tuple[list[Job], list[Job]]:
-        before, self._untold = self._untold, _NOTHING
-        if not (self.prefilling or self.decoding or self.waiting):  # there is no next step
-            return before[0] + first, before[1] + ended
-        if first or ended:
-            self._untold = (first, ended)
-        return before
+        return first, ended
 
     def step_remainder(self, now: float) -> float:
         """Seconds until the step that runs is over."""

@@ -197,7 +197,7 @@ class _Run:
         self.now = now
         engine = self._engines[row]
         if engine.add(job, now):
-            heappush(self._due, (engine.due, row, engine.version))
+            self._planned(engine)
 
     def _end_stretch(self) -> None:
         now, row, version = heappop(self._due)
@@ -215,7 +215,14 @@ class _Run:
         if removed:
             self._feed.send(now, row, (), removed)
         if engine.plan(now):
-            heappush(self._due, (engine.due, row, engine.version))
+            self._planned(engine)
+
+    def _planned(self, engine: Engine) -> None:
+        heappush(self._due, (engine.due, engine.number, engine.version))
+        if engine.slowed:
+            for other in engine.slowed:
+                heappush(self._due, (other.due, other.number, other.version))
+            engine.slowed.clear()
 
     def _begin(self, job: Job, row: int, now: float, removed: Sequence[int]) -> None:
         """Its first token comes out."""

@@ -1,7 +1,6 @@
 """What a few requests took on one engine -> the constants of a simulated one. Pure.
 
     time to the first token = request + step + prefill * (tokens + pairs / attention)
-                              and, of one that tells late, a step that decodes it
     time between two tokens = step + decode * requests that decode at once
 
 where each of the tokens that are computed looks at those before it: pairs. Least squares over the
@@ -54,7 +53,7 @@ def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> 
         decode_seconds=decode,
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
-        request_seconds=max(0.0, begin - step - (step + decode if like.tells_late else 0.0)),
+        request_seconds=max(0.0, begin - step),
     )
 
 

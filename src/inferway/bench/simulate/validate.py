@@ -84,7 +84,6 @@ def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
         max_batched_tokens=_REAL_BATCHED_TOKENS,
         cache_tokens=cache_tokens - engines.block_size,  # one block of vLLM's stays empty
         beside=round(beside(one, other, MODEL), 3),
-        tells_late=True,
     )
     return fit(firsts, tokens, like)
 

@@ -127,15 +127,13 @@ def notes(run: ValidateRun) -> list[str]:
         if engine.beside != 1.0
         else ""
     )
-    late = "; what a step computed is told a step later" if engine.tells_late else ""
     return [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
         f"prompts; load average {run.load_after} after it",
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
         f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
-        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}{shared}"
-        f"{late}",
+        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}{shared}",
     ]
 
 
