@@ -22,6 +22,9 @@ _COLOURS = (
 _DASHES = ("-", "-.", ":")
 
 
+DOTS: Mapping[str, Any] = {"linestyle": "none"}  # a line's style: its points alone
+
+
 class Line(NamedTuple):
     """Points of one label, each with its interval if it has one."""
 
@@ -105,19 +108,18 @@ def _draw(axes: Any, panel: Panel) -> None:
     for i, line in enumerate(panel.lines):
         dashes = _DASHES[i // len(_COLOURS) % len(_DASHES)]  # where colours come again
         colour = _COLOURS[i % len(_COLOURS)]
-        style = {"color": colour, "linestyle": dashes, "linewidth": 1.2, **line.style}
         points = [y if isinstance(y, Interval) else Interval(y, y, y) for y in line.ys]
         middle = [y.value for y in points]
-        if any(y.low < y.high for y in points):
+        has_errors = any(y.low < y.high for y in points)
+        style = {
+            "color": colour, "linestyle": dashes, "linewidth": 1.2,
+            "marker": "o", "markersize": 4 if has_errors else 3, **line.style,
+        }  # fmt: skip
+        if has_errors:
             errors = [[y.value - y.low for y in points], [y.high - y.value for y in points]]
-            axes.errorbar(
-                line.xs, middle, yerr=errors, label=line.label,
-                **{"marker": "o", "markersize": 4, "capsize": 3, **style},
-            )  # fmt: skip
+            axes.errorbar(line.xs, middle, yerr=errors, capsize=3, label=line.label, **style)
         else:
-            axes.plot(
-                line.xs, middle, label=line.label, **{"marker": "o", "markersize": 3, **style}
-            )
+            axes.plot(line.xs, middle, label=line.label, **style)
     for level in panel.levels:
         axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
     for x in panel.marks:

@@ -69,7 +69,7 @@ def pictures(run: EppRun) -> list[Picture]:
         Line(_NAMES[arm], sizes, [median_interval(getattr(case, arm).cpu_us) for case in cases])
         for arm in run.arms
     ]
-    floor = [case.echo.median_us + case.route_us for case in cases]
+    floor = [case.floor_us for case in cases]
     lines.append(Line("echo + our route", sizes, floor, {"linestyle": "--"}))
     panel = Panel("body, bytes", "CPU of the picker, µs a request", lines, log_x=True, log_y=True)
     return [Picture("epp", run.envoy, [[panel]])]

@@ -41,9 +41,14 @@ class Case(msgspec.Struct, frozen=True):
         return median(self.timed.route_us)
 
     @property
+    def floor_us(self) -> float:
+        """Echo + route."""
+        return self.echo.median_us + self.route_us
+
+    @property
     def times(self) -> float:
         """Ours / (echo + route)."""
-        return self.ours.median_us / (self.echo.median_us + self.route_us)
+        return self.ours.median_us / self.floor_us
 
     @property
     def times_spread(self) -> Interval:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from inferway.bench.plotting import Line, Panel, Picture
+from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.policies.catalog import LLM_D, ORACLE, OURS
 from inferway.bench.policies.plan import OTHER_CACHES
 from inferway.bench.policies.results import Loaded, PoliciesRun, gateways_named
@@ -41,15 +41,12 @@ def fleet_pictures(run: PoliciesRun) -> list[Picture]:
 
 
 def _beside_ours(run: PoliciesRun, gateways: int) -> Panel:
-    loads = {  # the highest that all policies have
-        w.name: max(x for x in run.plan.loads if run.select(w.name, gateways, x, run.names()[0]))
-        for w in run.workloads
-    }
+    loads = {w.name: run.loads(w.name, gateways)[-1] for w in run.workloads}
     lines = []
     for name in run.names():
         found = [run.p90_ratio(w, gateways, x, name, OURS) for w, x in loads.items()]
         there = {i: ratio for i, ratio in enumerate(found) if ratio is not None}
-        style = {**STYLES.get(name, {}), "linestyle": "none"}
+        style = {**STYLES.get(name, {}), **DOTS}
         lines.append(Line(name, list(there), list(there.values()), style))
     return Panel(
         "", f"p90 TTFT / {OURS}'s", lines, title=gateways_named(gateways), log_y=True, most=_FAR,

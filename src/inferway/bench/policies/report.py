@@ -40,7 +40,7 @@ def sheets(run: PoliciesRun) -> Iterator[Sheet]:
     yield from _beside(run, "Share of prompt tokens that came from a cache", _cached)
     for w, gateways in _settings(run):
         head = ["policy"]
-        for load in _loads(run, w, gateways):
+        for load in run.loads(w.name, gateways):
             head += [f"{load:.0%}: TTFT", "p90", "cached"]
         yield Sheet(
             f"**{workload_named(w.name)}, {gateways_named(gateways)}**: mean TTFT in ms (95 %), "
@@ -66,7 +66,7 @@ def _pressure(run: PoliciesRun) -> Sheet:
     all have."""
     rows = []
     for w, gateways in _settings(run):
-        load = _loads(run, w, gateways)[-1]
+        load = run.loads(w.name, gateways)[-1]
         cells = [w.name.partition(OTHER_CACHES)[0], f"{run.plan.cache_of(w.name):,}", str(gateways)]
         full = run.select(w.name, gateways, load, ORACLE) or run.select(
             w.name, gateways, load, OURS
@@ -97,7 +97,7 @@ def _beside(run: PoliciesRun, what: str, cell: Callable[[Sequence[Row]], str]) -
     by themselves."""
     for caches in dict.fromkeys(w.name.partition(OTHER_CACHES)[2] for w in run.workloads):
         settings = [s for s in _settings(run) if s[0].name.partition("@")[2] == caches]
-        loads = [_loads(run, w, gateways)[-1] for w, gateways in settings]
+        loads = [run.loads(w.name, gateways)[-1] for w, gateways in settings]
         rows = []
         for policy in run.policies:
             found = [
@@ -121,15 +121,10 @@ def _settings(run: PoliciesRun) -> list[tuple[Loaded, int]]:
     return [(w, gateways) for w in run.workloads for gateways in run.plan.gateways]
 
 
-def _loads(run: PoliciesRun, w: Loaded, gateways: int) -> list[float]:
-    """Those with all seeds."""
-    return [x for x in run.plan.loads if run.select(w.name, gateways, x, run.policies[0].name)]
-
-
 def _rows(run: PoliciesRun, w: Loaded, gateways: int) -> Iterator[list[str]]:
     for name in run.names():
         cells = [name]
-        for load in _loads(run, w, gateways):
+        for load in run.loads(w.name, gateways):
             rows = run.select(w.name, gateways, load, name)
             p90 = fmean(row.ttft_p90 for row in rows) * 1e3
             cells += [_mean_ttft(rows).times(1e3).shown("{:,.0f}"), f"{p90:,.0f}", _cached(rows)]

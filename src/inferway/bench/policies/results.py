@@ -90,6 +90,11 @@ class PoliciesRun(Run, frozen=True):
         found = [r for r in rows if (r.load, r.policy) == (load, policy)]
         return sorted(found, key=lambda row: row.seed)
 
+    def loads(self, workload: str, gateways: int) -> list[float]:
+        """Those of the plan that were simulated so, with all seeds."""
+        first = self.policies[0].name
+        return [load for load in self.plan.loads if self.select(workload, gateways, load, first)]
+
     def names(self) -> list[str]:
         return [policy.name for policy in self.policies]
 

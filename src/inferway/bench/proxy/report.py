@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from inferway.bench.plotting import Line, Panel, Picture
+from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.proxy.results import DIRECT, LONG, SHORT, STREAM, ProxyRun
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import median_interval, shown_range
 
 _CASES = (SHORT, LONG, STREAM)
-_DOTS = {"linestyle": "none"}
 _COSTS = ("CPU, µs", *_CASES[:2], f"{STREAM}, each chunk")
 _LATENCIES = ("time to first token, µs", "p50", "p99", "added p50", "added p99", "failed")
 
@@ -72,12 +71,12 @@ def pictures(run: ProxyRun) -> list[Picture]:
     for router in routers:
         cases = [cost for case in _CASES if (cost := run.cost(router, case))]
         at = [_CASES.index(cost.case) for cost in cases]
-        costs.append(Line(router, at, [median_interval(c.cpu_us) for c in cases], _DOTS))
+        costs.append(Line(router, at, [median_interval(c.cpu_us) for c in cases], DOTS))
         one, tree = run.latency(router), trees.get(router)
         times = [median_interval(us) for us in (one.p50_us, one.p99_us)] if one else []
-        latencies.append(Line(router, range(len(times)), times, _DOTS))
+        latencies.append(Line(router, range(len(times)), times, DOTS))
         mib = [median_interval(values) for values in (tree.at_start, tree.growth)] if tree else []
-        memory.append(Line(router, range(len(mib)), mib, _DOTS))
+        memory.append(Line(router, range(len(mib)), mib, DOTS))
     growth = f"growth to {run.plan.held_streams:,} streams"
     panels = [
         Panel("", "CPU, µs a request, of streams a chunk", costs, log_y=True, ticks=_CASES),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from inferway.bench.plotting import Line, Panel, Picture
+from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.policies.catalog import ENTRIES
 from inferway.bench.policies.fleet_words import engines_line, lateness_line
 from inferway.bench.policies.plot import STYLES
@@ -58,16 +58,15 @@ def pictures(run: SimulateRun) -> list[Picture]:
         return [Picture("simulate_engines", title, [_growing(run)], one_legend=True)]
     names = run.policies()
     places = [float(i) for i in range(len(names))]
-    dots = {"linestyle": "none"}
     p90 = [fmean(row.ttft_p90 for row in run.select(name)) * 1e3 for name in names]
     cost = [
         fmean(row.cpu_seconds for row in run.select(name)) / run.requests * 1e6 for name in names
     ]
     panels = [
         Panel(
-            "policy", "p90 TTFT, ms", [Line("p90 TTFT", places, p90, dots)], log_y=True, ticks=names
+            "policy", "p90 TTFT, ms", [Line("p90 TTFT", places, p90, DOTS)], log_y=True, ticks=names
         ),
-        Panel("policy", "simulating a request, µs", [Line("CPU", places, cost, dots)], ticks=names),
+        Panel("policy", "simulating a request, µs", [Line("CPU", places, cost, DOTS)], ticks=names),
     ]
     return [Picture("simulate", _title(run, run.plan.fleet), [panels])]
 

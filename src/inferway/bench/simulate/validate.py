@@ -74,7 +74,6 @@ def run_validate(
 def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
     """Constants of the engines: as given to simulated ones, or measured."""
     engines = plan.engines
-    cache_tokens = engines.blocks * engines.block_size
     if isinstance(engines, SimulatedEngines):
         return engine_like(engines)
     on_step("measuring one engine")
@@ -82,7 +81,7 @@ def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
     firsts, tokens = measure(one, MODEL)
     like = EngineSpec(
         max_batched_tokens=_REAL_BATCHED_TOKENS,
-        cache_tokens=cache_tokens - engines.block_size,  # one block of vLLM's stays empty
+        cache_tokens=(engines.blocks - 1) * engines.block_size,  # one of vLLM's stays empty
         beside=round(beside(one, other, MODEL), 3),
     )
     return fit(firsts, tokens, like)

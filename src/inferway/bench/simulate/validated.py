@@ -9,7 +9,7 @@ import msgspec
 
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
 from inferway.bench.peers.workload import ChatSpec
-from inferway.bench.plotting import Line, Panel, Picture
+from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
@@ -152,7 +152,7 @@ def _beside(run: ValidateRun, what: str, field: str, factor: float) -> Panel:
         for name, seeds in run.routers()
     }
     ends = [f(value for point in points.values() for value in point) for f in (min, max)]
-    lines = [Line(name, [x], [y], {"linestyle": "none"}) for name, (x, y) in points.items()]
+    lines = [Line(name, [x], [y], DOTS) for name, (x, y) in points.items()]
     same = Line("the same", ends, ends, {"color": "#999999", "marker": ""})
     return Panel(f"measured: {what}", f"simulated: {what}", [*lines, same])
 

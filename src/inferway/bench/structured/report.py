@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferway.bench.plotting import Line, Panel, Picture
+from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.structured.results import Count, Masks, StructuredRun, System, percentile
 
@@ -41,14 +41,14 @@ def sheets(run: StructuredRun) -> Iterator[Sheet]:
 
 def pictures(run: StructuredRun) -> list[Picture]:
     """How many schemas are compiled within what time, and how long masks take."""
-    num, dots = len(run.schemas), {"linestyle": "none"}
+    num = len(run.schemas)
     compiles, masks = [], []
     for system in run.systems:
         times = run.compile_ms(system)
         shares = [(i + 1) / num * 100 for i in range(len(times))]
         compiles.append(Line(system.name, times, shares, {"marker": ""}))
         percentiles = _percentiles(system.masks)
-        masks.append(Line(system.name, range(len(percentiles)), percentiles, dots))
+        masks.append(Line(system.name, range(len(percentiles)), percentiles, DOTS))
     panels = [
         Panel("compile, at most ms", "schemas, %", compiles, log_x=True),
         Panel("", "mask, µs", masks, log_y=True, ticks=("p50", "p95", "p99", "p99.9", "max")),
