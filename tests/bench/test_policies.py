@@ -148,16 +148,37 @@ def test_a_token_that_looks_far_back_costs_more() -> None:
 
 
 def test_engines_that_share_a_processor_slow_each_other() -> None:
+    """What begins while the other computes takes longer: prompt and answer."""
     engine = msgspec.structs.replace(ONE.engine, beside=1.5)
     fleet = msgspec.structs.replace(ONE, num_engines=2, engine=engine)
-    short, long = request(1), request(2, 3, start=1e-6)
-    work, rate = at_times(short, long, request(5, 6, start=50.0))
+    long, short = request(1, 2, 3, output=50), request(4, start=1e-6, output=3)
+    work, rate = at_times(long, short, request(5, 6, start=50.0))
 
-    ttft = simulate(work, rate, fleet, policy_named("round-robin"), seed=1).ttft
+    outcome = simulate(work, rate, fleet, policy_named("round-robin"), seed=1)
 
+    times = [1.0, 1.5, 1.0]
     alone = [engine.idle_ttft(request.prompt_tokens) for request in work.requests]
-    more = 0.5 * alone[0]  # while both compute
-    assert ttft.tolist() == pytest.approx([alone[0] + more, alone[1] + more, alone[2]], abs=1e-5)
+    assert outcome.ttft == pytest.approx(
+        [a * t for a, t in zip(alone, times, strict=True)], abs=1e-5
+    )
+    steps = outcome.latency - outcome.ttft
+    assert steps[1] == pytest.approx(2 * 1.5 * (engine.step_seconds + engine.decode_seconds))
+
+
+def test_a_token_of_an_answer_pays_for_what_it_looks_at() -> None:
+    spec = msgspec.structs.replace(ONE.engine, context_seconds=1e-5)
+    fleet = msgspec.structs.replace(ONE, engine=spec)
+    one, other = request(1, output=11), request(2, 3, output=3)
+
+    outcome = simulate(workload(one, other), 1e9, fleet, always_first, seed=1)
+
+    context = [one.prompt_tokens + 5, other.prompt_tokens + 1]  # with half of the answer
+    plain = spec.step_seconds + spec.decode_seconds
+    both = plain + spec.decode_seconds + sum(context) * spec.context_seconds
+    alone = plain + context[0] * spec.context_seconds
+    beside = alone + spec.prompt_seconds(0, other.prompt_tokens)
+    decoded = outcome.latency - outcome.ttft
+    assert decoded == pytest.approx([beside + 2 * both + 7 * alone, 2 * both])
 
 
 def test_a_prompt_seen_before_costs_what_is_new_of_it() -> None:

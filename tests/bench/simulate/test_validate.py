@@ -25,13 +25,25 @@ from inferway.prompts.prepare import prepare_smollm2
 TRUE = EngineSpec(
     step_seconds=0.02,
     decode_seconds=0.003,
+    context_seconds=2e-6,
     prefill_seconds=0.0006,
     attention_tokens=4_000,
     request_seconds=0.015,
     cache_tokens=10_000,
 )
 PROMPTS = [(0, 100), (0, 400), (0, 1_000), (0, 1_600), (512, 900)]
-TOKENS = [Tokens(batch, TRUE.step_seconds + TRUE.decode_seconds * batch) for batch in (1, 2, 4)]
+
+
+def tokens(spec: EngineSpec) -> list[Tokens]:
+    each = {context: spec.decode_seconds + context * spec.context_seconds for context in (99, 900)}
+    return [
+        Tokens(batch, context, spec.step_seconds + batch * seconds)
+        for context, seconds in each.items()
+        for batch in (1, 2, 4)
+    ]
+
+
+TOKENS = tokens(TRUE)
 
 
 def firsts(spec: EngineSpec) -> list[First]:
@@ -42,14 +54,17 @@ def firsts(spec: EngineSpec) -> list[First]:
 
 
 @pytest.mark.parametrize("attention", [0, 4_000])
-def test_constants_are_found_again(attention: int) -> None:
-    true = msgspec.structs.replace(TRUE, attention_tokens=attention)
+@pytest.mark.parametrize("context", [0.0, 2e-6])
+def test_constants_are_found_again(attention: int, context: float) -> None:
+    true = msgspec.structs.replace(TRUE, attention_tokens=attention, context_seconds=context)
 
-    found = fit(firsts(true), TOKENS, EngineSpec(cache_tokens=10_000))
+    found = fit(firsts(true), tokens(true), EngineSpec(cache_tokens=10_000))
 
     assert found.attention_tokens == pytest.approx(attention, abs=1)
-    for name in ("step_seconds", "decode_seconds", "prefill_seconds", "request_seconds"):
-        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3)
+    for name in (
+        "step_seconds", "decode_seconds", "context_seconds", "prefill_seconds", "request_seconds",
+    ):  # fmt: skip
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3, abs=1e-12)
     assert found.cache_tokens == 10_000
 
 
@@ -62,7 +77,7 @@ def test_a_time_that_is_far_off_changes_little() -> None:
 
 def test_no_constant_is_negative() -> None:
     falling = [First(0, tokens, 0.1 + tokens * 1e-4 - 2e-8 * tokens**2) for _, tokens in PROMPTS]
-    flat = [Tokens(1, 0.02), Tokens(4, 0.019)]
+    flat = [Tokens(1, 99, 0.02), Tokens(4, 99, 0.019)]
 
     found = fit(falling, flat, EngineSpec())
 
@@ -148,7 +163,8 @@ def test_both_are_judged_over_all_requests() -> None:
     assert found.cached_points == pytest.approx(0.0)
     both = TRUE.idle_ttft(250) + TRUE.idle_ttft(250, 200)
     assert found.simulated_ttft == pytest.approx(both / 2)
-    assert found.simulated_token_seconds == pytest.approx(0.023)
+    context = 251 * TRUE.context_seconds  # 250 of the prompt, and one of the answer
+    assert found.simulated_token_seconds == pytest.approx(0.023 + context)
 
 
 def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
@@ -161,7 +177,8 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
 
     alone = TRUE.idle_ttft(250)
     assert found.apart_ttft == pytest.approx(alone)
-    assert found.simulated_ttft == pytest.approx(2 * alone, rel=0.1)  # less what begins later
+    step = alone - TRUE.request_seconds
+    assert found.simulated_ttft == pytest.approx(alone + step / 2)  # the second's takes two
 
 
 @pytest.mark.parametrize(

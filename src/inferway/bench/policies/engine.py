@@ -5,8 +5,9 @@ prefill). A step takes
 
     step_seconds + decoding requests * decode_seconds + prompt tokens * prefill_seconds
 
-(a prompt token costs more the further back it looks, if `attention_tokens` is given),
-and a stretch of steps that only decode is one event, cut short when a request arrives.
+(a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
+answer if `context_seconds` is; all of it takes longer where engines share a processor), and a
+stretch of steps that only decode is one event, cut short when a request arrives.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     step_seconds: float = 0.008
     decode_seconds: float = 0.00025
+    # What a token of an answer pays for each token before it, which it looks at.
+    context_seconds: float = 0.0
     prefill_seconds: float = 0.00008  # a token
     # What a token pays for attention: as much again as its prefill_seconds when it looks at so many
     # tokens before it. 0: nothing. (An 8B model with 32 layers of 4,096: about 32,000.)
@@ -41,8 +44,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    # How many times as long a step with prompts takes while another engine has one, too: engines
-    # without a processor of their own.
+    # How many times as long a step takes that begins while another engine computes: engines without
+    # a processor of their own.
     beside: float = 1.0
 
     def slower(self, factor: float) -> EngineSpec:
@@ -51,6 +54,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
             self,
             step_seconds=self.step_seconds * factor,
             decode_seconds=self.decode_seconds * factor,
+            context_seconds=self.context_seconds * factor,
             prefill_seconds=self.prefill_seconds * factor,
         )
 
@@ -104,16 +108,15 @@ class Engine:
     """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
 
     __slots__ = (
-        "_block_tokens", "_num_steps", "_pure", "_start", "_step", "_step_seconds", "_unadmitted",
-        "cache", "decoding", "due", "neighbours", "number", "prefilling", "slowed", "spec", "told",
-        "version", "waiting",
+        "_block_tokens", "_context", "_num_steps", "_pure", "_start", "_step", "_step_seconds",
+        "_unadmitted", "cache", "decoding", "due", "neighbours", "number", "prefilling", "spec",
+        "told", "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int) -> None:
         self.number = number
         self.spec = spec
         self.neighbours: Sequence[Engine] = ()  # who share its processor
-        self.slowed: list[Engine] = []  # whose `due` has changed by what is planned here
         self.cache = BlockCache(spec.cache_tokens // block_tokens)
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
@@ -122,6 +125,7 @@ class Engine:
         self.version = 0  # of `due`
         self.told = Told()  # by its metrics
         self._block_tokens = block_tokens
+        self._context = 0  # tokens that a step's answers look at
         self._step = 0  # steps done
         self._start = 0.0  # of the stretch that runs
         self._num_steps = 0  # of it; 0: idle
@@ -134,8 +138,8 @@ class Engine:
         return len(self.prefilling) + len(self.decoding)
 
     @property
-    def is_prefilling(self) -> bool:
-        return self._num_steps > 0 and not self._pure
+    def is_busy(self) -> bool:
+        return self._num_steps > 0
 
     def fits(self, request: SimRequest) -> bool:
         """Whether it could ever be admitted."""
@@ -176,23 +180,18 @@ class Engine:
             if self.waiting and budget > 0:
                 prompts += self._admit(budget)
         self._unadmitted = len(self.waiting)
-        seconds = spec.step_seconds + num_decoding * spec.decode_seconds
-        self.version += 1
-        self._start = now
-        if prompts:
-            seconds += prompts
-            if self.neighbours:
-                seconds += self._slow(now, seconds)
-            self._pure = False
-            self._num_steps = 1
-            self.due = now + seconds
-            return True
-        if not num_decoding:
+        if not (prompts or num_decoding):
             self._num_steps = 0
             return False
-        self._pure = True
-        self._num_steps = decoding[0][0] - self._step
+        seconds = spec.step_seconds + num_decoding * spec.decode_seconds + prompts
+        seconds += self._context * spec.context_seconds
+        if self.neighbours and any(other.is_busy for other in self.neighbours):
+            seconds *= spec.beside
+        self.version += 1
+        self._start = now
         self._step_seconds = seconds
+        self._pure = not prompts
+        self._num_steps = decoding[0][0] - self._step if self._pure else 1
         self.due = now + self._num_steps * seconds
         return True
 
@@ -201,19 +200,6 @@ class Engine:
         first = job.request.prompt_tokens - job.left
         job.left -= tokens
         return self.spec.prompt_seconds(first, first + tokens)
-
-    def _slow(self, now: float, seconds: float) -> float:
-        """Seconds more that a step with prompts takes, which takes so many alone; the others' are
-        over later, too."""
-        more = 0.0
-        for other in self.neighbours:
-            if other.is_prefilling:
-                both = (self.spec.beside - 1) * min(seconds, other.due - now)
-                other.due += both
-                other.version += 1
-                self.slowed.append(other)
-                more += both
-        return more
 
     def _admit(self, budget: int) -> float:
         """Seconds that the step spends on prompts that wait now."""
@@ -246,7 +232,9 @@ class Engine:
         first: list[Job] = []
         ended: list[Job] = []
         while decoding and decoding[0][0] <= step:
-            ended.append(heappop(decoding)[2])
+            job = heappop(decoding)[2]
+            self._context -= _context(job.request)
+            ended.append(job)
         if not self._pure:
             while prefilling and not prefilling[0].left:
                 job = prefilling.popleft()
@@ -254,6 +242,7 @@ class Engine:
                 output = job.request.output_tokens
                 if output > 1:
                     heappush(decoding, (step + output - 1, job.index, job))
+                    self._context += _context(job.request)
                 else:
                     ended.append(job)
         for job in ended:
@@ -299,3 +288,8 @@ class Engine:
         """How many more would be in use."""
         blocks = request.blocks
         return len(blocks) - self.cache.used(blocks) + self._extra(request)
+
+
+def _context(request: SimRequest) -> int:
+    """Tokens that one of its answer looks at, on average."""
+    return request.prompt_tokens + request.output_tokens // 2

@@ -219,10 +219,6 @@ class _Run:
 
     def _planned(self, engine: Engine) -> None:
         heappush(self._due, (engine.due, engine.number, engine.version))
-        if engine.slowed:
-            for other in engine.slowed:
-                heappush(self._due, (other.due, other.number, other.version))
-            engine.slowed.clear()
 
     def _begin(self, job: Job, row: int, now: float, removed: Sequence[int]) -> None:
         """Its first token comes out."""

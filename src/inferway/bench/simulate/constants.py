@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 import uvloop
 
@@ -21,7 +21,9 @@ _CHARS = (300, 900, 1_800, 3_600, 5_400)  # of prompts that nobody has seen
 _EACH = 5
 _FEW_TOKENS, _MANY_TOKENS = 2, 48  # of answers
 _BATCHES = (1, 2, 4)
-_LONG, _REPEATS, _ENOUGH = 3_600, 8, 1_000  # characters; prompts measured; of the busy one
+_CONTEXTS = (300, 3_600)  # characters of the prompts whose answers' tokens are measured
+_LONG, _REPEATS, _ENOUGH = 1_800, 8, 1_000  # characters; requests measured; of the busy one
+_ANSWER = 12  # tokens: about as many seconds as the prompt takes
 
 
 def measure(url: str, model: str, seed: int = 1) -> tuple[list[First], list[Tokens]]:
@@ -36,27 +38,33 @@ def measure(url: str, model: str, seed: int = 1) -> tuple[list[First], list[Toke
         for s in alone
         if s.first is not None and s.sent is not None
     ]
-    tokens = []
-    for batch in _BATCHES:
-        asked = [_ask(rng, _CHARS[0], _MANY_TOKENS) for _ in range(2 * batch)]
-        tokens += [
-            Tokens(batch, s.itl) for s in _send(url, model, asked, users=batch) if s.itl is not None
-        ]
-    return firsts, tokens
+    return firsts, [
+        _tokens(url, model, rng, chars, batch) for chars in _CONTEXTS for batch in _BATCHES
+    ]
+
+
+def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) -> Tokens:
+    """Of answers to prompts of so many characters, `batch` of them at once."""
+    asked = [_ask(rng, chars, _MANY_TOKENS) for _ in range(2 * batch)]
+    samples = _send(url, model, asked, users=batch)
+    context = fmean((s.prompt_tokens or 0) + _MANY_TOKENS / 2 for s in samples)
+    # while all of the batch are written, as most of the time: not while one's prompt is computed
+    seconds = median([gap for sample in samples for gap in sample.gaps])
+    return Tokens(batch, round(context), seconds)
 
 
 def beside(url: str, other: str, model: str, seed: int = 2) -> float:
-    """How many times as long a prompt takes on one engine while the other computes prompts, too.
+    """How many times as long prompts and answers take on one engine while the other has some, too.
     Raises BenchError if a request fails."""
     rng = random.Random(seed)
 
     def asked(count: int) -> list[Turn]:
-        return [_ask(rng, _LONG, _FEW_TOKENS) for _ in range(count)]
+        return [_ask(rng, _LONG, _ANSWER) for _ in range(count)]
 
     alone = _send(url, model, asked(_REPEATS), users=1)
     busy = uvloop.run(_while_busy(url, other, model, asked(_REPEATS), asked(_ENOUGH)))
     alone += _send(url, model, asked(_REPEATS), users=1)
-    return _first_seconds(busy) / _first_seconds(alone)
+    return _seconds(busy) / _seconds(alone)
 
 
 async def _while_busy(
@@ -71,8 +79,8 @@ async def _while_busy(
         await busy
 
 
-def _first_seconds(samples: Sequence[Sample]) -> float:
-    return median([s.ttft_sent for s in samples if s.ttft_sent is not None])
+def _seconds(samples: Sequence[Sample]) -> float:
+    return median([s.e2e_sent for s in samples if s.e2e_sent is not None])
 
 
 def _ask(rng: random.Random, chars: int, tokens: int) -> Turn:

@@ -1,7 +1,7 @@
 """What a few requests took on one engine -> the constants of a simulated one. Pure.
 
     time to the first token = request + step + prefill * (tokens + pairs / attention)
-    time between two tokens = step + decode * requests that decode at once
+    time between two tokens = step + decode * requests that decode at once + context * their tokens
 
 where each of the tokens that are computed looks at those before it: pairs. Least squares over the
 medians of equal requests; no constant is less than nothing.
@@ -33,12 +33,13 @@ class Tokens(NamedTuple):
     """One answer's tokens, so many being written at once."""
 
     batch: int
+    context: int  # tokens before one of them, prompt and answer, on average
     seconds: float  # from one to the next
 
 
 def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> EngineSpec:
     """`like` with the constants that were measured. Raises BenchError where too little was."""
-    step, decode = _line(tokens)
+    step, decode, context = _between(tokens)
     cases = sorted({(first.cached, first.prompt) for first in firsts})
     if len(cases) < 3:
         raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
@@ -51,21 +52,19 @@ def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> 
         like,
         step_seconds=step,
         decode_seconds=decode,
+        context_seconds=context,
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
     )
 
 
-def _line(tokens: Sequence[Tokens]) -> tuple[float, float]:
-    """(seconds of a step, of each request in it)."""
-    batches = sorted({one.batch for one in tokens})
-    if len(batches) < 2:
+def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
+    """(seconds of a step, of each request in it, of each token that one looks at)."""
+    if len({one.batch for one in tokens}) < 2:
         raise BenchError("fitting: tokens of one batch size; two are needed at least")
-    times = [median([one.seconds for one in tokens if one.batch == batch]) for batch in batches]
-    rows = np.array([(1.0, batch) for batch in batches])
-    step, decode = _least_squares(rows, np.array(times))
-    return step, decode
+    rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]
+    return _least_squares(np.array(rows), np.array([one.seconds for one in tokens]))
 
 
 def _pairs(cached: int, prompt: int) -> float:

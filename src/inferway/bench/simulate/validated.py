@@ -116,14 +116,19 @@ def sheets(run: ValidateRun) -> Iterator[Sheet]:
 
 def notes(run: ValidateRun) -> list[str]:
     spec, engine = run.plan.chats, run.engine
-    fitted = "fitted to about 40 requests to one idle engine" if run.is_fitted else "given"
+    fitted = "fitted to about 50 requests to one idle engine" if run.is_fitted else "given"
     attention = (
         f", twice that where it looks at {engine.attention_tokens:,}"
         if engine.attention_tokens
         else ""
     )
+    context = (
+        f" and {engine.context_seconds * 1e6:.1f} µs more for each token before it"
+        if engine.context_seconds
+        else ""
+    )
     shared = (
-        f"; {engine.beside:.2f} times that while the other engine computes a prompt, too"
+        f"; {engine.beside:.2f} times that while the other engine computes, too"
         if engine.beside != 1.0
         else ""
     )
@@ -133,7 +138,8 @@ def notes(run: ValidateRun) -> list[str]:
         f"prompts; load average {run.load_after} after it",
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
         f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
-        f"that decodes, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}{shared}",
+        f"that decodes{context}, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}"
+        f"{shared}",
     ]
 
 
