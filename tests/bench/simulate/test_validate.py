@@ -16,7 +16,7 @@ from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.processes import BenchError
 from inferway.bench.results import read_run, write_run
 from inferway.bench.simulate.compared import Compared, compared
-from inferway.bench.simulate.fitting import First, Tokens, fit
+from inferway.bench.simulate.fitting import First, Measured, Tokens, fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validate import engine_like
 from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, Plan, ValidateRun
@@ -58,7 +58,7 @@ def firsts(spec: EngineSpec) -> list[First]:
 def test_constants_are_found_again(attention: int, context: float) -> None:
     true = msgspec.structs.replace(TRUE, attention_tokens=attention, context_seconds=context)
 
-    found = fit(firsts(true), tokens(true), EngineSpec(cache_tokens=10_000))
+    found = fit([Measured(firsts(true), tokens(true), 1.2)], EngineSpec(cache_tokens=10_000))
 
     assert found.attention_tokens == pytest.approx(attention, abs=1)
     for name in (
@@ -68,18 +68,33 @@ def test_constants_are_found_again(attention: int, context: float) -> None:
     assert found.cache_tokens == 10_000
 
 
+def test_a_machine_that_changes_is_met_in_the_middle() -> None:
+    slow, fast = TRUE.slower(1.1), TRUE.slower(0.9)
+    measured = [
+        Measured(firsts(spec), tokens(spec), beside) for spec, beside in ((slow, 1.3), (fast, 1.1))
+    ]
+
+    found = fit(measured, EngineSpec())
+
+    assert found.beside == pytest.approx(1.2)
+    for name in ("step_seconds", "decode_seconds", "context_seconds", "prefill_seconds"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.02)
+
+
 def test_a_time_that_is_far_off_changes_little() -> None:
     measured = [first for first in firsts(TRUE) for _ in range(5)]
     measured[3] = measured[3]._replace(seconds=30.0)
 
-    assert fit(measured, TOKENS, TRUE).prefill_seconds == pytest.approx(0.0006, rel=1e-3)
+    assert fit([Measured(measured, TOKENS, 1.0)], TRUE).prefill_seconds == pytest.approx(
+        0.0006, rel=1e-3
+    )
 
 
 def test_no_constant_is_negative() -> None:
     falling = [First(0, tokens, 0.1 + tokens * 1e-4 - 2e-8 * tokens**2) for _, tokens in PROMPTS]
     flat = [Tokens(1, 99, 0.02), Tokens(4, 99, 0.019)]
 
-    found = fit(falling, flat, EngineSpec())
+    found = fit([Measured(falling, flat, 1.0)], EngineSpec())
 
     assert found.attention_tokens == 0
     assert found.decode_seconds == 0
@@ -88,9 +103,9 @@ def test_no_constant_is_negative() -> None:
 
 def test_too_few_measurements_are_refused() -> None:
     with pytest.raises(BenchError, match="three are needed"):
-        fit(firsts(TRUE)[:2], TOKENS, TRUE)
+        fit([Measured(firsts(TRUE)[:2], TOKENS, 1.0)], TRUE)
     with pytest.raises(BenchError, match="two are needed"):
-        fit(firsts(TRUE), TOKENS[:1], TRUE)
+        fit([Measured(firsts(TRUE), TOKENS[:1], 1.0)], TRUE)
 
 
 def test_a_simulated_engines_flags_are_its_constants() -> None:

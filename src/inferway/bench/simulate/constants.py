@@ -1,4 +1,4 @@
-"""Measures one real engine, idle otherwise, for `fitting`; and beside another that is busy."""
+"""Measures a real engine for `fitting`: idle otherwise, and beside another that is busy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferway.bench.loading.drive import Driven, Pacing, drive
 from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.workload import Session, Turn
 from inferway.bench.processes import BenchError
-from inferway.bench.simulate.fitting import First, Tokens
+from inferway.bench.simulate.fitting import First, Measured, Tokens
 
 _CHARS = (300, 900, 1_800, 3_600, 5_400)  # of prompts that nobody has seen
 _EACH = 5
@@ -26,8 +26,9 @@ _LONG, _REPEATS, _ENOUGH = 1_800, 8, 1_000  # characters; requests measured; of 
 _ANSWER = 12  # tokens: about as many seconds as the prompt takes
 
 
-def measure(url: str, model: str, seed: int = 1) -> tuple[list[First], list[Tokens]]:
-    """About 40 requests. Raises BenchError if one of them fails."""
+def measure(url: str, other: str, model: str, seed: int = 1) -> Measured:
+    """About 100 requests, half of them while the `other` engine has some, too. Raises BenchError
+    if one of them fails."""
     rng = random.Random(seed)
     _send(url, model, [_ask(rng, 600, _FEW_TOKENS)] * 2, users=1)  # the first ones are slow
     lengths = [chars for chars in _CHARS for _ in range(_EACH)]
@@ -38,9 +39,8 @@ def measure(url: str, model: str, seed: int = 1) -> tuple[list[First], list[Toke
         for s in alone
         if s.first is not None and s.sent is not None
     ]
-    return firsts, [
-        _tokens(url, model, rng, chars, batch) for chars in _CONTEXTS for batch in _BATCHES
-    ]
+    tokens = [_tokens(url, model, rng, chars, batch) for chars in _CONTEXTS for batch in _BATCHES]
+    return Measured(firsts, tokens, _beside(url, other, model, rng))
 
 
 def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) -> Tokens:
@@ -53,10 +53,8 @@ def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) ->
     return Tokens(batch, round(context), seconds)
 
 
-def beside(url: str, other: str, model: str, seed: int = 2) -> float:
-    """How many times as long prompts and answers take on one engine while the other has some, too.
-    Raises BenchError if a request fails."""
-    rng = random.Random(seed)
+def _beside(url: str, other: str, model: str, rng: random.Random) -> float:
+    """How many times as long prompts and answers take on one engine while the other has some."""
 
     def asked(count: int) -> list[Turn]:
         return [_ask(rng, _LONG, _ANSWER) for _ in range(count)]

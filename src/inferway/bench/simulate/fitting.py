@@ -10,7 +10,7 @@ medians of equal requests; no constant is less than nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
@@ -37,8 +37,19 @@ class Tokens(NamedTuple):
     seconds: float  # from one to the next
 
 
-def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> EngineSpec:
-    """`like` with the constants that were measured. Raises BenchError where too little was."""
+class Measured(NamedTuple):
+    """What an engine took at one time."""
+
+    firsts: Sequence[First]
+    tokens: Sequence[Tokens]
+    beside: float  # how many times as long prompts and answers took while the other engine had some
+
+
+def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
+    """`like` with the constants that were measured, now and then. Raises BenchError where too
+    little was."""
+    firsts = [first for one in measured for first in one.firsts]
+    tokens = [token for one in measured for token in one.tokens]
     step, decode, context = _between(tokens)
     cases = sorted({(first.cached, first.prompt) for first in firsts})
     if len(cases) < 3:
@@ -56,6 +67,7 @@ def fit(firsts: Sequence[First], tokens: Sequence[Tokens], like: EngineSpec) -> 
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
+        beside=round(fmean(one.beside for one in measured), 3),
     )
 
 

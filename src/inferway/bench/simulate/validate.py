@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
 from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.workload import Session
 from inferway.bench.machine import this_machine
 from inferway.bench.peers.fleets import MODEL, Fleet, started
@@ -23,9 +24,9 @@ from inferway.bench.policies.measured import command
 from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router
-from inferway.bench.simulate.compared import Compared, compared
-from inferway.bench.simulate.constants import beside, measure
-from inferway.bench.simulate.fitting import fit
+from inferway.bench.simulate.compared import compared
+from inferway.bench.simulate.constants import measure
+from inferway.bench.simulate.fitting import Measured, fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import Plan, ValidateRun
 from inferway.prompts.prepare import prepare_smollm2
@@ -43,21 +44,36 @@ PEERS = Plan(
 REAL = Plan(RealEngines(), ChatSpec(), rate=2.5, seeds=(1, 2), warm_up_requests=20)
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One seed's chats, answered through one router."""
+
+    router: str
+    policy: str  # that simulates it
+    seed: int
+    sessions: Sequence[Session]
+    samples: Sequence[Sample]
+
+
 def run_validate(
     plan: Plan, routers: Sequence[tuple[Router, str]], vllm: Path | None, on_step: OnCountedStep
 ) -> ValidateRun:
     """`routers`: each with the policy that simulates it. Raises BenchError."""
     machine = this_machine()
     prompts = EnginePrompts(str(prepare_smollm2()))
-    found: list[Compared] = []
     try:
-        with TemporaryDirectory(prefix="inferway-validate-") as name:
-            directory = Path(name)
-            with started(plan.engines, vllm, directory, on_step) as fleet:
-                engine = _engine(plan, fleet, on_step)
-                for router, policy in routers:
-                    place = directory / router.label.replace(" ", "-")
-                    found += _compared(plan, fleet, engine, router, policy, prompts, place, on_step)
+        with (
+            TemporaryDirectory(prefix="inferway-validate-") as name,
+            started(plan.engines, vllm, Path(name), on_step) as fleet,
+        ):
+            sent, measured = _carried(plan, fleet, routers, Path(name), on_step)
+        engine = _engine(plan.engines, measured)
+        spec = FleetSpec(num_engines=plan.engines.engines, num_slow=0, engine=engine)
+        found = []
+        for one in sent:
+            on_step(f"simulating {one.policy}, seed {one.seed}")
+            workload = as_workload(one.sessions, prompts, plan.engines.block_size)
+            found.append(compared(one.router, one.policy, one.seed, one.samples, workload, spec))
     finally:
         prompts.close()
     return ValidateRun(
@@ -71,20 +87,41 @@ def run_validate(
     )
 
 
-def _engine(plan: Plan, fleet: Fleet, on_step: OnCountedStep) -> EngineSpec:
-    """Constants of the engines: as given to simulated ones, or measured."""
-    engines = plan.engines
+def _carried(
+    plan: Plan,
+    fleet: Fleet,
+    routers: Sequence[tuple[Router, str]],
+    directory: Path,
+    on_step: OnCountedStep,
+) -> tuple[list[Sent], list[Measured]]:
+    """What was sent through each router, and what real engines took before and after each: the
+    machine does not stay as fast as it was."""
+    sent: list[Sent] = []
+    measured: list[Measured] = []
+
+    def measure_engines() -> None:
+        if isinstance(plan.engines, RealEngines):
+            on_step("measuring the engines")
+            one, other = (engine.url for engine in fleet.engines[:2])
+            measured.append(measure(one, other, MODEL, seed=len(measured)))
+
+    measure_engines()
+    for router, policy in routers:
+        place = directory / router.label.replace(" ", "-")
+        sent += _sent(plan, fleet, router, policy, place, on_step)
+        measure_engines()
+    return sent, measured
+
+
+def _engine(engines: SimulatedEngines | RealEngines, measured: Sequence[Measured]) -> EngineSpec:
+    """Constants of the engines: as given to simulated ones, or fitted."""
     if isinstance(engines, SimulatedEngines):
         return engine_like(engines)
-    on_step("measuring one engine")
-    one, other = (engine.url for engine in fleet.engines[:2])
-    firsts, tokens = measure(one, MODEL)
     like = EngineSpec(
         max_batched_tokens=_REAL_BATCHED_TOKENS,
         cache_tokens=(engines.blocks - 1) * engines.block_size,  # one of vLLM's stays empty
-        beside=round(beside(one, other, MODEL), 3),
     )
-    return fit(firsts, tokens, like)
+    return fit(measured, like)
 
 
 def engine_like(engines: SimulatedEngines) -> EngineSpec:
@@ -100,11 +137,9 @@ def engine_like(engines: SimulatedEngines) -> EngineSpec:
     )
 
 
-def _compared(
-    plan: Plan, fleet: Fleet, engine: EngineSpec, router: Router, policy: str,
-    prompts: EnginePrompts, place: Path, on_step: OnCountedStep,
-) -> Iterator[Compared]:  # fmt: skip
-    spec = FleetSpec(num_engines=plan.engines.engines, num_slow=0, engine=engine)
+def _sent(
+    plan: Plan, fleet: Fleet, router: Router, policy: str, place: Path, on_step: OnCountedStep
+) -> Iterator[Sent]:
     for seed in plan.seeds:
         with standing(router, fleet, place / str(seed)) as one:
             on_step(f"warming up {router.label}")
@@ -114,9 +149,7 @@ def _compared(
             on_step(f"{router.label}, seed {seed}: {plan.chats.requests:,} requests")
             sessions = _named(chats(plan.chats, seed, f"{policy}-{seed}", plan.rate))
             samples = one.carry(sessions).driven.samples
-        on_step(f"simulating {policy}, seed {seed}")
-        workload = as_workload(sessions, prompts, plan.engines.block_size)
-        yield compared(router.label, policy, seed, samples, workload, spec)
+        yield Sent(router.label, policy, seed, sessions, samples)
 
 
 def _named(sessions: Sequence[Session]) -> list[Session]:
