@@ -22,12 +22,13 @@ _EACH = 5
 _FEW_TOKENS, _MANY_TOKENS = 2, 48  # of answers
 _BATCHES = (1, 2, 4)
 _CONTEXTS = (300, 3_600)  # characters of the prompts whose answers' tokens are measured
-_LONG, _REPEATS, _ENOUGH = 1_800, 8, 1_000  # characters; requests measured; of the busy one
+_LONG, _ROUNDS, _REPEATS = 1_800, 3, 8  # characters of prompts; measured: so often so many
+_ENOUGH = 1_000  # of the busy one
 _ANSWER = 12  # tokens: about as many seconds as the prompt takes
 
 
 def measure(url: str, other: str, model: str, seed: int = 1) -> Measured:
-    """About 100 requests, half of them while the `other` engine has some, too. Raises BenchError
+    """About 100 requests, some of them while the `other` engine has some, too. Raises BenchError
     if one of them fails."""
     rng = random.Random(seed)
     _send(url, model, [_ask(rng, 600, _FEW_TOKENS)] * 2, users=1)  # the first ones are slow
@@ -59,9 +60,11 @@ def _beside(url: str, other: str, model: str, rng: random.Random) -> float:
     def asked(count: int) -> list[Turn]:
         return [_ask(rng, _LONG, _ANSWER) for _ in range(count)]
 
-    alone = _send(url, model, asked(_REPEATS), users=1)
-    busy = uvloop.run(_while_busy(url, other, model, asked(_REPEATS), asked(_ENOUGH)))
-    alone += _send(url, model, asked(_REPEATS), users=1)
+    alone: list[Sample] = []
+    busy: list[Sample] = []
+    for _ in range(_ROUNDS):  # the machine does not stay as fast as it was
+        alone += _send(url, model, asked(_REPEATS), users=1)
+        busy += uvloop.run(_while_busy(url, other, model, asked(_REPEATS), asked(_ENOUGH)))
     return _seconds(busy) / _seconds(alone)
 
 
