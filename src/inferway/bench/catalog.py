@@ -10,6 +10,7 @@ from inferway.bench.director.report import DIRECTOR
 from inferway.bench.epp.report import EPP
 from inferway.bench.index.report import INDEX
 from inferway.bench.loading.report import LOAD
+from inferway.bench.many_seeds.report import MANY_SEEDS
 from inferway.bench.peers.report import PEERS, PEERS_REAL
 from inferway.bench.policies.report import POLICIES, POLICIES_FLEET
 from inferway.bench.prompts.report import PROMPTS
@@ -24,6 +25,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
         PEERS,
         PEERS_REAL,
+        MANY_SEEDS,
         POLICIES,
         POLICIES_FLEET,
         SIMULATE,

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.simulate import FleetSpec
 
 
 def engines_line(fleet: FleetSpec) -> str:
     """How many, and what a step takes."""
     engine = fleet.engine
-    attention = ""
-    if engine.attention_tokens:
-        attention = f", twice that where it looks at {engine.attention_tokens:,} tokens"
     slow = f"{fleet.num_slow} of them {fleet.slow_factor:g} × slower" if fleet.num_slow else "alike"
     return (
-        f"{fleet.num_engines:,} engines, {slow}. A step takes {engine.step_seconds * 1e3:g} ms, "
-        f"{engine.decode_seconds * 1e3:g} ms for each request that decodes and "
-        f"{engine.prefill_seconds * 1e6:g} µs for each prompt token that is computed{attention}; "
-        f"at most {engine.max_batched_tokens:,} tokens a step and {engine.max_num_seqs} requests a "
-        "batch"
+        f"{fleet.num_engines:,} engines, {slow}. A step takes {step_words(engine)}; at most "
+        f"{engine.max_batched_tokens:,} tokens a step and {engine.max_num_seqs} requests a batch"
+    )
+
+
+def step_words(engine: EngineSpec) -> str:
+    """What a step takes."""
+    context = attention = beside = ""
+    if engine.context_seconds:
+        context = f" with {engine.context_seconds * 1e6:.4g} µs for each token before it"
+    if engine.attention_tokens:
+        attention = f", twice that where it looks at {engine.attention_tokens:,} tokens"
+    if engine.beside != 1.0:
+        beside = f"; {engine.beside:.4g} times all that while another engine computes"
+    return (
+        f"{engine.step_seconds * 1e3:.4g} ms, {engine.decode_seconds * 1e3:.4g} ms for each "
+        f"request that decodes{context} and {engine.prefill_seconds * 1e6:.4g} µs for each prompt "
+        f"token that is computed{attention}{beside}"
     )
 
 

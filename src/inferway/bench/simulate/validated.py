@@ -11,6 +11,7 @@ from inferway.bench.peers.plan import RealEngines, SimulatedEngines
 from inferway.bench.peers.workload import ChatSpec
 from inferway.bench.plotting import DOTS, Line, Panel, Picture
 from inferway.bench.policies.engine import EngineSpec
+from inferway.bench.policies.fleet_words import step_words
 from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
 from inferway.bench.simulate.compared import Compared
@@ -116,30 +117,13 @@ def sheets(run: ValidateRun) -> Iterator[Sheet]:
 
 def notes(run: ValidateRun) -> list[str]:
     spec, engine = run.plan.chats, run.engine
-    fitted = "fitted to about 50 requests to one idle engine" if run.is_fitted else "given"
-    attention = (
-        f", twice that where it looks at {engine.attention_tokens:,}"
-        if engine.attention_tokens
-        else ""
-    )
-    context = (
-        f" and {engine.context_seconds * 1e6:.1f} µs more for each token before it"
-        if engine.context_seconds
-        else ""
-    )
-    shared = (
-        f"; {engine.beside:.2f} times that while the other engine computes, too"
-        if engine.beside != 1.0
-        else ""
-    )
+    fitted = "fitted to 100 requests before and after each router" if run.is_fitted else "given"
     return [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
         f"prompts; load average {run.load_after} after it",
-        f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request, "
-        f"{engine.step_seconds * 1e3:.2f} ms a step, {engine.decode_seconds * 1e3:.2f} ms for each "
-        f"that decodes{context}, {engine.prefill_seconds * 1e6:.0f} µs a prompt token{attention}"
-        f"{shared}",
+        f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request; a step "
+        f"takes {step_words(engine)}",
     ]
 
 

@@ -10,6 +10,7 @@ from inferway.cli.bench.docs import docs
 from inferway.cli.bench.epp import epp
 from inferway.cli.bench.index import index
 from inferway.cli.bench.load import load
+from inferway.cli.bench.many_seeds import many_seeds
 from inferway.cli.bench.peers import peers
 from inferway.cli.bench.policies import policies
 from inferway.cli.bench.prompts import prompts
@@ -37,6 +38,7 @@ bench.add_command(simulate)
 bench.add_command(scale)
 bench.add_command(validate)
 bench.add_command(peers)
+bench.add_command(many_seeds)
 bench.add_command(structured)
 bench.add_command(epp)
 bench.add_command(docs)

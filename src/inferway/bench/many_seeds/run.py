@@ -1,0 +1,100 @@
+"""`inferway bench many-seeds`, from the fitted engines to the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from inferway.bench.engine_prompts import EnginePrompts
+from inferway.bench.machine import this_machine
+from inferway.bench.many_seeds.results import Cell, ManySeedsRun, Plan
+from inferway.bench.peers.search import doubling_rate
+from inferway.bench.peers.workload import chats
+from inferway.bench.policies.catalog import policy_named
+from inferway.bench.policies.measured import command
+from inferway.bench.policies.requests import Workload
+from inferway.bench.policies.simulate import FleetSpec, simulate
+from inferway.bench.progress import OnCountedStep
+from inferway.bench.results import load_run
+from inferway.bench.simulate.sent import as_workload
+from inferway.bench.simulate.validated import ValidateRun
+from inferway.prompts.prepare import prepare_smollm2
+
+_SEARCHED = 10  # seeds, of whose TTFT the mean is to double
+
+
+def plan_like(validated: Path) -> Plan:
+    """Engines as that run found them. Raises BenchError when it is none."""
+    run = load_run(validated, ValidateRun)
+    fleet = FleetSpec(num_engines=run.plan.engines.engines, num_slow=0, engine=run.engine)
+    return Plan(fleet, fitted=f"{run.machine.date} UTC, commit {run.machine.commit}")
+
+
+def run_many_seeds(plan: Plan, on_step: OnCountedStep) -> ManySeedsRun:
+    machine = this_machine()
+    workloads = _workloads(plan, on_step)
+    rate = plan.chats.rate or _doubling_rate(plan, workloads[:_SEARCHED], on_step)
+    cells: list[Cell] = []
+    total = len(workloads) * len(plan.chats.loads) * len(plan.policies)
+    for policy in plan.policies:
+        for load in plan.chats.loads:
+            on_step(f"{policy} at {load:.0%}", len(cells), total)
+            cells += [
+                _cell(plan.fleet, workload, policy, load, seed, rate)
+                for seed, workload in zip(plan.chats.all_seeds, workloads, strict=True)
+            ]
+    return ManySeedsRun(machine, command(), plan, rate, cells)
+
+
+def _workloads(plan: Plan, on_step: OnCountedStep) -> list[Workload]:
+    """A seed's chats; what is simulated says how fast they come."""
+    spec, seeds = plan.chats, plan.chats.all_seeds
+    prompts = EnginePrompts(str(prepare_smollm2()))
+    try:
+        found = []
+        for number, seed in enumerate(seeds):
+            on_step(f"writing the chats of seed {seed}", number, len(seeds))
+            sessions = chats(spec.chats, seed, str(seed), spec.idle_rate)
+            found.append(as_workload(sessions, prompts, spec.engines.block_size))
+    finally:
+        prompts.close()
+    return found
+
+
+def _doubling_rate(plan: Plan, workloads: Sequence[Workload], on_step: OnCountedStep) -> float:
+    def mean_ttft(rate: float) -> float:
+        on_step(f"round-robin at {rate:.3g} requests a second")
+        return fmean(
+            _cell(plan.fleet, workload, "round-robin", 1.0, seed, rate).ttft
+            for seed, workload in enumerate(workloads)
+        )
+
+    return doubling_rate(mean_ttft, plan.chats.idle_rate, plan.chats.bisections)[1]
+
+
+def _cell(
+    fleet: FleetSpec, workload: Workload, policy: str, load: float, seed: int, rate: float
+) -> Cell:
+    outcome = simulate(workload, load * rate, fleet, policy_named(policy), seed)
+    columns = workload.columns
+    decoded = outcome.latency - outcome.ttft
+    return Cell(
+        policy=policy,
+        load=load,
+        seed=seed,
+        ttft=round(float(outcome.ttft.mean()), 6),
+        token_seconds=round(float(decoded.sum() / (columns.output_tokens - 1).sum()), 6),
+        cached_share=round(float(outcome.cached_tokens.sum() / columns.prompt_tokens.sum()), 5),
+    )
+
+
+def with_seeds(plan: Plan, seeds: int | None, rate: float | None, loads: Sequence[float]) -> Plan:
+    """What is given in place of what is planned."""
+    of = plan.chats
+    changed = msgspec.structs.replace(
+        of, seeds=seeds or of.seeds, rate=rate, loads=tuple(loads) or of.loads
+    )
+    return msgspec.structs.replace(plan, chats=changed)
