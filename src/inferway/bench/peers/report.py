@@ -137,7 +137,7 @@ def _p90(cell: Cell) -> float:
 PEERS = told_by(
     "peers", PeersRun, about, sheets, notes=notes, pictures=pictures,
     question="routers from PyPI and ours in front of one simulated fleet, with the same chats",
-    takes="45 minutes",
+    takes="an hour",
 )  # fmt: skip
 PEERS_REAL = replace(
     PEERS,
