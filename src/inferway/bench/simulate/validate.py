@@ -42,7 +42,7 @@ PEERS = Plan(
     rate=25.0,
 )
 # About 0.9 of the rate at which round-robin's mean TTFT doubles, as much as peers are judged at.
-# Beyond it engines that are 5 % slower answer 15 % later: it would be the constants that are judged.
+# Beyond it engines that are 5 % slower answer 15 % later: the constants would be judged.
 REAL = Plan(RealEngines(), ChatSpec(), rate=2.0, seeds=(1, 2), warm_up_requests=20)
 
 
