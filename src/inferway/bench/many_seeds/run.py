@@ -79,15 +79,13 @@ def _cell(
     fleet: FleetSpec, workload: Workload, policy: str, load: float, seed: int, rate: float
 ) -> Cell:
     outcome = simulate(workload, load * rate, fleet, policy_named(policy), seed)
-    columns = workload.columns
-    decoded = outcome.latency - outcome.ttft
     return Cell(
         policy=policy,
         load=load,
         seed=seed,
         ttft=round(float(outcome.ttft.mean()), 6),
-        token_seconds=round(float(decoded.sum() / (columns.output_tokens - 1).sum()), 6),
-        cached_share=round(float(outcome.cached_tokens.sum() / columns.prompt_tokens.sum()), 5),
+        token_seconds=round(outcome.token_seconds(workload), 6),
+        cached_share=round(outcome.cached_share(workload), 5),
     )
 
 

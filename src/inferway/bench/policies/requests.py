@@ -161,3 +161,12 @@ class Outcome:
     num_ended: NDArray[np.int32]  # how often each ended: once
     slow: NDArray[np.bool_]  # by engine
     cpu_seconds: float = 0.0
+
+    def cached_share(self, workload: Workload) -> float:
+        """Of the prompt tokens of all requests."""
+        return float(self.cached_tokens.sum() / workload.columns.prompt_tokens.sum())
+
+    def token_seconds(self, workload: Workload) -> float:
+        """From one token of an answer to the next, over the answers of all requests."""
+        num_gaps = (workload.columns.output_tokens - 1).sum()
+        return float((self.latency - self.ttft).sum() / num_gaps)

@@ -63,8 +63,6 @@ def compared(
         alone = msgspec.structs.replace(fleet, engine=engine)
         apart = simulate(workload, workload.own_rate, alone, policy_named(policy), seed)
     ttft = np.array([sample.ttft for sample in samples], float)
-    columns = workload.columns
-    decoded = outcome.latency - outcome.ttft
     return Compared(
         router=router,
         policy=policy,
@@ -77,8 +75,8 @@ def compared(
         simulated_ttft_p90=float(np.percentile(outcome.ttft, 90)),
         cached_share=sum(s.cached_tokens or 0 for s in samples)
         / sum(s.prompt_tokens or 0 for s in samples),
-        simulated_cached_share=float(outcome.cached_tokens.sum() / columns.prompt_tokens.sum()),
+        simulated_cached_share=outcome.cached_share(workload),
         token_seconds=float(np.mean([s.itl for s in samples if s.itl is not None])),
-        simulated_token_seconds=float(decoded.sum() / (columns.output_tokens - 1).sum()),
+        simulated_token_seconds=outcome.token_seconds(workload),
         apart_ttft=None if apart is None else float(apart.ttft.mean()),
     )

@@ -8,6 +8,7 @@ import click
 
 from inferway.bench.many_seeds.report import MANY_SEEDS
 from inferway.bench.many_seeds.run import plan_like, run_many_seeds, with_seeds
+from inferway.cli.bench.doubling import loads_option, rate_option
 from inferway.cli.bench.output import Output, output_options
 
 
@@ -17,15 +18,8 @@ from inferway.cli.bench.output import Output, output_options
     show_default=True, metavar="FILE", help="What engines take, by bench validate --real --save.",
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=2), help="How many.  [default: 100]")
-@click.option(
-    "--load", "loads", multiple=True, type=click.FloatRange(min=0.0, min_open=True),
-    help="A part of the rate at which round-robin's mean TTFT doubles; repeat for more.  "
-    "[default: 0.5, 0.75, 0.9]",
-)  # fmt: skip
-@click.option(
-    "--rate", type=click.FloatRange(min=0.0, min_open=True),
-    help="That rate, in requests a second; it is not looked for then.",
-)  # fmt: skip
+@loads_option
+@rate_option
 @output_options("many-seeds")
 def many_seeds(
     like: Path, seeds: int | None, loads: tuple[float, ...], rate: float | None, output: Output

@@ -15,6 +15,7 @@ from inferway.bench.peers.report import PEERS, PEERS_REAL
 from inferway.bench.peers.results import PeersRun, joined
 from inferway.bench.peers.run import Kept, run_peers
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
+from inferway.cli.bench.doubling import loads_option, rate_option
 from inferway.cli.bench.output import OnStep, Output, output_options
 from inferway.cli.bench.vllm import vllm_option
 
@@ -32,15 +33,8 @@ from inferway.cli.bench.vllm import vllm_option
 @click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
 @click.option("--seeds", type=click.IntRange(min=1), help="How many.  [default: 5]")
 @click.option("--first-seed", type=click.IntRange(min=0), default=0, help="Where they begin.")
-@click.option(
-    "--load", "loads", multiple=True, type=click.FloatRange(min=0.0, min_open=True),
-    help="A part of the rate at which round-robin's mean TTFT doubles; repeat for more.  "
-    "[default: 0.5, 0.75, 0.9]",
-)  # fmt: skip
-@click.option(
-    "--rate", type=click.FloatRange(min=0.0, min_open=True),
-    help="That rate, in requests a second; it is not looked for then.",
-)  # fmt: skip
+@loads_option
+@rate_option
 @click.option(
     "--more", is_flag=True,
     help="Keep what --save has written before, and add to it, at the same rate.",
