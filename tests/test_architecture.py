@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "steps": {"gate", *_MIDDLE},
     "director": {"steps", "gate", *_MIDDLE},
     "upstream": _MIDDLE,
-    "fleet": _MIDDLE,
+    "fleet": {"upstream", *_MIDDLE},
     "indexer": {"director", "steps", "gate", "fleet", *_MIDDLE},
     "flow": {"config", *_PURE_BASE},
     "frontends": {

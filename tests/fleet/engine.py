@@ -16,6 +16,8 @@ from types import MappingProxyType
 
 from tests.fleet import client
 
+from inferway.bench.machine import CPUINFO, vllm_dtype
+
 MODEL = "smollm2"
 BLOCK_SIZE = 32  # tokens; vLLM's CPU kernels are made for multiples of 32
 MAX_MODEL_LEN = 4096  # tokens, prompt and answer together
@@ -32,7 +34,7 @@ FLAGS = (
 )
 
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: 46,592 tokens of SmolLM2
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: 46,592 tokens of SmolLM2, half as many in float32
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -88,6 +90,7 @@ class RealEngine:
             "--block-size": BLOCK_SIZE,
             "--max-model-len": MAX_MODEL_LEN,
             "--kv-events-config": json.dumps(kv_events),
+            "--dtype": vllm_dtype(CPUINFO.read_text()),
         }
         return [str(word) for pair in flags.items() for word in pair]
 

@@ -112,6 +112,35 @@ async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
     assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm"])
 
 
+BUSY = "vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n"
+PAGE = "python_info 1\n" * 20 + BUSY
+LOAD_PATH = (
+    "/metrics/?name%5B%5D=vllm:num_requests_running&name%5B%5D=vllm:kv_cache_usage_perc"
+    "&name%5B%5D=vllm:lora_requests_info"
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "narrow", "path"),
+    [
+        (PAGE, BUSY, LOAD_PATH),
+        (PAGE, PAGE, "/metrics"),  # it ignores names, or leads back to the page
+        (PAGE, "", "/metrics"),  # vLLM with several API servers
+        (PAGE, BUSY.splitlines()[0], "/metrics"),
+        (PAGE, None, "/metrics"),
+        ("python_info 1\n" * 20, "", "/metrics"),
+    ],
+)
+async def test_its_load_is_asked_for_alone_where_that_tells_as_much(
+    ask: Ask, page: str, narrow: str | None, path: str
+) -> None:
+    behind_the_slash = {} if narrow is None else {"/metrics/": narrow}
+
+    facts = await ask({**HEALTHY, "/metrics": page, **behind_the_slash})
+
+    assert facts.load_path == path
+
+
 async def test_an_engine_may_have_no_metrics(serve: Serve) -> None:
     url = await serve({"/v1/models": MODELS})
 

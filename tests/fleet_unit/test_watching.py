@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 
@@ -28,12 +28,15 @@ INTERVAL = 0.02
 
 @dataclass
 class TellingEngine:
-    """An engine's answers to who asks how it is. `hang`: none any more."""
+    """An engine's answers to who asks how it is. `hang`: none any more. `narrows`: behind
+    /metrics/ it has those that are named alone."""
 
     metrics: str = ""
+    narrows: bool = False
     sources: str = "{}"
     hang: bool = False
     url: str = ""
+    asked: list[str] = field(default_factory=list)
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -45,9 +48,16 @@ class TellingEngine:
             "/kv_event_sources": self.sources,
             "/metrics": self.metrics,
         }
+        if self.narrows:
+            says["/metrics/"] = self.named(request.query.getall("name[]", []))
         if request.path not in says:
             raise web.HTTPNotFound
+        self.asked.append(request.path)
         return web.Response(text=says[request.path])
+
+    def named(self, names: Sequence[str]) -> str:
+        lines = self.metrics.splitlines(keepends=True)
+        return "".join(line for line in lines if line.split()[0] in names)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -107,6 +117,19 @@ async def until(fleet: Fleet, condition: Callable[[Candidates], bool]) -> Candid
 
 def busy(running: int, waiting: int) -> str:
     return f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
+
+
+async def test_an_engine_that_can_is_asked_for_its_load_alone() -> None:
+    others = "python_info 1\n" * 20
+    engine = TellingEngine(others + busy(1, 0), narrows=True)
+    async with engine.serving(), watched(engine) as fleet:
+        await until(fleet, lambda candidates: candidates.running[0] == 1)
+        engine.metrics = others + busy(3, 2)
+
+        await until(fleet, lambda candidates: candidates.waiting[0] == 2)
+
+    assert engine.asked[-1] == "/metrics/"
+    assert engine.asked.count("/metrics") == 1
 
 
 async def test_figures_follow_what_engines_tell() -> None:

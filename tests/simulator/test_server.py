@@ -350,6 +350,27 @@ def test_metrics_have_vllms_names_and_tell_the_truth() -> None:
     assert 'num_gpu_blocks="1024"' in text
 
 
+def test_behind_the_slash_metrics_can_be_asked_for_by_name() -> None:
+    async def scenario(_engine: SimulatedEngine, client: aiohttp.ClientSession) -> list[str]:
+        await post(client, CHAT, chat("x" * 70))
+        asked = "name[]=vllm:num_requests_running&name[]=vllm:time_to_first_token_seconds_count"
+        pages = []
+        for path in ("/metrics/?" + asked, "/metrics/", "/metrics?" + asked):
+            async with client.get(path) as response:
+                pages.append(await response.text())
+        return pages
+
+    named, all_of_them, ignored = serving(scenario)
+
+    labels = '{engine="0",model_name="m"}'
+    assert [line for line in named.splitlines() if not line.startswith("#")] == [
+        f"vllm:time_to_first_token_seconds_count{labels} 1.0",
+        f"vllm:num_requests_running{labels} 0.0",
+    ]
+    assert "vllm:cache_config_info" in all_of_them
+    assert "vllm:cache_config_info" in ignored  # as vLLM does
+
+
 def test_event_sources_are_announced_with_a_wildcard_host() -> None:
     async def scenario(engine: SimulatedEngine, client: aiohttp.ClientSession) -> Any:
         async with client.get("/kv_event_sources") as response:

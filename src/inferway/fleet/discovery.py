@@ -4,6 +4,7 @@
     GET /v1/models          names, the model's directory or hub id, adapters and their parents
     GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
+    GET /metrics/?name[]=…  the load alone, where that is cheaper (`_load_path`)
     GET /v1/structured/warm 405 of engines with our plugin: there is such a path, for POST
 
 What an engine says about *where* its events are is not trusted beyond its own host: an engine
@@ -23,6 +24,9 @@ from yarl import URL
 
 from inferway.config import unix_path
 from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.load import load_names
+
+METRICS = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class EngineFacts:
     findings: tuple[str, ...]
     version: str | None = None  # vLLM's, as it says
     has_plugin: bool = False  # our structured output (inferway.structured.vllm)
+    load_path: str = METRICS  # where its load is asked for, again and again
 
 
 class StatusError(UpstreamError):
@@ -88,7 +93,7 @@ async def discover(
     sources, source_findings = resolve_sources(_host(url), raw_sources)
     metrics = await fetch_metrics(session, url, headers)
     if not metrics:
-        findings.append(f"{url}/metrics has nothing to say; give block_size=N by hand")
+        findings.append(f"{url}{METRICS} has nothing to say; give block_size=N by hand")
     facts = EngineFacts(
         models,
         sources,
@@ -96,8 +101,29 @@ async def discover(
         (*findings, *source_findings),
         await _version(session, url, headers),
         await _has_plugin(session, url, headers),
+        await _load_path(session, url, headers, metrics),
     )
     return facts, metrics
+
+
+async def _load_path(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], metrics: str
+) -> str:
+    """Where the engine tells its load and no more, if it does. vLLM and SGLang have
+    prometheus_client's own app, which knows `name[]`, behind `/metrics/`; vLLM's `/metrics` is
+    another, which always gives all: 61 KB, for which its API server takes 13 ms of CPU instead of
+    1.1 (0.32, a core of Zen 3, 2026-11-22). With several API servers, whose metrics are in files,
+    `name[]` finds nothing: then all is asked for."""
+    names = load_names(metrics)
+    if not names:
+        return METRICS
+    path = f"{METRICS}/?" + "&".join(f"name%5B%5D={name}" for name in names)
+    try:
+        narrow = (await fetch(session, f"{url}{path}", headers)).decode(errors="replace")
+    except StatusError:
+        return METRICS
+    is_less = 2 * len(narrow) < len(metrics)  # else it was redirected, or the names were ignored
+    return path if is_less and load_names(narrow) == names else METRICS
 
 
 async def _version(
@@ -129,7 +155,7 @@ async def fetch_metrics(
 ) -> str:
     """The engine's metrics page; empty if it has none. Raises UpstreamError as `fetch` does."""
     try:
-        return (await fetch(session, f"{url}/metrics", headers)).decode(errors="replace")
+        return (await fetch(session, f"{url}{METRICS}", headers)).decode(errors="replace")
     except StatusError as e:
         if e.answered != 404:
             raise

@@ -23,10 +23,11 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.fleet.connector import EngineConnector
-from inferway.fleet.discovery import EventSource, discover, fetch_metrics
+from inferway.fleet.discovery import METRICS, EventSource, StatusError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
+from inferway.fleet.pages import Pages
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.scraper import Scraper
@@ -70,6 +71,7 @@ class Fleet:
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
         self._session: aiohttp.ClientSession | None = None
+        self._pages = Pages(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
             settings.models, load_prompts, self._around, self._tasks.spawn, self._prompts_came
@@ -87,6 +89,7 @@ class Fleet:
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         connector = EngineConnector(self._settings.engine_tls())
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        self._pages.open()
         if self._settings.scoring:
             self.prober.open(self._session)
             self.remote.open(self._session)
@@ -103,6 +106,7 @@ class Fleet:
         await self.prober.close()
         await self.remote.close()
         await self.scraper.close()
+        await self._pages.close()
         await self._tasks.close()
         for engine in self.engines:
             for subscriber in engine.subscribers:
@@ -253,9 +257,14 @@ class Fleet:
         return True
 
     async def _scrape(self, engine: Engine) -> bool:
-        assert self._session is not None
+        path = METRICS if engine.facts is None else engine.facts.load_path
         try:
-            metrics = await fetch_metrics(self._session, engine.url, engine.http_headers)
+            metrics = await self._pages.get(engine.url, path, engine.headers)
+        except StatusError as e:
+            if e.answered != 404:
+                self._missed(engine, e)
+                return False
+            metrics = ""  # not everything that speaks OpenAI's API has it
         except UpstreamError as e:
             self._missed(engine, e)
             return False

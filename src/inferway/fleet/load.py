@@ -44,7 +44,8 @@ _ENDED = (
     "sglang:e2e_request_latency_seconds_count",
     "trtllm_e2e_request_latency_seconds_count",
 )
-_LORA = "vllm:lora_requests_info"
+_LORA = "vllm:lora_requests_info"  # has no sample until an adapter is used
+_ALL = (*_RUNNING, *_WAITING, *_KV_USAGE, *_FIRSTS, *_ENDED)
 
 _RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d+)"')
 _LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)="([^"]*)"')
@@ -80,6 +81,12 @@ class Load(msgspec.Struct, frozen=True):
             self.kv_usage,
             None if self.answering is None else self.answering / ranks,
         )
+
+
+def load_names(metrics: str) -> tuple[str, ...]:
+    """What of such a page `parse_load` reads, or will; empty if none of it is there."""
+    told = tuple(name for name in _ALL if _first_sample(metrics, name) != -1)
+    return (*told, _LORA) if any(name.startswith("vllm:") for name in told) else told
 
 
 def parse_load(metrics: str) -> Load:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -28,7 +28,7 @@ class EngineMetrics(Collector):
         self._config = config
         self._scheduler = scheduler
         self._values = (config.names[0], "0")
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry(auto_describe=True)  # so that names can be asked for
         self._registry.register(self)
         ttft = Histogram(
             "vllm:time_to_first_token_seconds",
@@ -39,9 +39,11 @@ class EngineMetrics(Collector):
         )
         self.first_token = ttft.labels(*self._values).observe
 
-    def text(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
+    def text(self, names: Collection[str] = ()) -> bytes:
+        """The Prometheus text format; of these samples alone, if any are named."""
+        return generate_latest(
+            self._registry.restricted_registry(names) if names else self._registry
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""

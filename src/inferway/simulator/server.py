@@ -86,6 +86,7 @@ class Server:
                 web.get("/v1/models", self.models),
                 web.get("/kv_event_sources", self.kv_event_sources),
                 web.get("/metrics", self.show_metrics),
+                web.get("/metrics/", self.show_some_metrics),
                 web.get("/health", self.health),
                 web.get("/version", self.version),
                 *(() if self._structured is None else self._structured.routes()),
@@ -168,8 +169,11 @@ class Server:
         return _json({} if source is None else {"0": source})
 
     async def show_metrics(self, _: web.Request) -> web.Response:
-        headers = {"Content-Type": CONTENT_TYPE_LATEST}
-        return web.Response(body=self._metrics.text(), headers=headers)
+        return _page(self._metrics.text())
+
+    async def show_some_metrics(self, request: web.Request) -> web.Response:
+        """As vLLM: behind the slash is prometheus_client's own app, which knows `name[]`."""
+        return _page(self._metrics.text(request.query.getall("name[]", [])))
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -275,6 +279,10 @@ def _text_of(turn: Turn, item: Emitted) -> str:
 def _parse_either(raw: bytes) -> PromptBody:
     """`/tokenize` takes a chat's body or a completion's."""
     return parse_chat(raw) if b'"messages"' in raw else parse_completion(raw)
+
+
+def _page(metrics: bytes) -> web.Response:
+    return web.Response(body=metrics, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

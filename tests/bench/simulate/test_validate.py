@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
 import pytest
+from tests.bench.peers.test_run import RoundRobin
 from tests.bench.test_report import MACHINE
 
 from inferway.bench.engine_prompts import EnginePrompts
 from inferway.bench.loading.samples import Sample
+from inferway.bench.peers.fleets import simulated_fleet
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
+from inferway.bench.peers.standing import standing
 from inferway.bench.peers.workload import ChatSpec, chats
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.requests import SimRequest, Workload
 from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.processes import BenchError
 from inferway.bench.results import read_run, write_run
-from inferway.bench.simulate.compared import Compared, compared
+from inferway.bench.simulate.beside import fit_beside
+from inferway.bench.simulate.compared import Compared, Sent, compared
+from inferway.bench.simulate.division import division
 from inferway.bench.simulate.fitting import First, Measured, Tokens, fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validate import engine_like
@@ -58,7 +67,7 @@ def firsts(spec: EngineSpec) -> list[First]:
 def test_constants_are_found_again(attention: int, context: float) -> None:
     true = msgspec.structs.replace(TRUE, attention_tokens=attention, context_seconds=context)
 
-    found = fit([Measured(firsts(true), tokens(true), 1.2)], EngineSpec(cache_tokens=10_000))
+    found = fit([Measured(firsts(true), tokens(true))], EngineSpec(cache_tokens=10_000))
 
     assert found.attention_tokens == pytest.approx(attention, abs=1)
     for name in (
@@ -69,14 +78,10 @@ def test_constants_are_found_again(attention: int, context: float) -> None:
 
 
 def test_a_machine_that_changes_is_met_in_the_middle() -> None:
-    slow, fast = TRUE.slower(1.1), TRUE.slower(0.9)
-    measured = [
-        Measured(firsts(spec), tokens(spec), beside) for spec, beside in ((slow, 1.3), (fast, 1.1))
-    ]
+    specs = [TRUE.slower(1.1), TRUE.slower(0.9)]
 
-    found = fit(measured, EngineSpec())
+    found = fit([Measured(firsts(spec), tokens(spec)) for spec in specs], EngineSpec())
 
-    assert found.beside == pytest.approx(1.2)
     for name in ("step_seconds", "decode_seconds", "context_seconds", "prefill_seconds"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.02)
 
@@ -85,16 +90,16 @@ def test_a_time_that_is_far_off_changes_little() -> None:
     measured = [first for first in firsts(TRUE) for _ in range(5)]
     measured[3] = measured[3]._replace(seconds=30.0)
 
-    assert fit([Measured(measured, TOKENS, 1.0)], TRUE).prefill_seconds == pytest.approx(
-        0.0006, rel=1e-3
-    )
+    found = fit([Measured(measured, TOKENS)], TRUE)
+
+    assert found.prefill_seconds == pytest.approx(0.0006, rel=1e-3)
 
 
 def test_no_constant_is_negative() -> None:
     falling = [First(0, tokens, 0.1 + tokens * 1e-4 - 2e-8 * tokens**2) for _, tokens in PROMPTS]
     flat = [Tokens(1, 99, 0.02), Tokens(4, 99, 0.019)]
 
-    found = fit([Measured(falling, flat, 1.0)], EngineSpec())
+    found = fit([Measured(falling, flat)], EngineSpec())
 
     assert found.attention_tokens == 0
     assert found.decode_seconds == 0
@@ -103,9 +108,9 @@ def test_no_constant_is_negative() -> None:
 
 def test_too_few_measurements_are_refused() -> None:
     with pytest.raises(BenchError, match="three are needed"):
-        fit([Measured(firsts(TRUE)[:2], TOKENS, 1.0)], TRUE)
+        fit([Measured(firsts(TRUE)[:2], TOKENS)], TRUE)
     with pytest.raises(BenchError, match="two are needed"):
-        fit([Measured(firsts(TRUE), TOKENS[:1], 1.0)], TRUE)
+        fit([Measured(firsts(TRUE), TOKENS[:1])], TRUE)
 
 
 def test_a_simulated_engines_flags_are_its_constants() -> None:
@@ -148,13 +153,14 @@ def test_chats_are_simulated_with_the_blocks_that_engines_see() -> None:
 
 # the comparison
 
+LATER = SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1, start=9.0)
 WORK = Workload(
     "sent",
     "",
     100,
     [
         SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1),
-        SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1, start=9.0),
+        LATER,
     ],
 )
 
@@ -167,10 +173,14 @@ def sample(first: float, cached: int, error: str | None = None) -> Sample:
     )  # fmt: skip
 
 
+def sent(samples: Sequence[Sample], work: Workload = WORK) -> Sent:
+    return Sent("a router", "round-robin", 1, samples, work)
+
+
 def test_both_are_judged_over_all_requests() -> None:
     fleet = FleetSpec(num_engines=1, num_slow=0, engine=TRUE)
 
-    found = compared("a router", "round-robin", 1, [sample(0.2, 0), sample(0.1, 200)], WORK, fleet)
+    found = compared(sent([sample(0.2, 0), sample(0.1, 200)]), fleet)
 
     assert found.ttft == pytest.approx(0.15)
     assert found.cached_share == pytest.approx(0.4)
@@ -188,7 +198,7 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
     engine = msgspec.structs.replace(TRUE, beside=2.0)
     fleet = FleetSpec(num_engines=2, num_slow=0, engine=engine)
 
-    found = compared("a router", "round-robin", 1, [sample(0.2, 0)] * 2, work, fleet)
+    found = compared(sent([sample(0.2, 0)] * 2, work), fleet)
 
     alone = TRUE.idle_ttft(250)
     assert found.apart_ttft == pytest.approx(alone)
@@ -201,7 +211,56 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
 )
 def test_requests_that_failed_are_no_comparison(samples: list[Sample]) -> None:
     with pytest.raises(BenchError, match="requests failed"):
-        compared("a router", "round-robin", 1, samples, WORK, FleetSpec(num_engines=1, num_slow=0))
+        sent(samples)
+
+
+def test_sessions_are_simulated_where_they_were() -> None:
+    work = Workload("sent", "", 100, [*WORK.requests, msgspec.structs.replace(LATER, session=2)])
+    there = replace(sent([sample(0.2, 0)] * 3, work), rows={1: 0, 2: 1})
+
+    outcome = there.simulated(FleetSpec(num_engines=2, num_slow=0, engine=TRUE))
+
+    assert outcome.engine.tolist() == [0, 0, 1]
+
+
+def test_how_much_engines_slow_each_other_is_found_in_what_chats_waited() -> None:
+    work = requests_side_by_side(40)
+    fleet = FleetSpec(num_engines=2, num_slow=0, engine=TRUE)
+
+    def carried(beside: float) -> list[Sent]:
+        there = sent([sample(0.2, 0)] * 40, work)
+        outcome = there.simulated(fleet.with_beside(beside))
+        return [replace(there, samples=[sample(ttft, 0) for ttft in outcome.ttft.tolist()])]
+
+    assert fit_beside(carried(1.3), fleet) == pytest.approx(1.3, abs=0.005)
+    assert fit_beside(carried(1.0), fleet) == 1.0
+    with pytest.raises(BenchError, match="a quieter machine"):
+        fit_beside(carried(9.0), fleet)
+
+
+def requests_side_by_side(count: int) -> Workload:
+    """A little less than two engines of TRUE can do."""
+    made = [
+        SimRequest(
+            blocks=(2 * i, 2 * i + 1), prompt_tokens=250, output_tokens=3, session=i, start=0.2 * i
+        )
+        for i in range(count)
+    ]
+    return Workload("sent", "", 100, made)
+
+
+def test_who_has_a_session_is_seen_by_what_engines_count(tmp_path: Path) -> None:
+    sessions = chats(ChatSpec(sessions=4, turns=1, systems=1, apart=1), 1, "t", rate=20.0)
+    engines = SimulatedEngines(engines=2, prefill_us_per_token=1.0, inter_token_ms=1.0)
+
+    with (
+        simulated_fleet(engines, tmp_path) as fleet,
+        standing(RoundRobin(), fleet, tmp_path / "router") as one,
+    ):
+        rows = division(one.place.url, fleet, sessions)
+
+    first, *others = (rows[session.number] for session in sessions)
+    assert others == [1 - first, first, 1 - first]
 
 
 def found(router: str, real: float, simulated: float, cached: float, like: float) -> Compared:
@@ -223,6 +282,7 @@ def run(*, is_fitted: bool) -> ValidateRun:
         is_fitted=is_fitted,
         compared=[good, bad],
         load_after=0.1,
+        fitted_to=(found("good", 0.5, 0.499, 0.5, 0.5),) if is_fitted else (),
     )
 
 
@@ -242,5 +302,9 @@ def test_the_report_says_by_how_much_it_is_off() -> None:
 
     assert "| good | round-robin | 10 | 1.0 | 1,000 | 1,100 | +10.0% |" in text
     assert "15 %" in text or "15%" in text
+    assert (
+        "chats of 1 other seeds through good, sent in between; mean TTFT of each, ms: 499 for 500"
+        in text
+    )
     assert VALIDATE.file == "validate"
     assert VALIDATE_REAL.file == "validate_real"

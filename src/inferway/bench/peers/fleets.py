@@ -17,6 +17,7 @@ from subprocess import Popen
 import msgspec
 
 from inferway.bench.cpu import process_tree
+from inferway.bench.machine import CPUINFO, vllm_dtype
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
 from inferway.bench.processes import (
     BenchError,
@@ -128,6 +129,11 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) 
         for *_, url in started:
             _warm_up(url)
         yield Fleet([_address(url) for *_, url in started], spec.block_size)
+
+
+def real_engines() -> RealEngines:
+    """As this machine's CPU computes soonest."""
+    return RealEngines(dtype=vllm_dtype(CPUINFO.read_text()))
 
 
 def _warm_up(url: str) -> None:

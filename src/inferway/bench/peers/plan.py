@@ -44,11 +44,13 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
     engines: int = 2
     block_size: int = 32  # tokens; vLLM's CPU kernels are made for multiples of it
     blocks: int = 512
+    dtype: str = "auto"  # the model's own, bfloat16
 
     @property
     def about(self) -> str:
+        dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
         return (
-            f"{self.engines} engines of vLLM on the CPU with SmolLM2-135M, one thread each, "
+            f"{self.engines} engines of vLLM on the CPU with SmolLM2-135M{dtype}, one thread each, "
             f"--num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
         )
 
@@ -57,7 +59,7 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
         return [
             *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
             *("--block-size", str(self.block_size)),
-            *("--num-gpu-blocks-override", str(self.blocks)),
+            *("--num-gpu-blocks-override", str(self.blocks), "--dtype", self.dtype),
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -58,3 +59,13 @@ class ConsistentHash:
         name = request.header(b"x-session-id") or b""
         at = bisect_left(ring, (xxhash.xxh64_intdigest(name), 0))
         return chosen(candidates, ring[at % len(ring)][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Each session where `rows` says that it is."""
+
+    rows: Mapping[int, int]
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        return chosen(candidates, self.rows[int(request.header(b"x-session-id") or b"")])

@@ -37,6 +37,11 @@ class FleetSpec(msgspec.Struct, frozen=True):
     def scrape_seconds(self) -> float:
         return max(0.2, self.num_engines * 0.002)
 
+    def with_beside(self, beside: float) -> FleetSpec:
+        """The same, of engines that slow each other so many times."""
+        engine = msgspec.structs.replace(self.engine, beside=beside)
+        return msgspec.structs.replace(self, engine=engine)
+
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
         """Which of them are slow is drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))

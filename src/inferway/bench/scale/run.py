@@ -23,8 +23,9 @@ from inferway.bench.results import load_run
 from inferway.bench.route_results import RouteRun
 from inferway.bench.scale.plan import Grown, Plan
 from inferway.bench.scale.results import ScaleRun
-from inferway.fleet.discovery import fetch_metrics
+from inferway.fleet.discovery import discover
 from inferway.fleet.load import parse_load
+from inferway.fleet.pages import Pages
 
 _WORKER = "inferway.bench.scale.worker"
 _ROUTER, _CASE, _STEPS = "inferway serve --no-scoring", "8k-token chat", ("render", "tokenize")
@@ -82,15 +83,22 @@ def _scrapes(plan: Plan) -> tuple[list[float], int]:
 
 
 async def _scrape(url: str, plan: Plan) -> tuple[list[float], int]:
-    found, size = [], 0
+    """As the fleet does it: an engine's load alone, over connections that are kept."""
     async with aiohttp.ClientSession() as session:
+        facts, _ = await discover(session, url, {})
+    pages = Pages(None, seconds=5.0)
+    pages.open()
+    found, size = [], 0
+    try:
         for _ in range(plan.repeats):
             began = time.process_time()
             for _ in range(plan.scrapes // plan.repeats):
-                page = await fetch_metrics(session, url, {})
+                page = await pages.get(url, facts.load_path, [])
                 parse_load(page)
             took = time.process_time() - began
             found.append(round(took * 1e6 / (plan.scrapes // plan.repeats), 1))
             size = len(page)
+    finally:
+        await pages.close()
     assert median(found) > 0
     return found, size

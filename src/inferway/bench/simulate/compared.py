@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from inferway.bench.loading.samples import Sample
 from inferway.bench.policies.catalog import policy_named
-from inferway.bench.policies.requests import Workload
+from inferway.bench.policies.gateway import Policy
+from inferway.bench.policies.requests import Outcome, Workload
+from inferway.bench.policies.simple import Divided
 from inferway.bench.policies.simulate import FleetSpec, simulate
 from inferway.bench.processes import BenchError
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One seed's chats, answered through one router."""
+
+    router: str
+    policy: str  # that simulates it
+    seed: int
+    samples: Sequence[Sample]
+    workload: Workload  # the same as a simulation gets them
+    rows: Mapping[int, int] | None = None  # where each session was, if the policy goes by that
+
+    def __post_init__(self) -> None:
+        """Raises BenchError when requests failed: then a simulation has others."""
+        failed = [sample for sample in self.samples if not sample.ok]
+        if failed or len(self.samples) != len(self.workload.requests):
+            said = failed[0].detail or failed[0].error if failed else "some were not sent"
+            raise BenchError(
+                f"{self.router}: {len(failed)} of {len(self.samples)} requests failed: {said}"
+            )
+
+    @property
+    def ttft(self) -> float:
+        """Seconds, mean."""
+        return float(np.mean([sample.ttft for sample in self.samples]))
+
+    def simulated(self, fleet: FleetSpec) -> Outcome:
+        rows, named = self.rows, policy_named(self.policy)
+        make = named if rows is None else lambda _: Policy(Divided(rows))
+        return simulate(self.workload, self.workload.own_rate, fleet, make, self.seed)
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -43,35 +77,21 @@ class Compared(msgspec.Struct, frozen=True):
         return (self.simulated_cached_share - self.cached_share) * 100
 
 
-def compared(
-    router: str,
-    policy: str,
-    seed: int,
-    samples: Sequence[Sample],
-    workload: Workload,
-    fleet: FleetSpec,
-) -> Compared:
-    """Raises BenchError when requests failed: then they are not the same."""
-    failed = [sample for sample in samples if not sample.ok]
-    if failed or len(samples) != len(workload.requests):
-        said = failed[0].detail or failed[0].error if failed else "some were not sent"
-        raise BenchError(f"{router}: {len(failed)} of {len(samples)} requests failed: {said}")
-    outcome = simulate(workload, workload.own_rate, fleet, policy_named(policy), seed)
+def compared(sent: Sent, fleet: FleetSpec) -> Compared:
+    samples, workload = sent.samples, sent.workload
+    outcome = sent.simulated(fleet)
     apart = None
     if fleet.engine.beside != 1.0:
-        engine = msgspec.structs.replace(fleet.engine, beside=1.0)
-        alone = msgspec.structs.replace(fleet, engine=engine)
-        apart = simulate(workload, workload.own_rate, alone, policy_named(policy), seed)
-    ttft = np.array([sample.ttft for sample in samples], float)
+        apart = sent.simulated(fleet.with_beside(1.0))
     return Compared(
-        router=router,
-        policy=policy,
-        seed=seed,
+        router=sent.router,
+        policy=sent.policy,
+        seed=sent.seed,
         requests=len(samples),
         rate=round(workload.own_rate, 3),
-        ttft=float(ttft.mean()),
+        ttft=sent.ttft,
         simulated_ttft=float(outcome.ttft.mean()),
-        ttft_p90=float(np.percentile(ttft, 90)),
+        ttft_p90=float(np.percentile([sample.ttft for sample in samples], 90)),
         simulated_ttft_p90=float(np.percentile(outcome.ttft, 90)),
         cached_share=sum(s.cached_tokens or 0 for s in samples)
         / sum(s.prompt_tokens or 0 for s in samples),

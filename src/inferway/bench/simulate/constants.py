@@ -1,8 +1,7 @@
-"""Measures a real engine for `fitting`: idle otherwise, and beside another that is busy."""
+"""Measures a real engine for `fitting`, with nobody else there."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -11,7 +10,7 @@ import uvloop
 
 from inferway.bench.conversations import texts
 from inferway.bench.loading.client import Target
-from inferway.bench.loading.drive import Driven, Pacing, drive
+from inferway.bench.loading.drive import Pacing, drive
 from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.workload import Session, Turn
 from inferway.bench.processes import BenchError
@@ -22,14 +21,10 @@ _EACH = 5
 _FEW_TOKENS, _MANY_TOKENS = 2, 48  # of answers
 _BATCHES = (1, 2, 4)
 _CONTEXTS = (300, 3_600)  # characters of the prompts whose answers' tokens are measured
-_LONG, _ROUNDS, _REPEATS = 1_800, 3, 8  # characters of prompts; measured: so often so many
-_ENOUGH = 1_000  # of the busy one
-_ANSWER = 12  # tokens: about as many seconds as the prompt takes
 
 
-def measure(url: str, other: str, model: str, seed: int = 1) -> Measured:
-    """About 100 requests, some of them while the `other` engine has some, too. Raises BenchError
-    if one of them fails."""
+def measure(url: str, model: str, seed: int = 1) -> Measured:
+    """About 50 requests. Raises BenchError if one of them fails."""
     rng = random.Random(seed)
     _send(url, model, [_ask(rng, 600, _FEW_TOKENS)] * 2, users=1)  # the first ones are slow
     lengths = [chars for chars in _CHARS for _ in range(_EACH)]
@@ -41,7 +36,7 @@ def measure(url: str, other: str, model: str, seed: int = 1) -> Measured:
         if s.first is not None and s.sent is not None
     ]
     tokens = [_tokens(url, model, rng, chars, batch) for chars in _CONTEXTS for batch in _BATCHES]
-    return Measured(firsts, tokens, _beside(url, other, model, rng))
+    return Measured(firsts, tokens)
 
 
 def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) -> Tokens:
@@ -54,36 +49,6 @@ def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) ->
     return Tokens(batch, round(context), seconds)
 
 
-def _beside(url: str, other: str, model: str, rng: random.Random) -> float:
-    """How many times as long prompts and answers take on one engine while the other has some."""
-
-    def asked(count: int) -> list[Turn]:
-        return [_ask(rng, _LONG, _ANSWER) for _ in range(count)]
-
-    alone: list[Sample] = []
-    busy: list[Sample] = []
-    for _ in range(_ROUNDS):  # the machine does not stay as fast as it was
-        alone += _send(url, model, asked(_REPEATS), users=1)
-        busy += uvloop.run(_while_busy(url, other, model, asked(_REPEATS), asked(_ENOUGH)))
-    return _seconds(busy) / _seconds(alone)
-
-
-async def _while_busy(
-    url: str, other: str, model: str, turns: Sequence[Turn], others: Sequence[Turn]
-) -> list[Sample]:
-    stop = asyncio.Event()
-    busy = asyncio.create_task(_drive(other, model, others, users=1, stop=stop))
-    try:
-        return _answered(url, await _drive(url, model, turns, users=1))
-    finally:
-        stop.set()
-        await busy
-
-
-def _seconds(samples: Sequence[Sample]) -> float:
-    return median([s.e2e_sent for s in samples if s.e2e_sent is not None])
-
-
 def _ask(rng: random.Random, chars: int, tokens: int) -> Turn:
     text = " ".join(rng.sample(texts(), len(texts())))
     at = rng.randrange(max(1, len(text) - chars))
@@ -92,18 +57,11 @@ def _ask(rng: random.Random, chars: int, tokens: int) -> Turn:
 
 
 def _send(url: str, model: str, turns: Sequence[Turn], users: int) -> list[Sample]:
-    return _answered(url, uvloop.run(_drive(url, model, turns, users)))
-
-
-async def _drive(
-    url: str, model: str, turns: Sequence[Turn], users: int, stop: asyncio.Event | None = None
-) -> Driven:
     sessions = [Session(number, [turn]) for number, turn in enumerate(turns)]
-    return await drive(Target(url, timeout=120.0), sessions, Pacing(users), model=model, stop=stop)
-
-
-def _answered(url: str, driven: Driven) -> list[Sample]:
-    for sample in driven.samples:
+    samples = uvloop.run(
+        drive(Target(url, timeout=120.0), sessions, Pacing(users), model=model)
+    ).samples
+    for sample in samples:
         if not sample.ok:
             raise BenchError(f"{url}: {sample.error}: {sample.detail}")
-    return driven.samples
+    return samples

@@ -10,7 +10,7 @@ medians of equal requests; no constant is less than nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -42,7 +42,6 @@ class Measured(NamedTuple):
 
     firsts: Sequence[First]
     tokens: Sequence[Tokens]
-    beside: float  # how many times as long prompts and answers took while the other engine had some
 
 
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
@@ -67,7 +66,6 @@ def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
-        beside=round(fmean(one.beside for one in measured), 3),
     )
 
 

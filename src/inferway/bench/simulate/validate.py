@@ -1,38 +1,47 @@
 """`inferway bench validate`: chats are sent through real routers to engines that run, and simulated
-with the same policies: what differs is what the simulation gets wrong."""
+with the same policies: what differs is what the simulation gets wrong.
+
+Constants of real engines are fitted to what is not judged: requests to an engine alone, and chats
+of other seeds through round-robin, before each seed and after the last.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
 from inferway.bench.engine_prompts import EnginePrompts
-from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.workload import Session
 from inferway.bench.machine import this_machine
-from inferway.bench.peers.fleets import MODEL, Fleet, started
+from inferway.bench.peers.fleets import MODEL, Fleet, real_engines, started
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
+from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.standing import standing
 from inferway.bench.peers.workload import ChatSpec, chats
+from inferway.bench.policies.catalog import policy_named
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.measured import command
-from inferway.bench.policies.simulate import FleetSpec
+from inferway.bench.policies.requests import Workload
+from inferway.bench.policies.simulate import FleetSpec, simulate
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router
-from inferway.bench.simulate.compared import compared
+from inferway.bench.simulate.beside import fit_beside
+from inferway.bench.simulate.compared import Sent, compared
 from inferway.bench.simulate.constants import measure
+from inferway.bench.simulate.division import division
 from inferway.bench.simulate.fitting import Measured, fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import Plan, ValidateRun
 from inferway.prompts.prepare import prepare_smollm2
 
-_WARM_UP_SEED = 2_000
+_WARM_UP_SEED, _FITTED_SEED = 2_000, 3_000
 _REAL_BATCHED_TOKENS = 2_048  # of vLLM's API server on the CPU
+_ROUND_ROBIN, _BY_SESSION = "round-robin", "consistent-hash"  # policies
 
 # 2,000 requests; eight engines hold half of what the chats have said when they end. They are fast:
 # only what is cached is judged, and a policy that piles requests up must not take hours.
@@ -41,26 +50,24 @@ PEERS = Plan(
     ChatSpec(sessions=200, turns=10, systems=8, apart=30),
     rate=25.0,
 )
-# About 0.9 of the rate at which round-robin's mean TTFT doubles, as much as peers are judged at.
-# Beyond it engines that are 5 % slower answer 15 % later: the constants would be judged.
-REAL = Plan(RealEngines(), ChatSpec(), rate=2.0, seeds=(1, 2), warm_up_requests=20)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One seed's chats, answered through one router."""
-
-    router: str
-    policy: str  # that simulates it
-    seed: int
-    sessions: Sequence[Session]
-    samples: Sequence[Sample]
+# As fast as this machine can: see `_Tour.find_rate`.
+REAL = Plan(RealEngines(), ChatSpec(), rate=None, seeds=(1, 2), warm_up_requests=20)
+# Of the rate at which round-robin's mean TTFT doubles: the middle load of `bench peers`. Near that
+# rate engines that are 5 % slower answer 15 % later, and the constants would be judged.
+_LOAD = 0.75
+_BESIDE = 1.2  # as long as it is not known
+_BISECTIONS = 4
 
 
 def run_validate(
-    plan: Plan, routers: Sequence[tuple[Router, str]], vllm: Path | None, on_step: OnCountedStep
+    plan: Plan,
+    routers: Sequence[tuple[Router, str]],
+    round_robin: Router,
+    vllm: Path | None,
+    on_step: OnCountedStep,
 ) -> ValidateRun:
-    """`routers`: each with the policy that simulates it. Raises BenchError."""
+    """`routers`: each with the policy that simulates it; constants are fitted to `round_robin`.
+    Raises BenchError."""
     machine = this_machine()
     prompts = EnginePrompts(str(prepare_smollm2()))
     try:
@@ -68,62 +75,108 @@ def run_validate(
             TemporaryDirectory(prefix="inferway-validate-") as name,
             started(plan.engines, vllm, Path(name), on_step) as fleet,
         ):
-            sent, measured = _carried(plan, fleet, routers, Path(name), on_step)
-        engine = _engine(plan.engines, measured)
-        spec = FleetSpec(num_engines=plan.engines.engines, num_slow=0, engine=engine)
-        found = []
-        for one in sent:
-            on_step(f"simulating {one.policy}, seed {one.seed}")
-            workload = as_workload(one.sessions, prompts, plan.engines.block_size)
-            found.append(compared(one.router, one.policy, one.seed, one.samples, workload, spec))
+            tour = _Tour(plan, fleet, prompts, Path(name), on_step)
+            if plan.rate is None:
+                plan = tour.plan = msgspec.structs.replace(plan, rate=tour.find_rate())
+            tour.measure(routers, round_robin)
     finally:
         prompts.close()
+    on_step("simulating the same")
+    spec = tour.simulated_fleet()
     return ValidateRun(
         machine=machine,
         command=command(),
         plan=plan,
-        engine=engine,
+        engine=spec.engine,
         is_fitted=isinstance(plan.engines, RealEngines),
-        compared=found,
+        compared=[compared(one, spec) for one in tour.sent],
+        fitted_to=tuple(compared(one, spec) for one in tour.fitted_to),
         load_after=round(os.getloadavg()[0], 2),
     )
 
 
-def _carried(
-    plan: Plan,
-    fleet: Fleet,
-    routers: Sequence[tuple[Router, str]],
-    directory: Path,
-    on_step: OnCountedStep,
-) -> tuple[list[Sent], list[Measured]]:
-    """What was sent through each router, and what real engines took before and after each: the
-    machine does not stay as fast as it was."""
-    sent: list[Sent] = []
-    measured: list[Measured] = []
+@dataclass(slots=True)
+class _Tour:
+    """Of all routers."""
 
-    def measure_engines() -> None:
-        if isinstance(plan.engines, RealEngines):
-            on_step("measuring the engines")
-            one, other = (engine.url for engine in fleet.engines[:2])
-            measured.append(measure(one, other, MODEL, seed=len(measured)))
+    plan: Plan
+    fleet: Fleet
+    prompts: EnginePrompts
+    directory: Path
+    on_step: OnCountedStep
+    sent: list[Sent] = field(default_factory=list)  # what is judged
+    measured: list[Measured] = field(default_factory=list)  # and what constants are fitted to
+    fitted_to: list[Sent] = field(default_factory=list)
 
-    measure_engines()
-    for router, policy in routers:
-        place = directory / router.label.replace(" ", "-")
-        sent += _sent(plan, fleet, router, policy, place, on_step)
-        measure_engines()
-    return sent, measured
+    def measure(self, routers: Sequence[tuple[Router, str]], round_robin: Router) -> None:
+        """All seeds. The machine does not stay as fast as it was: each router meets it early and
+        late, and the constants are of the whole time."""
+        for seed in self.plan.seeds:
+            self._measure_engines(round_robin)
+            self.sent += [self._send(router, policy, seed) for router, policy in routers]
+        self._measure_engines(round_robin)
 
+    def find_rate(self) -> float:
+        """What an engine alone takes says where round-robin's mean TTFT doubles: _LOAD of that."""
+        self._measure_alone()
+        fleet = self._fitted().with_beside(_BESIDE)
+        sessions = chats(self.plan.chats, _FITTED_SEED, "search", 1.0)
+        workload = self._workload(sessions)
+        idle = 0.1 / fleet.engine.idle_ttft(int(workload.columns.prompt_tokens.mean()))
 
-def _engine(engines: SimulatedEngines | RealEngines, measured: Sequence[Measured]) -> EngineSpec:
-    """Constants of the engines: as given to simulated ones, or fitted."""
-    if isinstance(engines, SimulatedEngines):
-        return engine_like(engines)
-    like = EngineSpec(
-        max_batched_tokens=_REAL_BATCHED_TOKENS,
-        cache_tokens=(engines.blocks - 1) * engines.block_size,  # one of vLLM's stays empty
-    )
-    return fit(measured, like)
+        def mean_ttft(rate: float) -> float:
+            outcome = simulate(workload, rate, fleet, policy_named(_ROUND_ROBIN), _FITTED_SEED)
+            return float(outcome.ttft.mean())
+
+        return round(_LOAD * doubling_rate(mean_ttft, idle, _BISECTIONS)[1], 3)
+
+    def simulated_fleet(self) -> FleetSpec:
+        """With constants as given to simulated engines, or fitted."""
+        engines = self.plan.engines
+        if isinstance(engines, SimulatedEngines):
+            return FleetSpec(engines.engines, num_slow=0, engine=engine_like(engines))
+        fleet = self._fitted()
+        return fleet.with_beside(fit_beside(self.fitted_to, fleet))
+
+    def _fitted(self) -> FleetSpec:
+        """To what an engine alone took."""
+        engines = self.plan.engines
+        like = EngineSpec(
+            max_batched_tokens=_REAL_BATCHED_TOKENS,
+            cache_tokens=(engines.blocks - 1) * engines.block_size,  # one of vLLM's stays empty
+        )
+        return FleetSpec(engines.engines, num_slow=0, engine=fit(self.measured, like))
+
+    def _measure_engines(self, round_robin: Router) -> None:
+        if isinstance(self.plan.engines, RealEngines):
+            self._measure_alone()
+            seed = _FITTED_SEED + len(self.fitted_to)
+            self.fitted_to.append(self._send(round_robin, _ROUND_ROBIN, seed))
+
+    def _measure_alone(self) -> None:
+        self.on_step("measuring an engine")
+        seed = len(self.measured)
+        self.measured.append(measure(self.fleet.engines[0].url, MODEL, seed))
+
+    def _workload(self, sessions: Sequence[Session]) -> Workload:
+        return as_workload(sessions, self.prompts, self.plan.engines.block_size)
+
+    def _send(self, router: Router, policy: str, seed: int) -> Sent:
+        plan, fleet, rows = self.plan, self.fleet, None
+        assert plan.rate is not None
+        place = self.directory / f"{router.label}-{seed}".replace(" ", "-")
+        with standing(router, fleet, place) as one:
+            self.on_step(f"warming up {router.label}")
+            tag, most = f"warm-{seed}", plan.warm_up_requests
+            one.carry(chats(plan.chats, _WARM_UP_SEED + seed, tag, plan.rate, most))
+            sessions = chats(plan.chats, seed, f"{policy}-{seed}", plan.rate)
+            # of simulated engines the policy itself is judged, of real ones the engines' times
+            if policy == _BY_SESSION and isinstance(plan.engines, RealEngines):
+                rows = division(one.place.url, fleet, sessions)
+            fleet.reset()
+            self.on_step(f"{router.label}, seed {seed}: {plan.chats.requests:,} requests")
+            samples = one.carry(sessions).driven.samples
+        return Sent(router.label, policy, seed, samples, self._workload(sessions), rows)
 
 
 def engine_like(engines: SimulatedEngines) -> EngineSpec:
@@ -139,31 +192,6 @@ def engine_like(engines: SimulatedEngines) -> EngineSpec:
     )
 
 
-def _sent(
-    plan: Plan, fleet: Fleet, router: Router, policy: str, place: Path, on_step: OnCountedStep
-) -> Iterator[Sent]:
-    for seed in plan.seeds:
-        with standing(router, fleet, place / str(seed)) as one:
-            on_step(f"warming up {router.label}")
-            tag, most = f"warm-{seed}", plan.warm_up_requests
-            one.carry(chats(plan.chats, _WARM_UP_SEED + seed, tag, plan.rate, most))
-            fleet.reset()
-            on_step(f"{router.label}, seed {seed}: {plan.chats.requests:,} requests")
-            sessions = _named(chats(plan.chats, seed, f"{policy}-{seed}", plan.rate))
-            samples = one.carry(sessions).driven.samples
-        yield Sent(router.label, policy, seed, sessions, samples)
-
-
-def _named(sessions: Sequence[Session]) -> list[Session]:
-    """With the session's name where vllm-router 0.1.17 looks for it; without it, its
-    consistent_hash sends all to one engine."""
-    named = []
-    for session in sessions:
-        name = {"session_params": {"session_id": f"session-{session.number}"}}
-        turns = [replace(turn, fields={**turn.fields, **name}) for turn in session.turns]
-        named.append(replace(session, turns=turns))
-    return named
-
-
-def with_rate(plan: Plan, rate: float | None, seeds: tuple[int, ...]) -> Plan:
+def plan_of(real: bool, rate: float | None, seeds: tuple[int, ...]) -> Plan:
+    plan = msgspec.structs.replace(REAL, engines=real_engines()) if real else PEERS
     return msgspec.structs.replace(plan, rate=rate or plan.rate, seeds=seeds or plan.seeds)

@@ -18,6 +18,7 @@ from inferway.bench.simulate.compared import Compared
 
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
+_FITTED = "requests to one of them alone, before each seed and after the last"
 _HEAD = (
     "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms",
     "simulated", "cached", "simulated", "points",
@@ -29,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     engines: SimulatedEngines | RealEngines
     chats: ChatSpec
-    rate: float
+    rate: float | None  # requests a second; None: what the machine can do is looked for
     seeds: tuple[int, ...] = (1,)
     warm_up_requests: int = 40
 
@@ -42,6 +43,7 @@ class ValidateRun(Run, frozen=True):
     is_fitted: bool  # its constants were measured, not given
     compared: list[Compared]
     load_after: float  # 1-minute load average
+    fitted_to: tuple[Compared, ...] = ()  # other chats, with which `engine.beside` was found
 
     @property
     def seeds(self) -> list[int]:
@@ -117,14 +119,24 @@ def sheets(run: ValidateRun) -> Iterator[Sheet]:
 
 def notes(run: ValidateRun) -> list[str]:
     spec, engine = run.plan.chats, run.engine
-    fitted = "fitted to 100 requests before and after each router" if run.is_fitted else "given"
-    return [
+    fitted = f"fitted to {_FITTED}" if run.is_fitted else "given"
+    found = [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
         f"prompts; load average {run.load_after} after it",
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request; a step "
         f"takes {step_words(engine)}",
     ]
+    if run.fitted_to:
+        firsts = ", ".join(
+            f"{one.simulated_ttft * 1e3:,.0f} for {one.ttft * 1e3:,.0f}" for one in run.fitted_to
+        )
+        found.append(
+            f"by how much engines slow each other is fitted to chats of {len(run.fitted_to)} other "
+            f"seeds through {run.fitted_to[0].router}, sent in between; mean TTFT of each, ms: "
+            f"{firsts}"
+        )
+    return found
 
 
 def pictures(run: ValidateRun) -> list[Picture]:
@@ -177,5 +189,5 @@ VALIDATE = told_by(
 VALIDATE_REAL = told_by(
     "validate --real", ValidateRun, about, sheets, notes=notes, pictures=pictures,
     question="whether a simulation with fitted constants says what a real fleet does",
-    takes="8 minutes",
+    takes="25 minutes",
 )  # fmt: skip

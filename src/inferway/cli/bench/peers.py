@@ -9,6 +9,7 @@ from typing import IO
 import click
 import msgspec
 
+from inferway.bench.peers.fleets import real_engines
 from inferway.bench.peers.packages import install_peers
 from inferway.bench.peers.plan import QUICK, QUICK_REAL, REAL, SIMULATED, Plan
 from inferway.bench.peers.report import PEERS, PEERS_REAL
@@ -61,6 +62,8 @@ def peers(
     """Ours and the routers from PyPI in front of one fleet, with the same chats; with --real,
     results/peers_real.json."""
     plan = (QUICK_REAL if real else QUICK) if quick else (REAL if real else SIMULATED)
+    if real:
+        plan = msgspec.structs.replace(plan, engines=real_engines())
     benchmark = PEERS_REAL if real else PEERS
     if more and output.save is None:
         raise click.UsageError("--more: what was before is where --save writes; give it, too")

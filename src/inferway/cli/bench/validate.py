@@ -8,8 +8,9 @@ import click
 
 from inferway.bench.peers.packages import install_peers
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.bench.simulate.validate import PEERS, REAL, run_validate, with_rate
+from inferway.bench.simulate.validate import plan_of, run_validate
 from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, ValidateRun
+from inferway.bench.venvs import Venv
 from inferway.cli.bench.output import OnStep, Output, output_options
 from inferway.cli.bench.vllm import vllm_option
 
@@ -33,22 +34,22 @@ def validate(
     engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
 
     def measure(on_step: OnStep) -> ValidateRun:
-        plan = with_rate(REAL if real else PEERS, rate, seeds)
+        plan = plan_of(real, rate, seeds)
+        venv = install_peers(lambda what: on_step(what))
         chosen = [
             (router, policy)
-            for router, policy in _routers(real, on_step)
+            for router, policy in _routers(real, venv)
             if not only or any(text in router.label for text in only)
         ]
         if not chosen:
             raise click.UsageError(f"--only {' '.join(only)}: no such router")
-        return run_validate(plan, chosen, vllm, on_step)
+        return run_validate(plan, chosen, VllmRouter(venv, "round_robin"), vllm, on_step)
 
     output.measure(VALIDATE_REAL if real else VALIDATE, measure)
 
 
-def _routers(real: bool, on_step: OnStep) -> list[tuple[Router, str]]:
+def _routers(real: bool, venv: Venv) -> list[tuple[Router, str]]:
     """Each with the policy that stands for it."""
-    venv = install_peers(lambda what: on_step(what))
     found: list[tuple[Router, str]] = [
         (Inferway(scoring=True), "expected-ttft"),
         (VllmRouter(venv, "round_robin"), "round-robin"),

@@ -1,0 +1,84 @@
+"""Pages of engines that are asked for again and again. They come over connections like those of
+requests, which take half of the CPU time that aiohttp takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from inferway.config import TimeoutSettings
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.discovery import StatusError
+from inferway.model import Headers
+from inferway.upstream.headers import header_block
+from inferway.upstream.pool import Pool
+
+MAX_BYTES = 16 * 1024 * 1024  # vLLM's metrics have 61 KB, with many ranks some hundred
+
+
+class Pages:
+    """`open` it in a running loop, `close` it when done."""
+
+    def __init__(self, tls: ssl.SSLContext | None, seconds: float) -> None:
+        """`tls` says who is trusted to be an https engine; a page must be there in `seconds`."""
+        self._tls = tls
+        self._seconds = seconds
+        self._pool: Pool | None = None
+
+    def open(self) -> None:
+        each = self._seconds
+        timeouts = TimeoutSettings(connect=each, first_byte=each, idle_stream=each)
+        self._pool = Pool(timeouts, tls=self._tls)
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def get(self, url: str, path: str, headers: Headers) -> str:
+        """The body of a 200 from the engine at `url`. Raises StatusError for another answer,
+        UpstreamTimeoutError for none in time, UpstreamError for no connection."""
+        assert self._pool is not None
+        page = _Page(self._pool.loop)
+        exchange = self._pool.send(url, "GET", path.encode(), header_block(headers), b"", page)
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await page.body
+        except TimeoutError as e:
+            raise UpstreamTimeoutError(f"{url}{path} did not answer in time") from e
+        finally:
+            exchange.abort()
+        if page.status != 200:
+            raise StatusError(f"{url}{path} answered {page.status}", page.status)
+        return body.decode(errors="replace")
+
+
+class _Page:
+    """Takes one answer, whole."""
+
+    __slots__ = ("_pieces", "_size", "body", "status")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.body: asyncio.Future[bytes] = loop.create_future()
+        self.status = 0
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:  # noqa: ARG002
+        self.status = status
+
+    def on_chunk(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= MAX_BYTES:
+            self._pieces.append(chunk)
+        else:
+            self.on_error(UpstreamError(f"more than {MAX_BYTES:,} bytes of metrics"))
+
+    def on_end(self, chunk: bytes) -> None:
+        if not self.body.done():
+            self._pieces.append(chunk)
+            self.body.set_result(b"".join(self._pieces))
+
+    def on_error(self, error: UpstreamError) -> None:
+        if not self.body.done():
+            self.body.set_exception(error)

@@ -1,0 +1,19 @@
+"""What is read of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferway.bench.machine import vllm_dtype
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "dtype"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2 bmi2\n", "float32"),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16\n", "auto"),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", "auto"),  # an ARM
+    ],
+)
+def test_vllm_computes_in_what_the_cpu_is_made_for(cpuinfo: str, dtype: str) -> None:
+    assert vllm_dtype(cpuinfo) == dtype

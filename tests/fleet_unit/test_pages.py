@@ -1,0 +1,106 @@
+"""Pages of a real HTTP server, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet import pages as module
+from inferway.fleet.discovery import StatusError
+from inferway.fleet.pages import Pages
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def opened(seconds: float = 10.0) -> AsyncIterator[Pages]:
+    pages = Pages(None, seconds)
+    pages.open()
+    try:
+        yield pages
+    finally:
+        await pages.close()
+
+
+async def test_a_page_comes_whole_over_a_connection_that_is_kept() -> None:
+    ports = []
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        said = f"{request.path_qs} {request.headers['authorization']} " + "é" * 100_000
+        return web.Response(text=said)
+
+    async with serving(answer) as url, opened() as pages:
+        found = [
+            await pages.get(url, "/metrics/?name%5B%5D=a", [(b"authorization", b"Bearer k")])
+            for _ in range(3)
+        ]
+
+    assert set(found) == {"/metrics/?name%5B%5D=a Bearer k " + "é" * 100_000}
+    assert len(set(ports)) == 1
+
+
+async def test_another_status_is_an_error_that_says_which() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async with serving(answer) as url, opened() as pages:
+        with pytest.raises(StatusError, match="/metrics answered 503") as error:
+            await pages.get(url, "/metrics", [])
+
+    assert error.value.answered == 503
+
+
+async def test_silence_is_told_from_absence() -> None:
+    left = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError
+
+    async with serving(answer) as url, opened(seconds=0.2) as pages:
+        with pytest.raises(UpstreamTimeoutError, match="did not answer in time"):
+            await pages.get(url, "/metrics", [])
+        await asyncio.wait_for(left.wait(), 10)  # nobody waits for it any more
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with opened() as pages:
+            with pytest.raises(UpstreamError, match="cannot connect") as error:
+                await pages.get(f"http://127.0.0.1:{nobody.getsockname()[1]}", "/metrics", [])
+    assert not isinstance(error.value, UpstreamTimeoutError)
+
+
+async def test_a_page_without_end_is_not_kept() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 2**20)
+
+    async with serving(answer) as url, opened() as pages:
+        with pytest.raises(UpstreamError, match=f"more than {module.MAX_BYTES:,} bytes"):
+            await pages.get(url, "/metrics", [])
