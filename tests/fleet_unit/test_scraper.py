@@ -10,7 +10,14 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.scraper import AT_ONCE, SECONDS_PER_ENGINE, SLOW_SECONDS, Scraper, interval_of
+from inferway.fleet.scraper import (
+    AT_ONCE,
+    SECONDS_PER_ENGINE,
+    SLOW_SECONDS,
+    TOGETHER,
+    Scraper,
+    interval_of,
+)
 
 Answer = Callable[[Engine], Awaitable[bool]]
 
@@ -89,10 +96,19 @@ async def test_turns_are_spread_over_the_interval() -> None:
     asked, loop = Asked(), asyncio.get_running_loop()
     begun = loop.time()
 
-    async with scraping(asked, engines(4), interval=0.2):
-        await asked.until(lambda: len(asked.names) == 4)
+    async with scraping(asked, engines(4 * TOGETHER), interval=0.2):
+        await asked.until(lambda: len(asked.names) == 4 * TOGETHER)
 
-    assert loop.time() - begun >= 0.14  # three quarters of it, and a turn may be a little early
+    assert loop.time() - begun >= 0.14  # three quarters of it, and timers may be a little early
+
+
+async def test_a_few_turns_are_taken_together() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(TOGETHER + 1), interval=60.0):
+        await asked.until(lambda: len(asked.names) == TOGETHER)
+
+    assert asked.names == [f"e{n}" for n in range(TOGETHER)]
 
 
 async def test_an_engine_that_does_not_answer_delays_no_other() -> None:
@@ -136,12 +152,14 @@ async def test_an_engine_that_is_away_is_not_asked_each_round() -> None:
 async def test_an_engine_under_suspicion_is_asked_at_once() -> None:
     asked = Asked()
 
-    async with scraping(asked, engines(2), interval=60.0) as scraper:
-        await asked.until(lambda: asked.names == ["e0"])
-        scraper.suspect("e1")
-        await asked.until(lambda: asked.suspected == ["e1"])
+    last = f"e{TOGETHER}"
 
-    assert asked.names == ["e0", "e1"]
+    async with scraping(asked, engines(TOGETHER + 1), interval=60.0) as scraper:
+        await asked.until(lambda: len(asked.names) == TOGETHER)
+        scraper.suspect(last)
+        await asked.until(lambda: asked.suspected == [last])
+
+    assert asked.names[TOGETHER:] == [last]
 
 
 async def test_a_suspicion_during_a_question_leads_to_another_one() -> None:

@@ -1,10 +1,11 @@
 """Asks every engine again and again how it is: one task, whatever their number.
 
-Each engine has its turn once an interval, the turns evenly spread over it. One whose last question
-is unanswered is passed over, and one that is away is asked no sooner than AWAY_SECONDS after the
-last time, so that a slow or dead engine delays nobody. At most AT_ONCE are asked at a time; who has
-not answered for SLOW_SECONDS is not counted any more. So even if all fall silent at once, turns
-come as often as they must: AT_ONCE / SLOW_SECONDS is more than 1 / SECONDS_PER_ENGINE.
+Each engine has its turn once an interval, a few of them together, evenly spread over it. One whose
+last question is unanswered is passed over, and one that is away is asked no sooner than
+AWAY_SECONDS after the last time, so that a slow or dead engine delays nobody. At most AT_ONCE are
+asked at a time; who has not answered for SLOW_SECONDS is not counted any more. So even if all fall
+silent at once, turns come as often as they must: AT_ONCE / SLOW_SECONDS is more than
+1 / SECONDS_PER_ENGINE.
 
 The interval, unless it is given: 2 ms for each engine, of which asking it takes about an eighth,
 and 200 ms at least.
@@ -25,7 +26,7 @@ SECONDS_PER_ENGINE = 0.002
 AWAY_SECONDS = 0.5
 SLOW_SECONDS = 0.5
 AT_ONCE = 256
-TOGETHER_SECONDS = 0.005  # turns as close as this are taken together: waking up costs as much
+TOGETHER = 8  # turns; waking up for each of them takes twice the CPU time
 
 log = logging.getLogger("inferway.fleet")
 
@@ -116,15 +117,16 @@ class Scraper:
             if not turns:
                 await asyncio.sleep(self.interval)
                 due = loop.time()
-            for turn in turns:
-                if self.turns.get(turn.engine.name) is not turn:
-                    continue  # it has left during this round
-                wait = due - loop.time()
-                await asyncio.sleep(wait if wait > TOGETHER_SECONDS else 0)
-                await self._take(turn)
+            for first in range(0, len(turns), TOGETHER):
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                together = turns[first : first + TOGETHER]
+                for turn in together:
+                    if self.turns.get(turn.engine.name) is turn:  # else it has left meanwhile
+                        await self._take(turn)
                 late = loop.time() - due
                 worst = max(worst, late)
-                due += step + (late if late > self.interval else 0.0)  # what is lost is lost
+                # what is lost is lost
+                due += step * len(together) + (late if late > self.interval else 0.0)
             self.lag = worst
             self.after_round(loop.time())
 

@@ -18,7 +18,6 @@ from inferway.bench.simulate.compared import Compared
 
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
-_FITTED = "requests to one of them alone, before each seed and after the last"
 _HEAD = (
     "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms",
     "simulated", "cached", "simulated", "points",
@@ -119,7 +118,7 @@ def sheets(run: ValidateRun) -> Iterator[Sheet]:
 
 def notes(run: ValidateRun) -> list[str]:
     spec, engine = run.plan.chats, run.engine
-    fitted = f"fitted to {_FITTED}" if run.is_fitted else "given"
+    fitted = "fitted to requests without a router" if run.is_fitted else "given"
     found = [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
