@@ -65,8 +65,8 @@ async def test_another_status_is_an_error_that_says_which() -> None:
         return web.Response(status=503)
 
     async with serving(answer) as url, opened() as pages:
-        with pytest.raises(StatusError, match="/metrics answered 503") as error:
-            await pages.get(url, "/metrics", [])
+        with pytest.raises(StatusError, match=r"/metrics/ answered 503") as error:
+            await pages.get(url, "/metrics/?name%5B%5D=a", [])
 
     assert error.value.answered == 503
 

@@ -27,7 +27,7 @@ class Pages:
         self._pool: Pool | None = None
 
     def open(self) -> None:
-        each = self._seconds
+        each = 2 * self._seconds  # `get` gives up sooner
         timeouts = TimeoutSettings(connect=each, first_byte=each, idle_stream=each)
         self._pool = Pool(timeouts, tls=self._tls)
 
@@ -39,17 +39,18 @@ class Pages:
         """The body of a 200 from the engine at `url`. Raises StatusError for another answer,
         UpstreamTimeoutError for none in time, UpstreamError for no connection."""
         assert self._pool is not None
+        name = f"{url}{path.partition('?')[0]}"
         page = _Page(self._pool.loop)
         exchange = self._pool.send(url, "GET", path.encode(), header_block(headers), b"", page)
         try:
             async with asyncio.timeout(self._seconds):
                 body = await page.body
         except TimeoutError as e:
-            raise UpstreamTimeoutError(f"{url}{path} did not answer in time") from e
+            raise UpstreamTimeoutError(f"{name} did not answer in time") from e
         finally:
             exchange.abort()
         if page.status != 200:
-            raise StatusError(f"{url}{path} answered {page.status}", page.status)
+            raise StatusError(f"{name} answered {page.status}", page.status)
         return body.decode(errors="replace")
 
 
