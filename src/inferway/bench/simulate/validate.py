@@ -149,7 +149,8 @@ class _Tour:
 
     def _measure_engines(self, round_robin: Router) -> None:
         if isinstance(self.plan.engines, RealEngines):
-            self._measure_alone()
+            if len(self.measured) == len(self.fitted_to):  # else the rate has just been looked for
+                self._measure_alone()
             seed = _FITTED_SEED + len(self.fitted_to)
             self.fitted_to.append(self._send(round_robin, _ROUND_ROBIN, seed))
 
