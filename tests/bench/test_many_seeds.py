@@ -100,7 +100,7 @@ def test_the_rate_is_where_round_robins_mean_doubles() -> None:
 
     run = run_many_seeds(with_seeds(plan, 2, None, [1.0]), lambda *_: None)
 
-    idle = run_many_seeds(with_seeds(plan, 2, plan.chats.idle_rate, [1.0]), lambda *_: None)
+    idle = run_many_seeds(with_seeds(plan, 2, run.rate / 20, [1.0]), lambda *_: None)
     times = run.ttft("round-robin", 1.0).value / idle.ttft("round-robin", 1.0).value
     assert times == pytest.approx(2.0, rel=0.25)  # two bisections
 

@@ -9,7 +9,16 @@ from tests.bench.test_report import MACHINE
 from inferway.bench.loading.samples import Sample
 from inferway.bench.peers.plan import REAL
 from inferway.bench.peers.report import PEERS_REAL, pictures
-from inferway.bench.peers.results import OURS, Cell, Note, PeersRun, Sitting, cell_of, joined
+from inferway.bench.peers.results import (
+    OURS,
+    Cell,
+    Note,
+    PeersRun,
+    Searched,
+    Sitting,
+    cell_of,
+    joined,
+)
 from inferway.bench.peers.workload import ChatSpec
 from inferway.bench.processes import BenchError
 from inferway.bench.results import read_run, write_run
@@ -45,7 +54,8 @@ def run_of(ours: list[float], theirs: list[float], shares: tuple[float, float]) 
     cells += [cell("peer x", seed, ttft, shares[1]) for seed, ttft in enumerate(theirs)]
     notes = [Note(OURS, "looked at tokens")]
     sittings = [Sitting("2026-11-21 22:00", "abc", 0.1, 2.0, [0, 1, 2], [0.75])]
-    return PeersRun(MACHINE, "c", PLAN, {"peer": "1"}, 0.2, 4.0, [], cells, notes, sittings)
+    searched = [Searched(1.0, 0.2), Searched(4.0, 0.4)]
+    return PeersRun(MACHINE, "c", PLAN, {"peer": "1"}, 0.2, 4.0, searched, cells, notes, sittings)
 
 
 def test_a_cell_counts_from_the_intended_time_and_leaves_failures_out() -> None:
@@ -120,6 +130,7 @@ def test_the_report_names_each_router_load_and_goal() -> None:
 
     assert "| peer x | 2,500 (1,500 to 3,500) |" in text
     assert "75%, 3 requests/s" in text
+    assert "the 200 ms that it is at 1/s" in text
     assert "| peer x | -500 (-500 to -500) |" in text
     assert details is not None
     assert "| mean TTFT at 75% less peer x's | < 0 | -500 (-500 to -500) ms | yes |" in details(run)

@@ -12,6 +12,7 @@ import pytest
 
 from inferway.bench.loading.samples import Sample
 from inferway.bench.peers.plan import REAL, Plan, SimulatedEngines
+from inferway.bench.peers.report import PEERS
 from inferway.bench.peers.results import OURS, PeersRun
 from inferway.bench.peers.run import Kept, run_peers
 from inferway.bench.peers.workload import ChatSpec
@@ -102,6 +103,21 @@ def test_what_a_router_costs_is_counted(run: PeersRun) -> None:
     assert ours.cpu > 0
     assert ours.resident_mib > 10
     assert sum(ours.per_engine.values()) == 18
+
+
+def test_the_rate_is_looked_for_from_where_requests_hardly_meet() -> None:
+    plan = msgspec.structs.replace(MINIATURE, rate=None, bisections=1, warm_up_requests=6)
+    double = RoundRobin()
+
+    run = run_peers(plan, [double], double, None, lambda *_: None, lambda _: None)
+
+    seldom, *others = [searched.rate for searched in run.searched]
+    alone = run.idle_ttft + 2 * run.select(double.label, 1.0)[0].itl  # an answer has three tokens
+    assert seldom < 1 / alone
+    assert run.doubling_rate > seldom
+    assert others[0] == pytest.approx(2 * seldom, abs=0.002)
+    text = PEERS.markdown(run)
+    assert f"ms that it is at {seldom:.3g}/s" in text
 
 
 def test_real_engines_without_a_command_name_the_cure(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 
 from inferway.bench.engine_prompts import EnginePrompts
 from inferway.bench.machine import this_machine
 from inferway.bench.many_seeds.results import Cell, ManySeedsRun, Plan
-from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.workload import chats
 from inferway.bench.policies.catalog import policy_named
 from inferway.bench.policies.measured import command
@@ -19,6 +17,7 @@ from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.simulate import FleetSpec, simulate
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.results import load_run
+from inferway.bench.simulate.doubling import simulated_doubling_rate
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import ValidateRun
 from inferway.prompts.prepare import prepare_smollm2
@@ -57,7 +56,7 @@ def _workloads(plan: Plan, on_step: OnCountedStep) -> list[Workload]:
         found = []
         for number, seed in enumerate(seeds):
             on_step(f"writing the chats of seed {seed}", number, len(seeds))
-            sessions = chats(spec.chats, seed, str(seed), spec.idle_rate)
+            sessions = chats(spec.chats, seed, str(seed), rate=1.0)
             found.append(as_workload(sessions, prompts, spec.engines.block_size))
     finally:
         prompts.close()
@@ -65,14 +64,12 @@ def _workloads(plan: Plan, on_step: OnCountedStep) -> list[Workload]:
 
 
 def _doubling_rate(plan: Plan, workloads: Sequence[Workload], on_step: OnCountedStep) -> float:
-    def mean_ttft(rate: float) -> float:
-        on_step(f"round-robin at {rate:.3g} requests a second")
-        return fmean(
-            _cell(plan.fleet, workload, "round-robin", 1.0, seed, rate).ttft
-            for seed, workload in enumerate(workloads)
-        )
-
-    return doubling_rate(mean_ttft, plan.chats.idle_rate, plan.chats.bisections)[1]
+    return simulated_doubling_rate(
+        workloads,
+        plan.fleet,
+        plan.chats.bisections,
+        lambda rate: on_step(f"round-robin at {rate:.3g} requests a second"),
+    )
 
 
 def _cell(

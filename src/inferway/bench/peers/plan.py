@@ -73,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
     first_seed: int = 0
     warm_up_requests: int = 40  # before each router is measured
     rate: float | None = None  # the rate at which it doubles, if it is known already
-    idle_rate: float = 1.0  # requests a second that hardly ever meet
+    idle_rate: float | None = None  # requests a second that hardly ever meet; None: looked for
     bisections: int = 3
 
     @property
@@ -99,7 +99,6 @@ REAL = Plan(
         answer_tokens=4,
     ),
     warm_up_requests=16,
-    idle_rate=1.0,
     bisections=2,
 )
 QUICK = msgspec.structs.replace(

@@ -84,7 +84,7 @@ def _rate_line(run: PeersRun) -> str:
         return f"Loads are parts of {rate}, given with --rate."
     return (
         f"Loads are parts of {rate}, where round-robin's mean TTFT is twice the "
-        f"{run.idle_ttft * 1e3:,.0f} ms that it is at {run.plan.idle_rate:g}/s."
+        f"{run.idle_ttft * 1e3:,.0f} ms that it is at {run.searched[0].rate:.3g}/s."
     )
 
 

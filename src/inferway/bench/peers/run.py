@@ -114,9 +114,22 @@ class _Tour:
                 return mean
 
             try:
-                return doubling_rate(mean_ttft, plan.idle_rate, plan.bisections)
+                return doubling_rate(
+                    mean_ttft, plan.idle_rate or self._seldom(one), plan.bisections
+                )
             except ValueError as e:
                 raise BenchError(f"{round_robin.label}: {e}; the cure: --rate") from e
+
+    def _seldom(self, one: Standing) -> float:
+        """Requests a second that hardly ever meet, on this machine: a third of what one user gets
+        who waits for each answer."""
+        self.on_step(f"{one.router.label} with one user")
+        self.fleet.reset()
+        most = max(1, self.plan.warm_up_requests)
+        sessions = chats(self.plan.chats, _SEARCH_SEED, "seldom", 1.0, most)
+        carried = one.carry(sessions, users=1)
+        _cell(one, 0.0, 0, most, carried)  # some were answered
+        return len(carried.driven.samples) / carried.driven.seconds / 3
 
     def measure(self, routers: Sequence[Router], rate: float) -> None:
         """Every router, load and seed."""

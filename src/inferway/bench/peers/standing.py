@@ -38,14 +38,15 @@ class Standing:
     place: Place
     pid: int
 
-    def carry(self, sessions: Sequence[Session]) -> Carried:
-        """Sends `sessions` at their times, and waits for the answers."""
+    def carry(self, sessions: Sequence[Session], users: int | None = None) -> Carried:
+        """Sends `sessions` at their times, or as fast as so many users go, and waits for the
+        answers."""
         target = Target(self.place.url, timeout=_TIMEOUT, keep_headers=True)
         before = cpu_seconds(self.pid)
         gc.collect()
         gc.disable()  # a collection would be somebody's latency
         try:
-            driven = uvloop.run(drive(target, sessions, Pacing(), model=MODEL))
+            driven = uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
         finally:
             gc.enable()
         used = cpu_seconds(self.pid) - before

@@ -20,20 +20,19 @@ from inferway.bench.loading.workload import Session
 from inferway.bench.machine import this_machine
 from inferway.bench.peers.fleets import MODEL, Fleet, real_engines, started
 from inferway.bench.peers.plan import RealEngines, SimulatedEngines
-from inferway.bench.peers.search import doubling_rate
 from inferway.bench.peers.standing import standing
 from inferway.bench.peers.workload import ChatSpec, chats
-from inferway.bench.policies.catalog import policy_named
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.measured import command
 from inferway.bench.policies.requests import Workload
-from inferway.bench.policies.simulate import FleetSpec, simulate
+from inferway.bench.policies.simulate import FleetSpec
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router
 from inferway.bench.simulate.beside import fit_beside
 from inferway.bench.simulate.compared import Sent, compared
 from inferway.bench.simulate.constants import measure
 from inferway.bench.simulate.division import division
+from inferway.bench.simulate.doubling import simulated_doubling_rate
 from inferway.bench.simulate.fitting import Measured, fit
 from inferway.bench.simulate.sent import as_workload
 from inferway.bench.simulate.validated import Plan, ValidateRun
@@ -120,15 +119,8 @@ class _Tour:
         """What an engine alone takes says where round-robin's mean TTFT doubles: _LOAD of that."""
         self._measure_alone()
         fleet = self._fitted().with_beside(_BESIDE)
-        sessions = chats(self.plan.chats, _FITTED_SEED, "search", 1.0)
-        workload = self._workload(sessions)
-        idle = 0.1 / fleet.engine.idle_ttft(int(workload.columns.prompt_tokens.mean()))
-
-        def mean_ttft(rate: float) -> float:
-            outcome = simulate(workload, rate, fleet, policy_named(_ROUND_ROBIN), _FITTED_SEED)
-            return float(outcome.ttft.mean())
-
-        return round(_LOAD * doubling_rate(mean_ttft, idle, _BISECTIONS)[1], 3)
+        workload = self._workload(chats(self.plan.chats, _FITTED_SEED, "search", 1.0))
+        return round(_LOAD * simulated_doubling_rate([workload], fleet, _BISECTIONS), 3)
 
     def simulated_fleet(self) -> FleetSpec:
         """With constants as given to simulated engines, or fitted."""
