@@ -24,8 +24,8 @@ def about(run: ScaleRun) -> list[str]:
         f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops as "
         f"many; each holds {plan.blocks_held:,} blocks of {plan.block_size} tokens",
         f"- carrying a request takes {run.request_us:,.0f} µs ({run.request_from}); a scrape "
-        f"{median(run.scrape_us):,.0f} µs of CPU (a simulated engine's; {run.metrics_bytes:,} "
-        "bytes, its load alone)",
+        f"{median(run.scrape_us):,.0f} µs of CPU (a simulated engine's, of {run.metrics_bytes:,} "
+        "bytes)",
         f"- one core, which is all that one process uses, {ends}",
     ]
 
