@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.fleet_unit.servers import serving
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.discovery import (
@@ -36,9 +38,9 @@ Serve = Callable[..., Awaitable[str]]
 async def serve() -> AsyncIterator[Serve]:
     """serve(what it says by path, a status for some paths, a path it never answers, a list of
     the paths it is asked for) -> its URL."""
-    runners = []
+    stack = AsyncExitStack()
 
-    async def serving(
+    async def start(
         says: Mapping[str, str],
         status: Mapping[str, int] | None = None,
         silent: str = "",
@@ -55,17 +57,10 @@ async def serve() -> AsyncIterator[Serve]:
                 text=says[request.path], status=(status or {}).get(request.path, 200)
             )
 
-        app = web.Application()
-        app.router.add_get("/{path:.*}", answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return await stack.enter_async_context(serving(answer))
 
-    yield serving
-    for runner in runners:
-        await runner.cleanup()
+    async with stack:
+        yield start
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
+from tests.fleet_unit.servers import serving
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.discovery import EventSource
@@ -61,18 +62,8 @@ class TellingEngine:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        app = web.Application()
-        app.router.add_get("/{path:.*}", self.answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0]
-        self.url = f"http://{host}:{port}"
-        try:
+        async with serving(self.answer) as self.url:
             yield
-        finally:
-            await runner.cleanup()
 
 
 async def no_prompts(_: ModelSource) -> PromptSource:

@@ -23,7 +23,7 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.fleet.connector import EngineConnector
-from inferway.fleet.discovery import METRICS, EventSource, StatusError, discover
+from inferway.fleet.discovery import METRICS, EventSource, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
@@ -260,11 +260,6 @@ class Fleet:
         path = METRICS if engine.facts is None else engine.facts.load_path
         try:
             metrics = await self._pages.get(engine.url, path, engine.headers)
-        except StatusError as e:
-            if e.answered != 404:
-                self._missed(engine, e)
-                return False
-            metrics = ""  # not everything that speaks OpenAI's API has it
         except UpstreamError as e:
             self._missed(engine, e)
             return False

@@ -36,8 +36,9 @@ class Pages:
             await self._pool.close()
 
     async def get(self, url: str, path: str, headers: Headers) -> str:
-        """The body of a 200 from the engine at `url`. Raises StatusError for another answer,
-        UpstreamTimeoutError for none in time, UpstreamError for no connection."""
+        """The body of a 200 from the engine at `url`; empty if it has no such page. Raises
+        StatusError for another answer, UpstreamTimeoutError for none in time, UpstreamError for no
+        connection."""
         assert self._pool is not None
         name = f"{url}{path.partition('?')[0]}"
         page = _Page(self._pool.loop)
@@ -49,6 +50,8 @@ class Pages:
             raise UpstreamTimeoutError(f"{name} did not answer in time") from e
         finally:
             exchange.abort()
+        if page.status == 404:  # not everything that speaks OpenAI's API has it
+            return ""
         if page.status != 200:
             raise StatusError(f"{name} answered {page.status}", page.status)
         return body.decode(errors="replace")
