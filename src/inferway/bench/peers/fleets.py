@@ -131,9 +131,9 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) 
         yield Fleet([_address(url) for *_, url in started], spec.block_size)
 
 
-def real_engines() -> RealEngines:
-    """As this machine's CPU computes soonest."""
-    return RealEngines(dtype=vllm_dtype(CPUINFO.read_text()))
+def real_engines(layers: int | None = None) -> RealEngines:
+    """As this machine's CPU computes soonest; of all the model's layers, or of so many."""
+    return RealEngines(dtype=vllm_dtype(CPUINFO.read_text()), layers=layers)
 
 
 def _warm_up(url: str) -> None:

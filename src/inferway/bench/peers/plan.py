@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 from inferway.bench.peers.workload import ChatSpec
@@ -45,18 +47,31 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
     block_size: int = 32  # tokens; vLLM's CPU kernels are made for multiples of it
     blocks: int = 512
     dtype: str = "auto"  # the model's own, bfloat16
+    layers: int | None = None
+    """So many layers of the model's shape, and weights that mean nothing: what a slow CPU answers
+    as soon as a faster one all 30. None: the model itself."""
 
     @property
     def about(self) -> str:
         dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
         return (
-            f"{self.engines} engines of vLLM on the CPU with SmolLM2-135M{dtype}, one thread each, "
-            f"--num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
+            f"{self.engines} engines of vLLM on the CPU with {self._model}{dtype}, one thread "
+            f"each, --num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
         )
+
+    @property
+    def _model(self) -> str:
+        if self.layers is None:
+            return "SmolLM2-135M"
+        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{layers} of SmolLM2-135M's shape"
 
     def flags(self) -> list[str]:
         """Of `vllm serve`."""
+        changed = {"num_hidden_layers": self.layers}
+        fewer = ["--hf-overrides", json.dumps(changed), "--load-format", "dummy"]
         return [
+            *(fewer if self.layers is not None else []),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
             *("--block-size", str(self.block_size)),
             *("--num-gpu-blocks-override", str(self.blocks), "--dtype", self.dtype),

@@ -185,6 +185,6 @@ def engine_like(engines: SimulatedEngines) -> EngineSpec:
     )
 
 
-def plan_of(real: bool, rate: float | None, seeds: tuple[int, ...]) -> Plan:
-    plan = msgspec.structs.replace(REAL, engines=real_engines()) if real else PEERS
+def plan_of(real: bool, layers: int | None, rate: float | None, seeds: tuple[int, ...]) -> Plan:
+    plan = msgspec.structs.replace(REAL, engines=real_engines(layers)) if real else PEERS
     return msgspec.structs.replace(plan, rate=rate or plan.rate, seeds=seeds or plan.seeds)

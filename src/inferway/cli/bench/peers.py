@@ -18,12 +18,13 @@ from inferway.bench.peers.run import Kept, run_peers
 from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway.cli.bench.doubling import loads_option, rate_option
 from inferway.cli.bench.output import OnStep, Output, output_options
-from inferway.cli.bench.vllm import vllm_option
+from inferway.cli.bench.vllm import layers_option, vllm_option
 
 
 @click.command()
 @click.option("--real", is_flag=True, help="In front of real vLLM on the CPU, not simulated.")
 @vllm_option
+@layers_option
 @click.option("--quick", is_flag=True, help="Few requests, one load: a look, not a result.")
 @click.option(
     "--only",
@@ -48,6 +49,7 @@ from inferway.cli.bench.vllm import vllm_option
 def peers(
     real: bool,
     vllm: Path | None,
+    layers: int | None,
     quick: bool,
     only: tuple[str, ...],
     no_peers: bool,
@@ -63,7 +65,7 @@ def peers(
     results/peers_real.json."""
     plan = (QUICK_REAL if real else QUICK) if quick else (REAL if real else SIMULATED)
     if real:
-        plan = msgspec.structs.replace(plan, engines=real_engines())
+        plan = msgspec.structs.replace(plan, engines=real_engines(layers))
     benchmark = PEERS_REAL if real else PEERS
     if more and output.save is None:
         raise click.UsageError("--more: what was before is where --save writes; give it, too")

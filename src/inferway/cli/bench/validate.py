@@ -12,12 +12,13 @@ from inferway.bench.simulate.validate import plan_of, run_validate
 from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, ValidateRun
 from inferway.bench.venvs import Venv
 from inferway.cli.bench.output import OnStep, Output, output_options
-from inferway.cli.bench.vllm import vllm_option
+from inferway.cli.bench.vllm import layers_option, vllm_option
 
 
 @click.command()
 @click.option("--real", is_flag=True, help="Real vLLM on the CPU, with constants fitted to it.")
 @vllm_option
+@layers_option
 @click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Repeat for more.")
@@ -25,6 +26,7 @@ from inferway.cli.bench.vllm import vllm_option
 def validate(
     real: bool,
     vllm: Path | None,
+    layers: int | None,
     only: tuple[str, ...],
     rate: float | None,
     seeds: tuple[int, ...],
@@ -34,7 +36,7 @@ def validate(
     engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
 
     def measure(on_step: OnStep) -> ValidateRun:
-        plan = plan_of(real, rate, seeds)
+        plan = plan_of(real, layers, rate, seeds)
         venv = install_peers(lambda what: on_step(what))
         chosen = [
             (router, policy)

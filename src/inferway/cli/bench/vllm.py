@@ -1,4 +1,4 @@
-"""Which vLLM a benchmark starts."""
+"""Which vLLM a benchmark starts, and how much of the model."""
 
 from __future__ import annotations
 
@@ -19,4 +19,12 @@ vllm_option = click.option(
     default=_default,
     metavar="PATH",
     help="The command of real engines.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
+)
+
+layers_option = click.option(
+    "--layers",
+    type=click.IntRange(min=1, max=30),
+    metavar="N",
+    help="Real engines with N layers of SmolLM2's shape and weights that mean nothing, where the "
+    "CPU is slow.  [default: the model, all 30]",
 )
