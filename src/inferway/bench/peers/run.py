@@ -29,8 +29,7 @@ from inferway.bench.processes import BenchError
 from inferway.bench.progress import OnCountedStep
 from inferway.bench.routers import Router, since
 
-_SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
-_WARM_UP_LOAD = 1.0
+_SEARCH_SEED = 1_000  # of chats that are not measured
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -150,8 +149,7 @@ class _Tour:
         plan = self.plan
         if plan.warm_up_requests:
             self.on_step(f"warming up {one.router.label}")
-            tag, most = f"warm-{seed}", plan.warm_up_requests
-            one.carry(chats(plan.chats, _WARM_UP_SEED + seed, tag, _WARM_UP_LOAD * rate, most))
+            one.warm_up(plan.chats, seed, rate, plan.warm_up_requests)
 
     def _cell(self, one: Standing, load: float, seed: int, rate: float, routers: int) -> None:
         plan = self.plan

@@ -15,10 +15,12 @@ from inferway.bench.loading.client import Target
 from inferway.bench.loading.drive import Driven, Pacing, drive
 from inferway.bench.loading.workload import Session
 from inferway.bench.peers.fleets import MODEL, Fleet
+from inferway.bench.peers.workload import ChatSpec, chats
 from inferway.bench.processes import free_port, running, wait_until
 from inferway.bench.routers import Place, Router
 
 _TIMEOUT = 120.0  # seconds that an answer may take
+_WARM_UP_SEED = 2_000  # of chats that are not measured, and above
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Standing:
             gc.enable()
         used = cpu_seconds(self.pid) - before
         return Carried(driven, used, resident_bytes(self.pid) / 2**20)
+
+    def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
+        """Carries the first `requests` of chats that are like those of `seed`, and others."""
+        self.carry(chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, requests))
 
 
 @contextmanager
