@@ -143,5 +143,5 @@ PEERS_REAL = replace(
     PEERS,
     name="peers --real",
     question="the same in front of real vLLM on the CPU",
-    takes="10 minutes a seed and load",
+    takes="100 minutes with `--layers 2`",
 )
