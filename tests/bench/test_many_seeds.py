@@ -108,7 +108,7 @@ def test_the_rate_is_where_round_robins_mean_doubles() -> None:
 def test_engines_are_as_they_were_found(tmp_path: Path) -> None:
     run = ValidateRun(
         machine=MACHINE, command="inferway bench validate --real",
-        plan=ValidatePlan(RealEngines(), ChatSpec(), rate=2.5, seeds=(1,)),
+        plan=ValidatePlan(RealEngines(layers=2), ChatSpec(), rate=2.5, seeds=(1,)),
         engine=ENGINE, is_fitted=True, compared=[], load_after=0.0,
     )  # fmt: skip
     stored = tmp_path / "validate_real.json"
@@ -118,5 +118,6 @@ def test_engines_are_as_they_were_found(tmp_path: Path) -> None:
 
     assert plan.fleet.engine == ENGINE
     assert plan.fleet.num_engines == 2
+    assert plan.chats.engines == RealEngines(layers=2)  # as its picture says
     with pytest.raises(BenchError, match="not a stored ValidateRun"):
         plan_like(tmp_path / "none.json")

@@ -29,7 +29,9 @@ def plan_like(validated: Path) -> Plan:
     """Engines as that run found them. Raises BenchError when it is none."""
     run = load_run(validated, ValidateRun)
     fleet = FleetSpec(num_engines=run.plan.engines.engines, num_slow=0, engine=run.engine)
-    return Plan(fleet, fitted=f"{run.machine.date} UTC, commit {run.machine.commit}")
+    plan = Plan(fleet, fitted=f"{run.machine.date} UTC, commit {run.machine.commit}")
+    spec = msgspec.structs.replace(plan.chats, engines=run.plan.engines)
+    return msgspec.structs.replace(plan, chats=spec)
 
 
 def run_many_seeds(plan: Plan, on_step: OnCountedStep) -> ManySeedsRun:

@@ -68,14 +68,18 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
 
     def flags(self) -> list[str]:
         """Of `vllm serve`."""
-        changed = {"num_hidden_layers": self.layers}
-        fewer = ["--hf-overrides", json.dumps(changed), "--load-format", "dummy"]
         return [
-            *(fewer if self.layers is not None else []),
+            *self._fewer_layers(),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
             *("--block-size", str(self.block_size)),
             *("--num-gpu-blocks-override", str(self.blocks), "--dtype", self.dtype),
         ]
+
+    def _fewer_layers(self) -> list[str]:
+        if self.layers is None:
+            return []
+        changed = json.dumps({"num_hidden_layers": self.layers})
+        return ["--hf-overrides", changed, "--load-format", "dummy"]
 
 
 class Plan(msgspec.Struct, frozen=True):
