@@ -92,6 +92,13 @@ def test_a_single_value_that_says_how_it_varies_is_judged_by_that(
     assert change.is_regression(0.1) is is_worse
 
 
+def test_repeats_of_which_some_are_nothing_say_no_interval() -> None:
+    change = changed(ours(0, 2, 4, 2), ours(0, 4, 8, 4))
+
+    assert (change.worse.low, change.worse.value, change.worse.high) == (2, 2, 2)
+    assert not change.has_noise
+
+
 def test_a_single_value_is_judged_by_the_tolerance_alone_and_said_to_have_no_noise() -> None:
     change = changed(ours(10), ours(13))
 

@@ -88,7 +88,8 @@ def _has_noise(old: Figure, new: Figure) -> bool:
 
 
 def _are_repeated(*figures: Figure) -> bool:
-    return all(len(figure.values) >= _LEAST_REPEATS for figure in figures)
+    """Nothing may be drawn whose median is zero: a ratio to it would say nothing."""
+    return all(len(f.values) >= _LEAST_REPEATS and min(f.values) > 0 for f in figures)
 
 
 def _ratio(old: Figure, new: Figure) -> Interval:
