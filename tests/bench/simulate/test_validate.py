@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -93,6 +95,24 @@ def test_a_time_that_is_far_off_changes_little() -> None:
     found = fit([Measured(measured, TOKENS)], TRUE)
 
     assert found.prefill_seconds == pytest.approx(0.0006, rel=1e-3)
+    assert found.scatter == 0.0
+
+
+def test_how_times_scatter_is_found_in_equal_requests_of_one_minute() -> None:
+    drawn = random.Random(1)
+
+    def minute(factor: float) -> Measured:
+        spec = TRUE.slower(factor)
+        return Measured(
+            [
+                first._replace(seconds=first.seconds * drawn.lognormvariate(0.0, 0.1))
+                for first in firsts(spec)
+                for _ in range(30)
+            ],
+            tokens(spec),
+        )
+
+    assert fit([minute(1.0), minute(1.5)], TRUE).scatter == pytest.approx(0.1, rel=0.1)
 
 
 def test_no_constant_is_negative() -> None:
@@ -206,6 +226,19 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
     assert found.simulated_ttft == pytest.approx(alone + step / 2)  # the second's takes two
 
 
+def test_of_engines_whose_times_scatter_many_runs_are_simulated() -> None:
+    steady = FleetSpec(num_engines=1, num_slow=0, engine=TRUE)
+    engine = msgspec.structs.replace(TRUE, scatter=0.1)
+    one = sent([sample(0.2, 0), sample(0.1, 200)])
+
+    outcomes = one.simulated(FleetSpec(num_engines=1, num_slow=0, engine=engine))
+
+    ttfts = [float(outcome.ttft.mean()) for outcome in outcomes]
+    assert len(set(ttfts)) == len(ttfts) > 10
+    assert fmean(ttfts) == pytest.approx(one.simulated_ttft(steady), rel=0.1)
+    assert [o.cached_tokens.tolist() for o in outcomes] == [[0, 200]] * len(outcomes)
+
+
 @pytest.mark.parametrize(
     "samples", [[sample(0.2, 0)], [sample(0.2, 0), sample(0.2, 0, error="timeout")]]
 )
@@ -218,7 +251,7 @@ def test_sessions_are_simulated_where_they_were() -> None:
     work = Workload("sent", "", 100, [*WORK.requests, msgspec.structs.replace(LATER, session=2)])
     there = replace(sent([sample(0.2, 0)] * 3, work), rows={1: 0, 2: 1})
 
-    outcome = there.simulated(FleetSpec(num_engines=2, num_slow=0, engine=TRUE))
+    [outcome] = there.simulated(FleetSpec(num_engines=2, num_slow=0, engine=TRUE))
 
     assert outcome.engine.tolist() == [0, 0, 1]
 
@@ -229,7 +262,7 @@ def test_how_much_engines_slow_each_other_is_found_in_what_chats_waited() -> Non
 
     def carried(beside: float) -> list[Sent]:
         there = sent([sample(0.2, 0)] * 40, work)
-        outcome = there.simulated(fleet.with_beside(beside))
+        [outcome] = there.simulated(fleet.with_beside(beside))
         return [replace(there, samples=[sample(ttft, 0) for ttft in outcome.ttft.tolist()])]
 
     assert fit_beside(carried(1.3), fleet) == pytest.approx(1.3, abs=0.005)

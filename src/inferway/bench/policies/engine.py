@@ -6,14 +6,15 @@ prefill). A step takes
     step_seconds + decoding requests * decode_seconds + prompt tokens * prefill_seconds
 
 (a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
-answer if `context_seconds` is; all of it takes longer where engines share a processor), and a
-stretch of steps that only decode is one event, cut short when a request arrives.
+answer if `context_seconds` is; all of it takes longer where engines share a processor, and may
+scatter), and a stretch of steps that only decode is one event, cut short when a request arrives.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -47,6 +48,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     # How many times as long a step takes that begins while another engine computes: engines without
     # a processor of their own.
     beside: float = 1.0
+    # The standard deviation of a step's time, as a share of it (of its logarithm). Who chooses by
+    # times sends few requests elsewhere for the noise in them, and those change what comes after.
+    scatter: float = 0.0
 
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
@@ -108,12 +112,13 @@ class Engine:
     """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
 
     __slots__ = (
-        "_block_tokens", "_context", "_num_steps", "_pure", "_start", "_step", "_step_seconds",
-        "_unadmitted", "cache", "decoding", "due", "neighbours", "number", "prefilling", "spec",
-        "told", "version", "waiting",
+        "_block_tokens", "_context", "_num_steps", "_pure", "_random", "_start", "_step",
+        "_step_seconds", "_unadmitted", "cache", "decoding", "due", "neighbours", "number",
+        "prefilling", "spec", "told", "version", "waiting",
     )  # fmt: skip
 
-    def __init__(self, number: int, spec: EngineSpec, block_tokens: int) -> None:
+    def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
+        """`seed`: of its times, if they scatter."""
         self.number = number
         self.spec = spec
         self.neighbours: Sequence[Engine] = ()  # who share its processor
@@ -131,6 +136,7 @@ class Engine:
         self._num_steps = 0  # of it; 0: idle
         self._step_seconds = 0.0
         self._pure = False  # it only decodes
+        self._random = Random(seed)
         self._unadmitted = 0  # who waited when the stretch began, and still does
 
     @property
@@ -187,6 +193,8 @@ class Engine:
         seconds += self._context * spec.context_seconds
         if self.neighbours and any(other.is_busy for other in self.neighbours):
             seconds *= spec.beside
+        if spec.scatter:
+            seconds *= self._random.lognormvariate(-(spec.scatter**2) / 2, spec.scatter)
         self.version += 1
         self._start = now
         self._step_seconds = seconds

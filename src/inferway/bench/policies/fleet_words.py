@@ -18,17 +18,19 @@ def engines_line(fleet: FleetSpec) -> str:
 
 def step_words(engine: EngineSpec) -> str:
     """What a step takes."""
-    context = attention = beside = ""
+    context = attention = beside = scatter = ""
     if engine.context_seconds:
         context = f" with {engine.context_seconds * 1e6:.4g} µs for each token before it"
     if engine.attention_tokens:
         attention = f", twice that where it looks at {engine.attention_tokens:,} tokens"
     if engine.beside != 1.0:
         beside = f"; {engine.beside:.4g} times all that while another engine computes"
+    if engine.scatter:
+        scatter = f"; give or take {engine.scatter:.1%}"
     return (
         f"{engine.step_seconds * 1e3:.4g} ms, {engine.decode_seconds * 1e3:.4g} ms for each "
         f"request that decodes{context} and {engine.prefill_seconds * 1e6:.4g} µs for each prompt "
-        f"token that is computed{attention}{beside}"
+        f"token that is computed{attention}{beside}{scatter}"
     )
 
 

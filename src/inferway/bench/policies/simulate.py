@@ -49,7 +49,8 @@ class FleetSpec(msgspec.Struct, frozen=True):
             self.engine.slower(self.slow_factor) if i in slow else self.engine
             for i in range(self.num_engines)
         ]
-        engines = [Engine(i, spec, block_tokens) for i, spec in enumerate(specs)]
+        seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
+        engines = [Engine(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)]
         if self.engine.beside != 1.0:
             for engine in engines:
                 engine.neighbours = [one for one in engines if one is not engine]

@@ -23,7 +23,7 @@ def fit_beside(carried: Sequence[Sent], fleet: FleetSpec) -> float:
 
     def simulated(beside: float) -> float:
         slowed = fleet.with_beside(beside)
-        return fmean(float(one.simulated(slowed).ttft.mean()) for one in carried)
+        return fmean(one.simulated_ttft(slowed) for one in carried)
 
     low, high = 1.0, _MOST
     if simulated(high) < waited:

@@ -4,12 +4,15 @@
     time between two tokens = step + decode * requests that decode at once + context * their tokens
 
 where each of the tokens that are computed looks at those before it: pairs. Least squares over the
-medians of equal requests; no constant is less than nothing.
+medians of equal requests; no constant is less than nothing. By how much equal requests differ says
+how a step's time scatters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import log
 from statistics import median
 from typing import NamedTuple
 
@@ -19,6 +22,9 @@ from numpy.typing import NDArray
 
 from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.processes import BenchError
+
+# Half of all pairs drawn from a normal distribution differ by so many deviations or less.
+_PAIR_MEDIAN = 0.9539
 
 
 class First(NamedTuple):
@@ -66,7 +72,22 @@ def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
+        scatter=round(_scatter(measured), 4),
     )
+
+
+def _scatter(measured: Sequence[Measured]) -> float:
+    """The deviation of a time's logarithm from one request to an equal one of the same minute."""
+    differences = [pair for one in measured for pair in _differences(one.firsts)]
+    return median(differences) / _PAIR_MEDIAN if differences else 0.0
+
+
+def _differences(firsts: Sequence[First]) -> Iterator[float]:
+    times: dict[tuple[int, int], list[float]] = {}
+    for first in firsts:
+        times.setdefault((first.cached, first.prompt), []).append(first.seconds)
+    for equal in times.values():
+        yield from (abs(log(a / b)) for a, b in combinations(equal, 2))
 
 
 def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.fleet_words import step_words
 from inferway.bench.results import Figure, Goal, Run
 from inferway.bench.sheets import Sheet, goal_sheet, told_by
-from inferway.bench.simulate.compared import Compared
+from inferway.bench.simulate.compared import DRAWS, Compared
 
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
@@ -126,6 +126,8 @@ def notes(run: ValidateRun) -> list[str]:
         f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request; a step "
         f"takes {step_words(engine)}",
     ]
+    if engine.scatter:
+        found.append(f"simulated {DRAWS} times, each time drawn anew: the mean is what is compared")
     if run.fitted_to:
         firsts = ", ".join(
             f"{one.simulated_ttft * 1e3:,.0f} for {one.ttft * 1e3:,.0f}" for one in run.fitted_to
