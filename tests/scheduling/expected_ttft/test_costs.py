@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -78,14 +80,75 @@ def test_one_request_tells_how_fast_an_engine_is() -> None:
     assert median_error(learned(30 * USUAL, 1), 30 * USUAL) < 0.5
 
 
-def test_engines_that_differ_in_speed_are_told_apart_after_a_few_requests() -> None:
+def fleet(truths: Sequence[Column], samples: int, scatter: float = 0.15) -> Costs:
+    """One engine for each truth, all of them answering in turn."""
+    random = Random(9)
     costs = Costs(USUAL)
-    costs.grow(2)
-    for place, truth in ((0, GPU), (1, 4 * GPU)):
-        learned(truth, 5, costs, place)
+    costs.grow(len(truths))
+    observe(costs, truths, samples, random, scatter)
+    return costs
+
+
+def observe(
+    costs: Costs,
+    truths: Sequence[Column],
+    samples: int,
+    random: Random,
+    scatter: float,
+    since: float = 0.0,
+) -> None:
+    now = since
+    for _ in range(samples):
+        for place, truth in enumerate(truths):
+            now += 0.05
+            features = some_features(random)
+            time = float(np.dot(features, truth)) * random.lognormvariate(0, scatter)
+            costs.learn(place, features, time, now)
+
+
+def test_an_engine_that_is_slower_than_others_is_told_apart_after_three_requests() -> None:
+    costs = fleet([4 * GPU, *[GPU] * 7], 3)
     features = [1.0, 1_000, 0, 0, 0, 5]
 
-    assert 3 < costs.expected(1, features) / costs.expected(0, features) < 5
+    slow, *others = (costs.expected(place, features) for place in range(8))
+
+    assert 2 < slow / fmean(others) < 6
+
+
+def test_of_two_engines_the_slower_one_is_told_apart_after_twenty_requests() -> None:
+    """Neither is what most are."""
+    costs = fleet([GPU, 4 * GPU], 20)
+    features = [1.0, 1_000, 0, 0, 0, 5]
+
+    assert 2.5 < costs.expected(1, features) / costs.expected(0, features) < 5
+
+
+def test_engines_that_are_alike_are_expected_to_be() -> None:
+    """Though their times scatter by half."""
+    columns = fleet([GPU] * 8, 100, scatter=0.5).table
+
+    apart = columns.max(axis=1) / columns.min(axis=1)
+
+    assert np.median(apart) < 1.05
+    assert apart.max() < 1.2
+
+
+def test_an_engine_that_computes_prompts_slower_and_tokens_as_fast_is_told_apart() -> None:
+    other = GPU * [1, 3, 3, 3, 1, 1]
+    costs = fleet([other, *[GPU] * 3], 100)
+
+    assert median_error(costs, other, 0) < 0.15
+    assert median_error(costs, GPU, 1) < 0.1
+
+
+def test_what_changes_for_all_engines_is_no_difference_between_them() -> None:
+    costs = fleet([GPU] * 4, 100)
+
+    observe(costs, [4 * GPU] * 4, 100, Random(1), 0.15, since=20.0)
+    costs.grow(5)
+
+    assert median_error(costs, 4 * GPU, 4) < 0.15
+    assert (costs.table.max(axis=1) / costs.table.min(axis=1) < 1.1).all()
 
 
 def test_an_outlier_does_not_move_what_was_learned() -> None:
@@ -119,7 +182,7 @@ def test_a_new_engine_is_expected_to_be_as_fast_as_the_others() -> None:
 
     costs.grow(2)
 
-    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL)
+    assert costs.table[:, 1] == pytest.approx(costs.table[:, 0], rel=0.1)
     assert 25 < costs.speed < 35
 
 
@@ -170,8 +233,9 @@ def test_a_place_that_another_engine_takes_is_as_if_new() -> None:
     learned(4 * GPU, 5, costs, 1)
 
     costs.forget(1)
+    costs.grow(3)
 
-    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL)
+    assert costs.table[:, 1] == pytest.approx(costs.table[:, 2])
 
 
 def test_an_engine_that_has_not_answered_yet_is_as_fast_as_the_others_are_by_now() -> None:
@@ -180,7 +244,7 @@ def test_an_engine_that_has_not_answered_yet_is_as_fast_as_the_others_are_by_now
 
     learned(0.05 * USUAL, 20, costs, 0)
 
-    assert costs.table[:, 1] == pytest.approx(costs.speed * USUAL, rel=0.06)
+    assert costs.table[:, 1] == pytest.approx(costs.table[:, 0], rel=0.06)
     assert costs.speed < 0.1
     assert costs.unsure.tolist() == [False, True]
 

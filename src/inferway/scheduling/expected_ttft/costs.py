@@ -1,24 +1,33 @@
-"""What an engine's time consists of, learned from times observed: a robust regression for each.
+"""What an engine's time consists of, learned from times observed: robust regressions, one for all
+engines, and for each one how it differs from that.
 
 A time is a sum of features, each at a cost of its own: t = x . c. The unknown is how many times
 the usual cost (`usual`, the prior) each one is: c = usual * g. With z = x * usual / (x . usual),
 whose elements sum to 1, and y = t / (x . usual), an observation says y = z . g.
 
-Two beliefs hold g where observations are few: all its elements are one number s (an engine is slow
-in everything or in nothing), and s is what it is for the other engines. So one observation teaches
-how fast an engine is, and many of different mixtures which of its costs differ:
+What all engines cost is held, where observations are few, by the belief that all elements of g are
+one number s, the mean of y (ridge regression towards s):
 
-    s = (PULL_SPEED * s of all engines + sum of w y) / (PULL_SPEED + sum of w)
-    g = solve(sum of w z zT + PULL_SHAPE * I,  sum of w y z + PULL_SHAPE * s)
+    g = solve(sum of w z zT + PULL * I,  sum of w y z + PULL * s)
 
-(ridge regression towards s). Both pulls are (noise / STEADY)^2 as strong where an engine's errors
-scatter by more than STEADY: of a few times that differ by half or twice, none says how fast it is.
+An engine costs r g + d: it may be slower or faster in everything (r), and differ in what costs how
+much (d). Engines that are alike seem to differ by chance, and whoever believes it sends requests
+elsewhere for nothing. So each difference counts only by what it is beyond chance. With Z = sum of
+w z zT of the engine's n observations, whose y scatter by e as a share, and E = CHANCE e^2:
 
-Sums fade by FADE with each observation of the engine, so that what
-was true some hundred requests ago is forgotten; and by half in HALF_LIFE_SECONDS, so that an engine
-which was slow with its first requests, and is avoided since, is as good as an unknown one some time
-later. Of one that is well known the weight of KEPT observations is never lost that way: what
-nothing contradicts is true still, and the next observations count for more all the same.
+    u = sum of w y / sum of w z . g - 1           r = 1 + u max(0, 1 - E / (n u^2))
+    v = sum of w y z - r Z g                      k = (v . v - E tr Z) / tr Z Z
+    d = solve(Z + E / k I, v), or 0 if k < 0
+
+(the positive part of James and Stein's estimate of a mean; for d the ridge that suits how much
+costs differ, k, by the moments of v.) Half of the engines are faster than g and half slower: what
+changes for most has changed for all, and an engine that has not answered yet is like them.
+
+Sums fade by FADE with each observation of the engine, so that what was true some hundred requests
+ago is forgotten; and by half in HALF_LIFE_SECONDS, so that an engine which was slow with its first
+requests, and is avoided since, is as good as an unknown one some time later. Of one that is well
+known the weight of KEPT observations is never lost that way: what nothing contradicts is true
+still, and the next observations count for more all the same.
 
 An observation further off than FAR typical errors counts as if it were that far off only (it is
 winsorized). Errors are ratios: twice as long as expected is as far off as half. If they are to one
@@ -38,64 +47,121 @@ from numpy.typing import NDArray
 
 from inferway.model import Column
 
-FADE = 0.99  # about the last hundred observations count
+FADE = 0.99  # about the last hundred observations of an engine count
+FADE_ALL = 0.998  # and the last five hundred of all engines
 HALF_LIFE_SECONDS = 600.0
 KNOWN_AFTER = 10  # observations; of an engine that has had so many
 KEPT = 3.0  # the weight of as many is kept, however long ago they were
-PULL_SPEED = 0.5  # the other engines' speed counts as half an observation
-PULL_SHAPE = 0.5  # observations, divided among the features
-STEADY = 0.3  # a typical error; twice as big, and beliefs hold four times as fast
+PULL = 0.5  # observations, divided among the features
+# Variances of an engine's mean that may be chance: two deviations, for of sums that fade a mean's
+# variance is e^2 / 2n.
+CHANCE = 2.0
 FAR = 2.5  # typical errors; what is further off is an outlier
 NEVER_FAR = log(2)  # no outlier, however small the typical error: half or twice as long
 FIRST_ERROR = 0.8  # the typical one, before it is known: 7 times as long is no outlier
+FIRST_SCATTER = 0.4  # of times, before it is known
 ERROR_STEP = 0.08
 BIAS_STEP = 0.1
+CHANGED = log(1.2)  # times as long as before, of all engines
 LEAST = 0.02  # times the engine's speed: no cost is less, none is negative
 SOLVE_EVERY = 8  # of a known engine's observations; with each while its errors are to one side
+SOLVE_ALL_EVERY = 32  # of the observations of all
 BIASED = 0.1
-# But a known engine's costs follow no faster than this: one that answers a thousand times a second
-# would have them solved for a thousand times.
+# But costs follow no faster than this: an engine that answers a thousand times a second would have
+# them solved for a thousand times.
 SOLVE_SECONDS = 0.02
-TELL = 0.05  # a change of the engines' speed that those are told of that have not answered yet
 REFRESH_SECONDS = 10.0  # how often every engine's sums fade
+
+_TINY = 1e-12  # what is divided by; a matrix of few observations has no inverse
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one engine's observations. `zz` and `zy` lack those that are pending: (z, y, what it
-    fades all before it by)."""
+    """Of weighted observations: of z zT, of y z."""
 
     zz: NDArray[np.float64]
     zy: Column
+
+    @property
+    def weight(self) -> float:
+        """Of all: the elements of each z sum to 1."""
+        return float(self.zz.sum())
+
+    @property
+    def y(self) -> float:
+        return float(self.zy.sum())
+
+    def scale(self, by: float) -> None:
+        self.zz *= by
+        self.zy *= by
+
+    def add(self, zz: NDArray[np.float64], zy: Column) -> None:
+        self.zz += zz
+        self.zy += zy
+
+
+@dataclass(slots=True)
+class _Engine:
+    """What was observed of one."""
+
+    sums: _Sums  # they lack those that are pending: (z, y, what it fades all before it by)
+    faded: float  # when, in seconds
     pending: list[tuple[Sequence[float], float, float]] = field(default_factory=list)
-    weight: float = 0.0
-    y: float = 0.0
+    solved: float = 0.0  # when
     error: float = FIRST_ERROR  # the typical |log(observed / expected)|
     bias: float = 0.0  # the mean log(observed / expected) of late
+    mean: float = 0.0  # the same beside what all engines take, of about as many as `sums` have
+    variance: float = FIRST_SCATTER**2  # about it
     count: int = 0  # of observations
-    faded: float = 0.0  # when, in seconds
-    solved: float = 0.0  # when
+
+    def within(self, error: float, ratio: float) -> float:
+        """The error, or as much of it as counts; what is known of errors learns from that. `ratio`:
+        how many times what all engines take was expected."""
+        far = max(FAR * self.error, NEVER_FAR)
+        error = min(max(error, -far), far)
+        step = max(1 - FADE, 1 / (1 + self.count))
+        beside = error + log(ratio)
+        off = beside - self.mean
+        self.mean += step * off
+        if self.count:  # the first one says how fast the engine is, not how well we know it
+            self.variance += step * (off * (beside - self.mean) - self.variance)
+            self.error += max(ERROR_STEP, 1 / (1 + self.count)) * (abs(error) - self.error)
+            self.bias += BIAS_STEP * (error - self.bias)
+        return error
+
+    def is_due(self, now: float) -> bool:
+        if self.count <= KNOWN_AFTER:
+            return True
+        enough = len(self.pending) >= SOLVE_EVERY or abs(self.bias) >= BIASED
+        return enough and now - self.solved >= SOLVE_SECONDS
 
 
 @dataclass(slots=True)
 class Costs:
     """Costs of one kind of time, for many engines. Column i of `table` is what place i pays for
-    each feature. One that nothing was observed of pays the usual costs, times what the others have
-    come to: were it thought to be slower than they turn out to be, nobody would go there and see.
+    each feature. One that nothing was observed of pays what all others do: were it thought to be
+    slower than they turn out to be, nobody would go there and see.
     """
 
     usual: Column  # one for each feature, in the unit of the times
     table: NDArray[np.float64] = field(init=False)  # features x places
     unsure: NDArray[np.bool_] = field(init=False)  # by place: it has hardly been observed
     num_unsure: int = 0  # places
-    _columns: list[Sequence[float]] = field(default_factory=list)  # of the table, by place
-    _sums: list[_Sums | None] = field(default_factory=list)  # by place; None: nothing observed
-    _weight: float = 0.0  # of all engines
-    _y: float = 0.0
-    _unknown: set[int] = field(default_factory=set)  # places without sums
-    _told: float = 1.0  # the speed that these were given
+    speed: float = 1.0  # how many times the usual cost, of all engines
+    _engines: list[_Engine | None] = field(default_factory=list)  # by place; None: nothing observed
+    _all: _Sums = field(init=False)  # engines, as if all were as fast
+    _count: int = 0  # of observations in it
+    _solved_count: int = 0  # when the last time
+    _common: Column = field(init=False)  # g of all engines
+    # By place, and features x places:
+    _ratio: Column = field(init=False)  # its speed beside all
+    _shape: NDArray[np.float64] = field(init=False)  # what else differs
+    _y: Column = field(init=False)  # the sums of its observations; 0: none
+    _z: NDArray[np.float64] = field(init=False)
+    _noise: Column = field(init=False)  # CHANCE e^2 of the module
     _usual: Sequence[float] = field(init=False)  # the same as `usual`
-    _ridge: NDArray[np.float64] = field(init=False)
+    _eye: NDArray[np.float64] = field(init=False)
+    _solved: float = 0.0  # when, of all
     _next: int = 0  # the place to be refreshed
     _due: float = 0.0  # and when
 
@@ -103,37 +169,42 @@ class Costs:
         size = len(self.usual)
         self.table = np.zeros((size, 0))
         self.unsure = np.zeros(0, np.bool_)
+        self._all = _nothing(size)
+        self._common = np.ones(size)
+        self._ratio, self._y, self._noise = np.zeros((3, 0))
+        self._shape = self._z = np.zeros((size, 0))
         self._usual = self.usual.tolist()
-        self._ridge = np.eye(size)
+        self._eye = np.eye(size)
 
     @property
     def is_known(self) -> bool:
         """Whether anything has been observed."""
-        return self._weight > 0
-
-    @property
-    def speed(self) -> float:
-        """How many times the usual cost, of all engines; 1 before the first observation."""
-        return self._y / self._weight if self._weight else 1.0
+        return self._count > 0
 
     def grow(self, places: int) -> None:
         """Room for so many."""
-        missing = places - len(self._sums)
+        missing = places - len(self._engines)
         new = np.zeros((len(self.usual), missing))
-        self.table = np.concatenate([self.table, new], axis=1)
+        for name in ("table", "_shape", "_z"):
+            setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
+        for name in ("_ratio", "_y", "_noise"):
+            setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
         self.unsure = np.concatenate([self.unsure, np.zeros(missing, np.bool_)])
-        self._columns += [()] * missing
-        self._sums += [None] * missing
+        self._engines += [None] * missing
         for place in range(places - missing, places):
-            self._forgotten(place)
+            self.forget(place)
 
     def forget(self, place: int) -> None:
         """Another engine takes the place."""
-        self._sums[place] = None
-        self._forgotten(place)
+        self._engines[place] = None
+        self.num_unsure += not self.unsure[place]
+        self.unsure[place] = True
+        self._y[place], self._z[:, place] = 0.0, 0.0
+        self._ratio[place], self._shape[:, place] = 1.0, 0.0
+        self._fill(slice(place, place + 1))
 
     def expected(self, place: int, features: Sequence[float]) -> float:
-        time: float = sum(map(mul, features, self._columns[place]))
+        time: float = sum(map(mul, features, self.table[:, place].tolist()))
         return time
 
     def learn(self, place: int, features: Sequence[float], time: float, now: float) -> None:
@@ -143,110 +214,124 @@ class Costs:
         z = [part / usual_time for part in usual_times]
         expected = self.expected(place, features) / usual_time
         error = log(time / usual_time / expected)
-        sums = self._sums[place]
-        if sums is None:
-            size = len(self.usual)
-            sums = _Sums(np.zeros((size, size)), np.zeros(size), faded=now)
-            self._sums[place] = sums
-            self._unknown.discard(place)
+        engine = self._engines[place]
+        if engine is None:
+            engine = self._engines[place] = _Engine(_nothing(len(self.usual)), faded=now)
             if not self.is_known:  # then nothing is too far off
-                sums.error = abs(error)
-        self._add(sums, z, expected * exp(_within(sums, error)))
-        if _is_due(sums, now):
-            sums.solved = now
-            self._solve(place, sums)
-            self._tell_unknown()
-        if sums.count == KNOWN_AFTER:
+                engine.error = abs(error)
+        y = expected * exp(engine.within(error, self._ratio.item(place)))
+        engine.pending.append((z, y, FADE * exp(-(engine.bias**2))))
+        engine.count += 1
+        if engine.is_due(now):
+            engine.solved = now
+            self._solve(place, engine, now)
+        if engine.count == KNOWN_AFTER:
             self.num_unsure -= 1
             self.unsure[place] = False
 
     def refresh(self, now: float) -> None:
         """Time has passed. One engine a call at most: it is called for each request."""
-        if now < self._due or not self._sums:
+        if now < self._due or not self._engines:
             return
-        self._due = now + REFRESH_SECONDS / len(self._sums)
-        self._next = (self._next + 1) % len(self._sums)
-        sums = self._sums[self._next]
-        if sums is not None:
-            by = 0.5 ** ((now - sums.faded) / HALF_LIFE_SECONDS)
-            if sums.count >= KNOWN_AFTER:
-                by = max(by, min(1.0, KEPT / sums.weight))
-            _absorb(sums)
-            sums.zz *= by
-            sums.zy *= by
-            sums.weight *= by
-            sums.y *= by
-            sums.faded = now
-            self._solve(self._next, sums)
+        self._due = now + REFRESH_SECONDS / len(self._engines)
+        self._next = (self._next + 1) % len(self._engines)
+        engine = self._engines[self._next]
+        if engine is not None:
+            self._absorb(self._next, engine)
+            by = 0.5 ** ((now - engine.faded) / HALF_LIFE_SECONDS)
+            if engine.count >= KNOWN_AFTER:
+                by = max(by, min(1.0, KEPT / engine.sums.weight))
+            engine.sums.scale(by)
+            engine.faded = now
+            self._solve(self._next, engine, now)
 
-    def _add(self, sums: _Sums, z: Sequence[float], y: float) -> None:
-        fade = FADE * exp(-(sums.bias**2))
-        sums.pending.append((z, y, fade))
-        sums.weight = fade * sums.weight + 1
-        sums.y = fade * sums.y + y
-        sums.count += 1
-        self._weight = FADE * self._weight + 1
-        self._y = FADE * self._y + y
+    def _solve(self, place: int, engine: _Engine, now: float) -> None:
+        """What is believed of it, and now and then of all."""
+        self._absorb(place, engine)
+        sums = engine.sums
+        self._y[place], self._z[:, place] = sums.y, sums.zz.sum(axis=0)
+        self._noise[place] = noise = CHANCE * engine.variance
+        changed = slice(place, place + 1)
+        if self._all_are_due(now):
+            self._solved = now
+            self._solve_all()
+            changed = slice(None)
+        self._ratio[changed] = self._ratios(changed)
+        self._shape[:, place] = self._shape_of(sums, noise, self._ratio.item(place))
+        self._fill(changed)
 
-    def _solve(self, place: int, sums: _Sums) -> None:
-        _absorb(sums)
-        noise = sums.error - abs(sums.bias)
-        doubt = max(1.0, noise / STEADY) ** 2
-        pull = PULL_SPEED * doubt
-        speed = (pull * self.speed + sums.y) / (pull + sums.weight)
-        pull = PULL_SHAPE / len(self.usual) * doubt
-        times = np.linalg.solve(sums.zz + self._ridge * pull, sums.zy + pull * speed)
-        np.maximum(times, LEAST * speed, out=times)
-        self._set(place, times * self.usual)
+    def _absorb(self, place: int, engine: _Engine) -> None:
+        """Brings sums up to date: a few observations at once take hardly longer than one."""
+        if not engine.pending:
+            return
+        rows, y, fades = zip(*engine.pending, strict=True)
+        engine.pending.clear()
+        weights, kept = [], 1.0  # what is left of each, and of all before them
+        for fade in reversed(fades):
+            weights.append(kept)
+            kept *= fade
+        z = np.array(rows)
+        weighed = z.T * weights[::-1]
+        zz, zy = weighed.dot(z), weighed.dot(y)
+        engine.sums.scale(kept)
+        engine.sums.add(zz, zy)
+        self._all.scale(FADE_ALL ** len(y))
+        self._all.add(zz, zy / self._ratio.item(place))
+        self._count += len(y)
 
-    def _forgotten(self, place: int) -> None:
-        self._unknown.add(place)
-        self.num_unsure += not self.unsure[place]
-        self.unsure[place] = True
-        self._set(place, self.usual * self.speed)
+    def _all_are_due(self, now: float) -> bool:
+        if self._count <= KNOWN_AFTER:
+            return True
+        enough = self._count - self._solved_count >= SOLVE_ALL_EVERY
+        return enough and now - self._solved >= SOLVE_SECONDS
 
-    def _tell_unknown(self) -> None:
-        """Those of whom nothing is known, how fast the others are."""
-        if self._unknown and abs(self.speed - self._told) > TELL * self._told:
-            self._told = self.speed
-            for place in self._unknown:
-                self._set(place, self.usual * self.speed)
+    def _solve_all(self) -> None:
+        sums = self._all
+        sums.zy *= self._changed()
+        speed = self.speed = sums.y / sums.weight
+        pull = PULL / len(self.usual)
+        common = np.linalg.solve(sums.zz + self._eye * pull, sums.zy + pull * speed)
+        self._common = np.maximum(common, LEAST * speed)
+        self._solved_count = self._count
 
-    def _set(self, place: int, costs: Column) -> None:
-        self.table[:, place] = costs
-        self._columns[place] = costs.tolist()
+    def _changed(self) -> float:
+        """How many times as long most engines take as was believed of all; 1 for a little more or
+        less, which would come and go."""
+        is_seen = self._y > 0
+        times = float(np.median(self._ratio[is_seen])) if is_seen.any() else 1.0
+        return times if abs(log(times)) > CHANGED else 1.0
+
+    def _ratios(self, places: slice) -> Column:
+        """r of the module; 1 where nothing was observed."""
+        z = self._z[:, places]
+        alike = self._common.dot(z)
+        off: Column = self._y[places] - alike
+        off /= np.maximum(alike, _TINY)
+        chance = self._noise[places] / np.maximum(z.sum(axis=0) * off * off, _TINY)
+        off *= np.maximum(1.0 - chance, 0.0)
+        off += 1.0
+        return off
+
+    def _shape_of(self, sums: _Sums, noise: float, ratio: float) -> Column:
+        """d of the module."""
+        zz = sums.zz
+        left: Column = sums.zy - zz.dot(self._common) * ratio
+        noise *= (sums.y / max(sums.weight, _TINY)) ** 2
+        beyond = left.dot(left) - noise * zz.trace()
+        if beyond <= 0:
+            return np.zeros(len(left))
+        pull = noise * np.vdot(zz, zz) / beyond
+        return np.linalg.solve(zz + self._eye * max(pull, _TINY), left)
+
+    def _fill(self, places: slice) -> None:
+        """The table's columns."""
+        ratio = self._ratio[places]
+        times = self._common[:, None] * ratio
+        times += self._shape[:, places]
+        np.maximum(times, LEAST * self.speed * ratio, out=times)
+        times *= self.usual[:, None]
+        self.table[:, places] = times
 
 
-def _is_due(sums: _Sums, now: float) -> bool:
-    if sums.count <= KNOWN_AFTER:
-        return True
-    enough = len(sums.pending) >= SOLVE_EVERY or abs(sums.bias) >= BIASED
-    return enough and now - sums.solved >= SOLVE_SECONDS
-
-
-def _absorb(sums: _Sums) -> None:
-    """Brings `zz` and `zy` up to date: a few observations at once take hardly longer than one."""
-    if not sums.pending:
-        return
-    rows, y, fades = zip(*sums.pending, strict=True)
-    sums.pending.clear()
-    weights, kept = [], 1.0  # what is left of each, and of all before them
-    for fade in reversed(fades):
-        weights.append(kept)
-        kept *= fade
-    z = np.array(rows)
-    weighed = z.T * weights[::-1]
-    sums.zz *= kept
-    sums.zz += weighed.dot(z)
-    sums.zy *= kept
-    sums.zy += weighed.dot(y)
-
-
-def _within(sums: _Sums, error: float) -> float:
-    """The error, or as much of it as counts; the typical error learns from that."""
-    far = max(FAR * sums.error, NEVER_FAR)
-    error = min(max(error, -far), far)
-    if sums.count:  # the first one says how fast the engine is, not how well we know it
-        sums.error += max(ERROR_STEP, 1 / (1 + sums.count)) * (abs(error) - sums.error)
-        sums.bias += BIAS_STEP * (error - sums.bias)
-    return error
+def _nothing(size: int) -> _Sums:
+    return _Sums(np.zeros((size, size)), np.zeros(size))
