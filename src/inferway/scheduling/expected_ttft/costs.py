@@ -17,7 +17,7 @@ w z zT of the engine's n observations, whose y scatter by e as a share, and E = 
 
     u = sum of w y / sum of w z . g - 1           r = 1 + u max(0, 1 - E / (n u^2))
     v = sum of w y z - r Z g                      k = (v . v - E tr Z) / tr Z Z
-    d = solve(Z + E / k I, v), or 0 if k < 0
+    d = solve(Z + max(E / k, PULL) I, v), or 0 if k < 0
 
 (the positive part of James and Stein's estimate of a mean; for d the ridge that suits how much
 costs differ, k, by the moments of v.) Half of the engines are faster than g and half slower: what
@@ -52,7 +52,7 @@ FADE_ALL = 0.998  # and the last five hundred of all engines
 HALF_LIFE_SECONDS = 600.0
 KNOWN_AFTER = 10  # observations; of an engine that has had so many
 KEPT = 3.0  # the weight of as many is kept, however long ago they were
-PULL = 0.5  # observations, divided among the features
+PULL = 0.08  # observations, of each feature
 # Variances of an engine's mean that may be chance: two deviations, for of sums that fade a mean's
 # variance is e^2 / 2n.
 CHANCE = 2.0
@@ -72,7 +72,7 @@ BIASED = 0.1
 SOLVE_SECONDS = 0.02
 REFRESH_SECONDS = 10.0  # how often every engine's sums fade
 
-_TINY = 1e-12  # what is divided by; a matrix of few observations has no inverse
+_TINY = 1e-12  # nothing is divided by less
 
 
 @dataclass(slots=True)
@@ -289,8 +289,7 @@ class Costs:
         sums = self._all
         sums.zy *= self._changed()
         speed = self.speed = sums.y / sums.weight
-        pull = PULL / len(self.usual)
-        common = np.linalg.solve(sums.zz + self._eye * pull, sums.zy + pull * speed)
+        common = np.linalg.solve(sums.zz + self._eye * PULL, sums.zy + PULL * speed)
         self._common = np.maximum(common, LEAST * speed)
         self._solved_count = self._count
 
@@ -321,7 +320,7 @@ class Costs:
         if beyond <= 0:
             return np.zeros(len(left))
         pull = noise * np.vdot(zz, zz) / beyond
-        return np.linalg.solve(zz + self._eye * max(pull, _TINY), left)
+        return np.linalg.solve(zz + self._eye * max(pull, PULL), left)
 
     def _fill(self, places: slice) -> None:
         """The table's columns."""
