@@ -7,6 +7,7 @@ from collections import Counter
 
 from tests.integration.conftest import Fleet, StartFleet, simulated
 
+from inferway.scheduling.expected_ttft.plugin import TRY_EVERY
 from inferway.simulator.config import Latency
 
 BY_MILLISECONDS = {"plugins": [{"type": "expected-ttft"}]}
@@ -39,7 +40,7 @@ async def test_requests_avoid_the_slow_engine_once_it_is_known(start_fleet: Star
         await stream(fleet, number)
     chosen = Counter([(await stream(fleet, number))[0] for number in range(6, 26)])
 
-    assert chosen[slow] <= 2
+    assert chosen[slow] <= 20 // TRY_EVERY  # until all are well known, one of them is tried
     assert len(chosen) >= 2
 
 

@@ -115,9 +115,9 @@ def test_an_engine_that_is_slower_than_others_is_told_apart_after_three_requests
     assert 2 < slow / fmean(others) < 6
 
 
-def test_of_two_engines_the_slower_one_is_told_apart_after_twenty_requests() -> None:
+def test_of_two_engines_the_slower_one_is_told_apart_after_ten_requests() -> None:
     """Neither is what most are."""
-    costs = fleet([GPU, 4 * GPU], 20)
+    costs = fleet([GPU, 4 * GPU], 10)
     features = [1.0, 1_000, 0, 0, 0, 5]
 
     assert 2.5 < costs.expected(1, features) / costs.expected(0, features) < 5

@@ -242,26 +242,25 @@ class Costs:
             if engine.count >= KNOWN_AFTER:
                 by = max(by, min(1.0, KEPT / engine.sums.weight))
             engine.sums.scale(by)
+            self._compare(self._next, engine)
             engine.faded = now
             self._solve(self._next, engine, now)
 
     def _solve(self, place: int, engine: _Engine, now: float) -> None:
         """What is believed of it, and now and then of all."""
         self._absorb(place, engine)
-        sums = engine.sums
-        self._y[place], self._z[:, place] = sums.y, sums.zz.sum(axis=0)
-        self._noise[place] = noise = CHANCE * engine.variance
         changed = slice(place, place + 1)
         if self._all_are_due(now):
             self._solved = now
             self._solve_all()
             changed = slice(None)
-        self._ratio[changed] = self._ratios(changed)
-        self._shape[:, place] = self._shape_of(sums, noise, self._ratio.item(place))
+        noise, ratio = self._noise.item(place), self._ratio.item(place)
+        self._shape[:, place] = self._shape_of(engine.sums, noise, ratio)
         self._fill(changed)
 
     def _absorb(self, place: int, engine: _Engine) -> None:
-        """Brings sums up to date: a few observations at once take hardly longer than one."""
+        """Brings sums up to date: a few observations at once take hardly longer than one. Those of
+        an engine that is slower than all teach what all cost once that is known."""
         if not engine.pending:
             return
         rows, y, fades = zip(*engine.pending, strict=True)
@@ -275,9 +274,17 @@ class Costs:
         zz, zy = weighed.dot(z), weighed.dot(y)
         engine.sums.scale(kept)
         engine.sums.add(zz, zy)
+        self._compare(place, engine)
         self._all.scale(FADE_ALL ** len(y))
         self._all.add(zz, zy / self._ratio.item(place))
         self._count += len(y)
+
+    def _compare(self, place: int, engine: _Engine) -> None:
+        """It, as its sums are now, with all."""
+        sums, only = engine.sums, slice(place, place + 1)
+        self._y[place], self._z[:, place] = sums.y, sums.zz.sum(axis=0)
+        self._noise[place] = CHANCE * engine.variance
+        self._ratio[only] = self._ratios(only)
 
     def _all_are_due(self, now: float) -> bool:
         if self._count <= KNOWN_AFTER:
@@ -291,6 +298,7 @@ class Costs:
         speed = self.speed = sums.y / sums.weight
         common = np.linalg.solve(sums.zz + self._eye * PULL, sums.zy + PULL * speed)
         self._common = np.maximum(common, LEAST * speed)
+        self._ratio = self._ratios(slice(None))
         self._solved_count = self._count
 
     def _changed(self) -> float:
