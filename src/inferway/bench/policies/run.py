@@ -89,12 +89,16 @@ def run_more(before: PoliciesRun, plan: Plan, traces: Path, on_step: OnStep) -> 
 
 
 def run_again(
-    before: PoliciesRun, policies: Sequence[str], traces: Path, on_step: OnStep
+    before: PoliciesRun,
+    policies: Sequence[str],
+    traces: Path,
+    on_step: OnStep,
+    processes: int | None = None,
 ) -> PoliciesRun:
     """`before`, these policies simulated anew: a run depends on nothing but its code and seeds, so
     what has not changed need not be. Rates and weights are those of before. Raises BenchError."""
     machine = this_machine()
-    plan = before.plan
+    plan = msgspec.structs.replace(before.plan, processes=processes)
     names = _names(msgspec.structs.replace(plan, policies=tuple(policies)))
     with _pool(plan) as pool:
         rows = _Work(plan, traces, pool, on_step).rows(before.workloads, names)

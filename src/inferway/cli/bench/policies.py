@@ -98,6 +98,7 @@ def policies(
             raise click.UsageError(f"{flag}: what was before is where --save writes; give it, too")
         if add:
             return run_more(benchmark.load(output.save), plan, data / "traces", on_step)
-        return run_again(benchmark.load(output.save), again, data / "traces", on_step)
+        before = benchmark.load(output.save)
+        return run_again(before, again, data / "traces", on_step, processes)
 
     output.measure(benchmark, measure)
