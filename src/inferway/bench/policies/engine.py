@@ -49,7 +49,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     # a processor of their own.
     beside: float = 1.0
     # The standard deviation of a step's time, as a share of it (of its logarithm). Who chooses by
-    # times sends few requests elsewhere for the noise in them, and those change what comes after.
+    # times sends a few requests elsewhere for the noise in them, which changes what comes after.
     scatter: float = 0.0
 
     def slower(self, factor: float) -> EngineSpec:
