@@ -114,7 +114,7 @@ def test_a_job_that_raises_tells_the_errors_type_and_none_of_its_words(
     ("name", "argument", "limits", "limit", "words"),
     [
         ("allocate", 100, SMALL, "memory", "took more memory than 64 MiB"),
-        ("spin", "", SMALL, "cpu", "took more than 1 s"),
+        ("spin", "", SMALL, "cpu", "took more than 1 s of CPU time"),
         ("sleep", "", Limits(wall_seconds=0.2), "wall", "took more than 0.2 s"),
         ("long", 2, SMALL, "result", "made more than 1 MiB"),
         ("crash", "", SMALL, "crash", "ended its process (status -11)"),

@@ -6,6 +6,8 @@ import asyncio
 import copy
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.prompts.escapes import CHANGING, HARMLESS, NOTHING, REFUSED
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, InvalidRequestError, RenderError, TemplateError
 from inferway.helper.process import Limits
+from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
@@ -109,6 +112,15 @@ async def test_a_template_that_asks_for_too_much_is_the_clients_fault_and_nobody
 
     assert e.value.param == "chat_template"
     assert await render(templates, "{{ messages[0].content }}") == "Hi"
+
+
+async def test_a_template_that_gets_no_cpu_time_is_not_the_clients_fault() -> None:
+    templates = RequestTemplates(replace(LIMITS, cpu_seconds=60, wall_seconds=0.1))
+
+    with closing(templates), pytest.raises(RenderError, match=r"took more than 0\.1 s") as e:
+        await render(templates, BOMBS["loops in loops"][0])
+
+    assert e.value.reason is Reason.HELPER_BUSY
 
 
 async def test_a_template_that_refuses_is_quoted_no_further_than_300_characters(

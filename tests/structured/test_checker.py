@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -161,18 +162,23 @@ def test_a_check_that_brings_the_helper_down_is_a_refusal_and_known() -> None:
     checker.close()
 
 
-def test_one_that_takes_too_long_by_the_clock_may_be_tried_once_more() -> None:
+def test_too_much_cpu_time_is_a_refusal_and_too_long_a_time_says_that_the_machine_is_busy() -> None:
     patterns = {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(20)]}
     slow = Asked(Spec(Kind.GRAMMAR, f"start: %json {json.dumps(patterns)}\n"), "guided_grammar")
-    hasty = HelperLimits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=0.1, niceness=0)
-    with closing(Checker(Limits(max_conjoined=100), helper_limits=hasty)) as checker:
-        with pytest.raises(ChecksBusyError, match="try again"):
-            checker.check_now(slow)
+    roomy = HelperLimits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60, niceness=0)
+    limits = Limits(max_conjoined=100)
+    with closing(Checker(limits, helper_limits=replace(roomy, wall_seconds=0.1))) as checker:
         for _ in range(2):
-            with pytest.raises(SpecError, match="takes longer than"):
+            with pytest.raises(ChecksBusyError, match=r"took more than 0\.1 s, for lack of CPU"):
                 checker.check_now(slow)
 
-        assert (checker.stats.killed, checker.stats.busy) == (2, 1)
+        assert (checker.stats.killed, checker.stats.busy, checker.stats.refused) == (2, 2, 0)
+    with closing(Checker(limits, helper_limits=replace(roomy, cpu_seconds=0.1))) as checker:
+        for _ in range(2):
+            with pytest.raises(SpecError, match="takes more processor time than"):
+                checker.check_now(slow)
+
+        assert (checker.stats.killed, checker.stats.busy, checker.stats.refused) == (1, 0, 1)
 
 
 def test_after_closing_a_spec_is_busy_not_passed() -> None:

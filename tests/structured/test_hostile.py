@@ -25,6 +25,7 @@ from tests.structured.hostile import (
 )
 from tests.structured.patient import PATIENT
 
+from inferway.bench.machine import take_yardstick
 from inferway.errors import SpecError
 from inferway.helper.helper import Helper
 from inferway.structured.check import check
@@ -36,6 +37,7 @@ from inferway.structured.valid import Validator
 THREAD_SECONDS = 2.0
 MEMORY_BYTES = 256 << 20
 LOOP_SECONDS = 0.010
+YARDSTICK_SECONDS = 0.0022  # of the machine that these are measured on
 
 # As in production, but for the clock and the niceness, which a busy machine would make a lottery.
 
@@ -104,13 +106,15 @@ def test_what_is_too_long_is_refused_before_it_is_written(name: str) -> None:
 @pytest.mark.parametrize("name", [*REFUSED, *HARMLESS, *TOO_LONG])
 def test_reading_a_request_does_not_hold_the_event_loop(name: str) -> None:
     """What `asked` and a look at the known verdicts take: the loop's own part. Measured 7 ms at
-    most, for 250 kB of thousands of small objects."""
+    most, for 250 kB of thousands of small objects, where the yardstick took 2.2; a machine may be
+    four times as slow, and for some seconds only."""
     fields = body((REFUSED | HARMLESS | TOO_LONG)[name])
 
     def read() -> str:
         return asked("/v1/chat/completions", fields)[0].spec.key
 
-    assert fastest_of(5, read) < 3 * LOOP_SECONDS, "a margin of 3 for a busy machine"
+    yardsticks = min(fastest_of(1, read) / (take_yardstick() / 1e6) for _ in range(5))
+    assert yardsticks < 3 * LOOP_SECONDS / YARDSTICK_SECONDS, "a margin of 3 for a busy machine"
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from inferway.errors import SpecError
+from inferway.errors import ChecksBusyError, SpecError
 from inferway.helper.process import Limits
 from inferway.structured.backends.cascade import verdict
 from inferway.structured.spec import Kind, Spec
@@ -39,12 +41,19 @@ def test_a_refusal_names_its_place_and_keyword(trial: Trial) -> None:
     assert (refused.value.place, refused.value.keyword) == ("/properties/a", "uniqueItems")
 
 
-def test_what_passes_a_limit_is_refused_and_the_next_one_is_judged() -> None:
-    trial = Trial(Limits(memory_bytes=LIMITS.memory_bytes, cpu_seconds=20, wall_seconds=0.02))
-    try:
-        with pytest.raises(SpecError, match="takes more wall than a compile may use"):
-            trial.verdict(Spec(Kind.JSON, TOWER), strict=False)
+@pytest.mark.parametrize(
+    ("limits", "limit", "error", "words"),
+    [
+        (replace(LIMITS, cpu_seconds=0.02), "cpu", SpecError, "takes more cpu than a compile may"),
+        (replace(LIMITS, wall_seconds=0.02), "wall", ChecksBusyError, "0.02 s, for lack of CPU"),
+    ],
+)
+def test_too_much_cpu_time_is_the_specs_fault_and_too_long_a_time_the_machines(
+    limits: Limits, limit: str, error: type[Exception], words: str
+) -> None:
+    with closing(Trial(limits)) as trial:
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                trial.verdict(Spec(Kind.JSON, TOWER), strict=False)
 
-        assert trial.helper.stats.kills == {"wall": 1}
-    finally:
-        trial.close()
+        assert trial.helper.stats.kills == {limit: 2}

@@ -45,12 +45,12 @@ def this_machine() -> Machine:
         packages={name: version(name) for name in _PACKAGES},
         commit=_commit(),
         load_before=round(os.getloadavg()[0], 2),
-        yardstick_us=[_yardstick_us() for _ in range(_YARDSTICKS)],
+        yardstick_us=[take_yardstick() for _ in range(_YARDSTICKS)],
     )
 
 
-def _yardstick_us() -> float:
-    """Words to a dict and back, some milliseconds long: interpreter, allocator and caches."""
+def take_yardstick() -> float:
+    """CPU time, us, of words to a dict and back: interpreter, allocator and caches."""
     started = time.thread_time_ns()
     counts: dict[str, int] = {}
     for i in range(20_000):

@@ -35,7 +35,7 @@ def main(
     *,
     prepare: tuple[str, int] | None,
     memory_bytes: int,
-    cpu_seconds: int,
+    cpu_seconds: float,
     result_bytes: int,
     niceness: int,
 ) -> None:
@@ -46,6 +46,7 @@ def main(
     # Ctrl-C is for the parent, which closes the socket when it has answered its clients.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with its own
     with socket.socket(fileno=fd) as parents:
         child = _Child(parents, cpu_seconds=cpu_seconds, result_bytes=result_bytes)
         try:
@@ -89,7 +90,7 @@ def _whole(fd: int) -> bytes:
 
 
 class _Child:
-    def __init__(self, parent: socket.socket, *, cpu_seconds: int, result_bytes: int) -> None:
+    def __init__(self, parent: socket.socket, *, cpu_seconds: float, result_bytes: int) -> None:
         self._parent = parent
         self._cpu_seconds = cpu_seconds
         self._result_bytes = result_bytes
@@ -143,9 +144,11 @@ class _Child:
             self.answer(Outcome.DONE, result)
 
     def _limit_cpu(self) -> None:
-        """This job's share on top of what the process has had; SIGXCPU ends it."""
+        """This job's share; SIGPROF ends it, or SIGXCPU in the next whole second if the job has
+        found a way around that."""
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_seconds)
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        most = math.ceil(usage.ru_utime + usage.ru_stime) + self._cpu_seconds
+        most = math.ceil(usage.ru_utime + usage.ru_stime + self._cpu_seconds) + 1
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_CPU, (most, hard))

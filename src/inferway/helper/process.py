@@ -30,7 +30,7 @@ class Limits:
     """What one job may use."""
 
     memory_bytes: int = 256 << 20  # on top of what the child needs before its first job
-    cpu_seconds: int = 2  # the kernel counts whole seconds: up to one more
+    cpu_seconds: float = 2
     wall_seconds: float = 5.0
     result_bytes: int = 32 << 20
     niceness: int = 10  # whoever sends such work waits a little longer before others do
@@ -116,8 +116,9 @@ class HelperProcess:
         """Why there was no answer."""
         self.kill()  # it may have closed its socket and live on; else this changes nothing
         code = self._child.wait()
-        if code == -signal.SIGXCPU:
-            return JobKilledError("cpu", f"took more than {self._limits.cpu_seconds} s")
+        if code in (-signal.SIGPROF, -signal.SIGXCPU):
+            seconds = self._limits.cpu_seconds
+            return JobKilledError("cpu", f"took more than {seconds:g} s of CPU time")
         return JobKilledError("crash", f"ended its process (status {code})")
 
     def _send(self, data: bytes, deadline: float) -> None:

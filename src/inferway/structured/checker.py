@@ -49,7 +49,6 @@ _PROPERTY = re.compile(r"\\[pP]")
 
 _KILLED = {
     "cpu": "takes more processor time than a check may use",
-    "wall": "takes longer than a check may",
     "memory": "takes more memory than a check may use",
 }
 _CRASHED = "brings down the library that reads it"
@@ -110,7 +109,6 @@ class Checker:
         self._lock = Lock()
         self._open: dict[tuple[str, bool], Future[Fault | None]] = {}
         self._known: OrderedDict[tuple[str, bool], Fault | None] = OrderedDict()
-        self._once_too_long: OrderedDict[str, None] = OrderedDict()  # keys of specs
         # One that checks: of two, one would go on where the event loop waits for its turn.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="check")
         # These only wait for the helper: each for its own patience, not for one before it.
@@ -191,12 +189,10 @@ class Checker:
         except JobKilledError as e:
             with self._lock:
                 self.stats.killed += 1
-                is_first = spec.key not in self._once_too_long
-                self._once_too_long[spec.key] = None
-                if len(self._once_too_long) > self._max_entries:
-                    self._once_too_long.popitem(last=False)
-            if e.limit == "wall" and is_first:  # it says as much of the machine as of the spec
-                raise ChecksBusyError("the check took too long now; try again") from None
+            if e.limit == "wall":  # the machine is busy: of the spec, its CPU time would tell
+                raise ChecksBusyError(
+                    f"the check {e}, for lack of CPU; try again in a moment"
+                ) from None
             return _fault(f"{_KILLED.get(e.limit, _CRASHED)}; simplify it", "", None)
         except HelperBusyError as e:
             raise ChecksBusyError(str(e)) from None

@@ -66,6 +66,10 @@ class Trial:
         try:
             return judged(self.helper.call(JUDGE, argument(spec, strict)))
         except JobKilledError as e:
+            if e.limit == "wall":  # the machine is busy: of the spec, its CPU time would tell
+                raise ChecksBusyError(
+                    f"compiling it {e}, for lack of CPU; try again in a moment"
+                ) from None
             raise SpecError(f"takes more {e.limit} than a compile may use; simplify it") from None
         except HelperError as e:
             raise ChecksBusyError(f"shapes cannot be checked now: {e}") from None
