@@ -18,6 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from inferway.bench.document import is_busy
+from inferway.bench.machine import times_as_slow
 from inferway.bench.results import Figure, Run
 from inferway.bench.spread import Interval, ratio_of_medians
 
@@ -123,10 +124,8 @@ def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:
 
 def _yardstick(old: Run, new: Run) -> dict[str, float]:
     """What times have become; nothing where a run is older than the yardstick."""
-    before, now = old.machine.yardstick_us, new.machine.yardstick_us
-    if not before or not now:
-        return {}
-    return dict.fromkeys(_TIMES, median(now) / median(before))
+    times = times_as_slow(new.machine, old.machine)
+    return {} if times is None else dict.fromkeys(_TIMES, times)
 
 
 def _worse(figure: Figure, ratio: Interval, drift: float) -> Interval:

@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -47,6 +48,13 @@ def this_machine() -> Machine:
         load_before=round(os.getloadavg()[0], 2),
         yardstick_us=[take_yardstick() for _ in range(_YARDSTICKS)],
     )
+
+
+def times_as_slow(now: Machine, then: Machine) -> float | None:
+    """By the yardstick; None where a machine is of a run older than that."""
+    if not now.yardstick_us or not then.yardstick_us:
+        return None
+    return median(now.yardstick_us) / median(then.yardstick_us)
 
 
 def take_yardstick() -> float:

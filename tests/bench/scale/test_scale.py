@@ -13,7 +13,7 @@ from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.scale.plan import Grown, Plan
 from inferway.bench.scale.report import SCALE
 from inferway.bench.scale.results import ScaleRun
-from inferway.bench.scale.run import carried_us
+from inferway.bench.scale.run import carried
 from inferway.bench.scale.worker import Events, measure
 
 TINY = Plan(blocks_held=128, prompt_tokens=320, decisions=2, repeats=2)
@@ -85,21 +85,38 @@ def test_the_report_says_where_it_ends() -> None:
     assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 |" in text
 
 
+CARRIED = Measurement(
+    router="inferway serve --no-scoring", version="1", case="8k-token chat",
+    cpu_us=[100.0, 120.0, 110.0], requests_per_second=[1.0], p50_us=[1], p99_us=[1],
+    resident_mib=1.0, note="",
+)  # fmt: skip
+PARTS = [Part("render", 20.0, ""), Part("tokenize", 30.0, ""), Part("match", 99.0, "")]
+
+
 def test_carrying_a_request_is_what_route_has_measured_and_its_tokens() -> None:
-    carried = Measurement(
-        router="inferway serve --no-scoring", version="1", case="8k-token chat",
-        cpu_us=[100.0, 120.0, 110.0], requests_per_second=[1.0], p50_us=[1], p99_us=[1],
-        resident_mib=1.0, note="",
-    )  # fmt: skip
-    parts = [Part("render", 20.0, ""), Part("tokenize", 30.0, ""), Part("match", 99.0, "")]
     route = RouteRun(
         machine=MACHINE, command="", seconds=1, connections=1, bodies={},
-        measurements=[carried], parts=parts,
+        measurements=[CARRIED], parts=PARTS,
     )  # fmt: skip
 
-    assert carried_us(route) == 160.0
+    us, made_of = carried(route, MACHINE)
+
+    assert (us, made_of.startswith("inferway serve --no-scoring, 8k")) == (160.0, True)
     with pytest.raises(BenchError, match="the cure: inferway bench route --save"):
-        carried_us(msgspec.structs.replace(route, measurements=[]))
+        carried(msgspec.structs.replace(route, measurements=[]), MACHINE)
+
+
+def test_what_a_faster_machine_took_to_carry_a_request_is_what_it_would_take_here() -> None:
+    fast = msgspec.structs.replace(MACHINE, yardstick_us=[2.0, 3.0, 9.0])
+    slow = msgspec.structs.replace(MACHINE, yardstick_us=[6.0])
+    route = RouteRun(
+        machine=fast, command="", seconds=1, connections=1, bodies={},
+        measurements=[CARRIED], parts=PARTS,
+    )  # fmt: skip
+
+    us, made_of = carried(route, slow)
+
+    assert (us, made_of[:11]) == (320.0, "2.00 times,")
 
 
 def test_what_is_dropped_was_stored() -> None:

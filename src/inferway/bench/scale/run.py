@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import uvloop
 
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import Machine, this_machine, times_as_slow
 from inferway.bench.peers.fleets import simulated_fleet
 from inferway.bench.peers.plan import SimulatedEngines
 from inferway.bench.policies.measured import command
@@ -35,7 +35,7 @@ def run_scale(plan: Plan, route: Path, on_step: Callable[[str], None]) -> ScaleR
     """`route`: the stored run of `bench route`, which says what carrying a request costs. Raises
     BenchError."""
     machine = this_machine()
-    request_us = carried_us(load_run(route, RouteRun))
+    request_us, source = carried(load_run(route, RouteRun), machine)
     on_step("scraping an engine")
     scrapes, size = _scrapes(plan)
     grown = []
@@ -48,19 +48,24 @@ def run_scale(plan: Plan, route: Path, on_step: Callable[[str], None]) -> ScaleR
         plan=plan,
         scrape_us=scrapes,
         metrics_bytes=size,
-        request_us=round(request_us, 1),
-        request_from=f"{_ROUTER}, {_CASE}, and rendering and tokenizing, in {route.name}",
+        request_us=request_us,
+        request_from=f"{source}, in {route.name}",
         grown=grown,
     )
 
 
-def carried_us(route: RouteRun) -> float:
-    """Carrying a long chat, and knowing its tokens."""
+def carried(route: RouteRun, here: Machine) -> tuple[float, str]:
+    """CPU us of carrying a long chat and knowing its tokens, as it would be on this machine by the
+    yardstick; and what that is made of. The parts of a sum must be of one machine."""
     found = [m for m in route.measurements if (m.router, m.case) == (_ROUTER, _CASE)]
     if not found:
         raise BenchError(f"route: no {_ROUTER}, {_CASE}; the cure: inferway bench route --save")
     steps = sum(part.median_us for part in route.parts if part.name in _STEPS)
-    return found[0].median_cpu_us + steps
+    times = times_as_slow(here, route.machine) or 1.0
+    made_of = f"{_ROUTER}, {_CASE}, and rendering and tokenizing"
+    if round(times, 2) != 1.0:
+        made_of = f"{times:.2f} times, as the yardstick is now: {made_of}"
+    return round((found[0].median_cpu_us + steps) * times, 1), made_of
 
 
 def _ask(plan: Plan, engines: int) -> Grown:
