@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from inferway.bench.routers import (
     EngineAddress,
     Inferway,
@@ -11,6 +13,7 @@ from inferway.bench.routers import (
     SglangRouter,
     VllmRouter,
     by_label,
+    is_known,
     read_metrics,
     since,
     total,
@@ -66,6 +69,25 @@ def test_peers_are_started_from_their_own_venv() -> None:
     command = SglangRouter(PEERS, "cache_aware").command(PLACE)
 
     assert command[:4] == ["/peers/bin/sglang-router", "launch", "--policy", "cache_aware"]
+
+
+@pytest.mark.parametrize(
+    ("state", "replay", "known"),
+    [
+        ("exact", "tcp://e:2", True),
+        ("repairing", "tcp://e:2", False),
+        ("blind", "tcp://e:2", False),
+        ("blind", None, True),
+    ],
+)
+def test_an_engine_is_known_when_what_it_has_told_is_read(
+    state: str, replay: str | None, known: bool
+) -> None:
+    exact = {"state": "exact", "replay": "tcp://e:1"}
+    engine = {"healthy": True, "streams": [exact, {"state": state, "replay": replay}]}
+
+    assert is_known(engine) is known
+    assert not is_known({**engine, "healthy": False})
 
 
 def test_evidence_of_ours_is_the_share_of_matched_tokens() -> None:

@@ -23,6 +23,8 @@ from inferway.bench.venvs import Venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
 
+_READ = ("exact", "partial")  # states of an engine's stream of events
+
 # Prometheus' samples: value by 'name{labels}'.
 Counters = dict[str, float]
 
@@ -110,13 +112,14 @@ class Inferway:
         return command if self.scoring else [*command, "--no-scoring"]
 
     def is_ready(self, place: Place) -> bool:
-        """All engines are there, and it has compared how they render."""
+        """All engines are there; it has compared how they render, and read what they have told of
+        their caches: of engines that have served for an hour that takes seconds."""
         try:
             report = msgspec.json.decode(get(f"{place.url}/ready"))
         except (OSError, BenchError):
             return False
         engines = report["engines"]
-        there = len(engines) == len(place.engines) and all(each["healthy"] for each in engines)
+        there = len(engines) == len(place.engines) and all(is_known(each) for each in engines)
         return there and (not self.scoring or all(_is_compared(each) for each in engines))
 
     def matched_share(self, place: Place, body: bytes) -> float:
@@ -227,6 +230,13 @@ class SglangRouter:
         if self.policy != "cache_aware":
             return "prompts not looked at"
         return "compares text with a tree of past requests, not tokens with events"
+
+
+def is_known(engine: Mapping[str, Any]) -> bool:
+    """Whether the engine of /ready's account answers, and nothing it has told is still to be read.
+    Streams that cannot be asked for the past have nothing to wait for."""
+    streams = [each for each in engine["streams"] if each["replay"] is not None]
+    return engine["healthy"] and all(each["state"] in _READ for each in streams)
 
 
 def _is_compared(engine: Mapping[str, Any]) -> bool:
