@@ -144,6 +144,16 @@ def test_who_answers_sooner_beyond_the_noise_is_a_loss() -> None:
     ]
 
 
+def test_who_costs_less_cpu_is_named_in_one_line_a_load() -> None:
+    run = run_of([1.0, 2.0], [1.5, 2.5], (0.5, 0.5))
+    cells = [msgspec.structs.replace(c, cpu=0.003) if c.router == OURS else c for c in run.cells]
+    cells += [msgspec.structs.replace(c, router="peer y") for c in run.cells if c.router != OURS]
+
+    assert msgspec.structs.replace(run, cells=cells).losses() == [
+        "75%: a request takes 3.0 ms of the router's CPU, 2.0 with peer x, 2.0 with peer y"
+    ]
+
+
 def test_real_engines_have_results_and_pictures_of_their_own() -> None:
     run = run_of([1.0, 2.0, 3.0], [1.5, 2.5, 3.5], (0.5, 0.5))
 

@@ -6,7 +6,7 @@ the mean over them, with a bootstrap interval over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
 
 import msgspec
@@ -146,23 +146,27 @@ class PeersRun(Run, frozen=True):
 
     def losses(self) -> list[str]:
         """Routers that answer sooner, or cost less CPU, beyond the noise."""
-        found = []
-        for load in self.loads:
-            for name in self.routers:
-                if name == OURS or not self.select(name, load) or not self.select(OURS, load):
-                    continue
-                later = self.difference(OURS, name, load, ttft)
-                if later.low > 0:
-                    ms = later.times(1e3).shown("{:,.0f}")
-                    found.append(f"{load:.0%}: first tokens come {ms} ms later than with {name}")
-                dearer = self.difference(OURS, name, load, _cpu)
-                if dearer.low > 0:
-                    ours, theirs = self.mean(OURS, load, _cpu), self.mean(name, load, _cpu)
-                    found.append(
-                        f"{load:.0%}: a request takes {ours.value * 1e3:.1f} ms of the router's "
-                        f"CPU, {theirs.value * 1e3:.1f} with {name}"
-                    )
-        return found
+        return [said for load in self.loads for said in self._losses_at(load)]
+
+    def _losses_at(self, load: float) -> Iterator[str]:
+        if not self.select(OURS, load):
+            return
+        cheaper = []
+        for name in self.routers:
+            if name == OURS or not self.select(name, load):
+                continue
+            later = self.difference(OURS, name, load, ttft)
+            if later.low > 0:
+                ms = later.times(1e3).shown("{:,.0f}")
+                yield f"{load:.0%}: first tokens come {ms} ms later than with {name}"
+            if self.difference(OURS, name, load, _cpu).low > 0:
+                cheaper.append(f"{self.mean(name, load, _cpu).value * 1e3:.1f} with {name}")
+        if cheaper:
+            ours = self.mean(OURS, load, _cpu).value * 1e3
+            yield (
+                f"{load:.0%}: a request takes {ours:.1f} ms of the router's CPU, "
+                f"{', '.join(cheaper)}"
+            )
 
     def figures(self) -> list[Figure]:
         found = []
