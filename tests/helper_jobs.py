@@ -54,6 +54,16 @@ def spin(_: bytearray) -> bytes:
         pass
 
 
+def cpu_time(_: bytearray) -> bytes:
+    return str(time.process_time()).encode()
+
+
+def spin_for(argument: bytearray) -> bytes:
+    while time.process_time() < float(argument):
+        pass
+    return b""
+
+
 def allocate(argument: bytearray) -> bytes:
     """So many MiB, and gives them back."""
     return str(len(bytearray(int(argument) << 20))).encode()

@@ -146,6 +146,16 @@ def test_the_cpu_limit_is_each_jobs_own(make_helper: MakeHelper) -> None:
     assert errors == ["wall"] * 3
 
 
+def test_what_a_job_has_left_of_its_cpu_time_does_not_end_the_next(make_helper: MakeHelper) -> None:
+    helper = make_helper(Limits(cpu_seconds=1))
+    do(helper, "spin_for", float(do(helper, "cpu_time")) + 0.97)
+
+    for _ in range(4):  # reading 32 MB takes a hundredth of a second or two
+        do(helper, "pid", "x" * (32 << 20))
+
+    assert helper.stats.kills == {}
+
+
 def test_a_spare_process_waits_for_the_one_at_work_to_be_killed(make_helper: MakeHelper) -> None:
     others = children()
     helper = make_helper()
