@@ -274,6 +274,12 @@ class JobKilledError(HelperError):
         super().__init__(message)
         self.limit = limit
 
+    @property
+    def lacked_cpu(self) -> bool:
+        """The clock ended it and not its CPU time: the machine was busy, and of the job this tells
+        nothing."""
+        return self.limit == "wall"
+
 
 class JobFailedError(HelperError):
     """The job raised; the message is the error's type, without its words."""

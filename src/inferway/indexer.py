@@ -33,7 +33,6 @@ from inferway.errors import (
     RenderError,
     UnknownModelError,
 )
-from inferway.events.stream import StreamState
 from inferway.events.wire import Batch
 from inferway.fleet.columns import STATES
 from inferway.fleet.discovery import EventSource
@@ -185,7 +184,7 @@ class Indexer:
 
     def _is_caught_up(self) -> bool:
         return all(
-            subscriber.state in (StreamState.EXACT, StreamState.PARTIAL)
+            subscriber.state.is_settled
             for engine in self.fleet.engines
             if engine.healthy
             for subscriber in engine.subscribers

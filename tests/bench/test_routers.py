@@ -75,6 +75,7 @@ def test_peers_are_started_from_their_own_venv() -> None:
     ("state", "replay", "known"),
     [
         ("exact", "tcp://e:2", True),
+        ("partial", "tcp://e:2", True),
         ("repairing", "tcp://e:2", False),
         ("blind", "tcp://e:2", False),
         ("blind", None, True),

@@ -215,21 +215,27 @@ def test_a_users_own_logits_processor_works_beside_the_grammar(url: str) -> None
 def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say) -> None:
     """Its p99 gap is that of the same stream beside a niced CPU burner, and 20 ms at most more.
 
-    On a machine that others use, 12 rounds differed by -44 to +37 ms where nothing was wrong: a
+    On a machine that others use, 17 rounds differed by -47 to +77 ms where nothing was wrong: a
     mean of up to six counts, and where it stays above, what of it is more than their noise."""
     more: list[float] = []
+    health: list[float] = []  # the longest wait of each round
+    noise = 0.0
     for _ in range(6):
         with burner():
             calm = p99(gaps(url))
-        with posting_bad_shapes(url), asking_health(url):
+        waits: list[float] = []
+        with posting_bad_shapes(url), asking_health(url, waits):
             beside = p99(gaps(url))
         more.append(beside - calm)
+        health.append(max(waits))
         say(f"p99 gap {calm:.0f} ms beside a burner, {beside:.0f} ms beside hostile requests")
         if statistics.fmean(more) <= 20:
-            return
+            break
+    else:
+        noise = statistics.stdev(more) / len(more) ** 0.5
 
-    noise = statistics.stdev(more) / len(more) ** 0.5
     assert statistics.fmean(more) - 2 * noise <= 20, more
+    assert min(health) < 0.5
 
 
 def p99(seconds: list[float]) -> float:
@@ -298,9 +304,11 @@ def check_refused(answer: client.Answer) -> None:
 
 
 @contextmanager
-def asking_health(url: str) -> Iterator[None]:
+def asking_health(url: str, seconds: list[float]) -> Iterator[None]:
     def ask() -> None:
+        began = time.perf_counter()
         assert client.get(f"{url}/health").status == 200
+        seconds.append(time.perf_counter() - began)
 
     with repeatedly(ask):
         yield

@@ -20,10 +20,9 @@ from inferway import __version__
 from inferway.bench.peers.packages import PEERS
 from inferway.bench.processes import BenchError, answers, get, request
 from inferway.bench.venvs import Venv
+from inferway.events.stream import StreamState
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
-
-_READ = ("exact", "partial")  # states of an engine's stream of events
 
 # Prometheus' samples: value by 'name{labels}'.
 Counters = dict[str, float]
@@ -236,7 +235,7 @@ def is_known(engine: Mapping[str, Any]) -> bool:
     """Whether the engine of /ready's account answers, and nothing it has told is still to be read.
     Streams that cannot be asked for the past have nothing to wait for."""
     streams = [each for each in engine["streams"] if each["replay"] is not None]
-    return engine["healthy"] and all(each["state"] in _READ for each in streams)
+    return engine["healthy"] and all(StreamState(each["state"]).is_settled for each in streams)
 
 
 def _is_compared(engine: Mapping[str, Any]) -> bool:

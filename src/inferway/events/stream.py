@@ -75,6 +75,11 @@ class StreamState(StrEnum):
     STALE = "stale"  # from before the link was lost; nothing confirms it
     BLIND = "blind"  # nothing
 
+    @property
+    def is_settled(self) -> bool:
+        """True as of its last batch, and nothing of what it has told is still to be read."""
+        return self in (StreamState.EXACT, StreamState.PARTIAL)
+
 
 # Structs and not dataclasses, as in `index.protocol`: one or two are made for every batch.
 

@@ -341,8 +341,7 @@ class EventSubscriber:
         while True:
             await asyncio.sleep(seconds)
             silent = self.last_batch_at is None or self._clock() - self.last_batch_at >= seconds
-            settled = self.state in (StreamState.EXACT, StreamState.PARTIAL)
-            if silent and settled and checked != self.stats.batches:
+            if silent and self.state.is_settled and checked != self.stats.batches:
                 checked = self.stats.batches
                 await self._feed(self.follower.resume)
 

@@ -240,7 +240,7 @@ class Gate:
         try:
             return await self._verdicts.get(key, partial(self._work_out, spec, strict))
         except JobKilledError as e:
-            if e.limit == "wall":  # the machine may have been busy
+            if e.lacked_cpu:
                 raise ChecksBusyError(f"{asked.place}: compiling it {e}; try again") from None
             self.quarantine.put(spec.key, f"compiling it {e}", self._clock())
             raise _Quarantined(_in_quarantine(asked, f"compiling it {e}")) from None

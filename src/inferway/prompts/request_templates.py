@@ -131,7 +131,7 @@ def _utf8(source: str) -> bytes:
 def _failed(e: HelperError) -> InferwayError:
     """What the client is told, or why the request goes by load only."""
     if isinstance(e, JobKilledError):
-        if e.limit == "wall":  # the machine is busy: of the template, its CPU time would tell
+        if e.lacked_cpu:
             return RenderError(f"the request's template {e}", reason=Reason.HELPER_BUSY)
         return _bad(str(e))
     if isinstance(e, JobFailedError):

@@ -189,7 +189,7 @@ class Checker:
         except JobKilledError as e:
             with self._lock:
                 self.stats.killed += 1
-            if e.limit == "wall":  # the machine is busy: of the spec, its CPU time would tell
+            if e.lacked_cpu:
                 raise ChecksBusyError(
                     f"the check {e}, for lack of CPU; try again in a moment"
                 ) from None

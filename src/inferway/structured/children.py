@@ -144,7 +144,7 @@ class Children:
     def _killed(self, job: Job, error: JobKilledError) -> Killed:
         self._counts.helper_kills.add(error.limit)
         why = f"compiling it {error}"
-        if error.limit == "wall":  # the machine may have been busy
+        if error.lacked_cpu:
             self._counts.timeouts.add("child")
         else:
             with self._lock:

@@ -66,7 +66,7 @@ class Trial:
         try:
             return judged(self.helper.call(JUDGE, argument(spec, strict)))
         except JobKilledError as e:
-            if e.limit == "wall":  # the machine is busy: of the spec, its CPU time would tell
+            if e.lacked_cpu:
                 raise ChecksBusyError(
                     f"compiling it {e}, for lack of CPU; try again in a moment"
                 ) from None

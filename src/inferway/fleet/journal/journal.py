@@ -124,7 +124,7 @@ class HolderJournal:
         if (
             self._proof is Proof.PENDING
             and self._follower is not None
-            and self._follower.state in (StreamState.EXACT, StreamState.PARTIAL)
+            and self._follower.state.is_settled
         ):
             self._proof = Proof.PROVEN
         return self._proof
