@@ -69,6 +69,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     assert machine.calls == [
         "make check",
         "make test",
+        "make test-tools",
         "make fuzz ARGS=--seconds 60 --out /dev/null",
         "make soak ARGS=--seconds 60 --out /dev/null",
         "make fidelity NAMES=yi llama2 qwen3 mistral_nemo",
@@ -85,6 +86,7 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "system",
         "check",
         "test",
+        "tools",
         "fuzz",
         "soak",
         "fidelity",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from inferway.bench.conversations import BodyTemplate
@@ -49,8 +47,8 @@ def test_a_missing_wrk_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -
         find_wrk()
 
 
+@pytest.mark.tools
 def test_nobody_listening_is_an_error() -> None:
-    assert shutil.which("wrk"), "wrk is part of these tests: apt-get install wrk"
     load = Load([BodyTemplate(b'{"a":', b"}", 0)], connections=1)
 
     with pytest.raises(BenchError, match=r"socket errors|refused"):

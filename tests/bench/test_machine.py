@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.bench.machine import vllm_dtype
+from inferway.bench.machine import this_machine, vllm_dtype
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,9 @@ from inferway.bench.machine import vllm_dtype
 )
 def test_vllm_computes_in_what_the_cpu_is_made_for(cpuinfo: str, dtype: str) -> None:
     assert vllm_dtype(cpuinfo) == dtype
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert this_machine().commit == "not a git checkout"

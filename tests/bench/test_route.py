@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from inferway.bench.route import Plan, run_route
@@ -11,12 +9,13 @@ from inferway.bench.route_results import Measurement, RouteRun
 from inferway.bench.routers import Inferway
 from inferway.prompts.prepare import prepare_smollm2
 
+pytestmark = pytest.mark.tools
+
 MINIATURE = Plan(repeats=1, seconds=1, warm_up_seconds=0, connections=2, part_repeats=5)
 
 
 @pytest.fixture(scope="module")
 def run() -> RouteRun:
-    assert shutil.which("wrk"), "wrk is part of these tests: apt-get install wrk"
     return run_route([Inferway(scoring=True)], prepare_smollm2(), MINIATURE, print)
 
 

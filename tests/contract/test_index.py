@@ -39,6 +39,11 @@ IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "memory, bit by bit": partial(MemoryIndex, weights=WEIGHTS, slice_blocks=1),
     "redis": redis,
 }
+# for tests: Redis' server is a program
+NAMES = [
+    pytest.param(name, marks=pytest.mark.tools if name == "redis" else ())
+    for name in IMPLEMENTATIONS
+]
 A, B = 0, 1
 FAR = 700  # holders are small, but not bounded by a machine word
 SLIDING = 1
@@ -50,7 +55,7 @@ def closed_in_the_end() -> Iterator[None]:
     redis.close()
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=NAMES)
 def index(request: pytest.FixtureRequest) -> Index:
     return IMPLEMENTATIONS[request.param]()
 
@@ -558,7 +563,7 @@ def prompts(ways: Sequence[list[BlockKey]]) -> Iterator[list[BlockKey]]:
     yield [*ways[-1], 99]
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
 @given(story=stories())
 def test_match_equals_a_plain_walk_of_each_holder(
     name: str, story: tuple[list[list[BlockKey]], list[list[Op]]]

@@ -72,3 +72,14 @@ def test_without_redis_py_the_error_says_how_to_get_it() -> None:
     assert done.stdout == (
         "index: url needs redis-py, which is not installed: pip install 'inferway[redis]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:6379", "http://:geheim@h", "redis://:gehei/m@h", "redis://:geheim@h/0?colour=1"],
+)
+def test_a_url_that_cannot_hold_is_a_config_error_that_does_not_show_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="not that of a Redis: expected redis://") as raised:
+        RedisIndex(url)
+
+    assert "gehei" not in str(raised.value)

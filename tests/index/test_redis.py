@@ -10,10 +10,12 @@ import pytest
 from tests.index.conftest import A, B, C, MakeGateway, blocks, until
 from tests.index.redis_server import RedisServer, make_certificates, running_on_a_port
 
-from inferway.errors import ConfigError, IndexAwayError
+from inferway.errors import IndexAwayError
 from inferway.index.protocol import CPU, Clear, Remove, Store, Window
-from inferway.index.redis import RedisIndex, RedisLimits
+from inferway.index.redis import RedisLimits
 from inferway.index.redis.asking import TOGETHER
+
+pytestmark = pytest.mark.tools
 
 # how much
 
@@ -200,14 +202,3 @@ async def test_valkeys_own_scheme_is_understood(gateway: MakeGateway) -> None:
 
         assert not index.away
         await index.close()
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["127.0.0.1:6379", "http://:geheim@h", "redis://:gehei/m@h", "redis://:geheim@h/0?colour=1"],
-)
-def test_a_url_that_cannot_hold_is_a_config_error_that_does_not_show_it(url: str) -> None:
-    with pytest.raises(ConfigError, match="not that of a Redis: expected redis://") as raised:
-        RedisIndex(url)
-
-    assert "gehei" not in str(raised.value)

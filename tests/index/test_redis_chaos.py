@@ -19,6 +19,8 @@ from inferway.index.protocol import Clear, Op, Remove, Store
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.model import BlockKey, HolderId
 
+pytestmark = pytest.mark.tools
+
 NUM_KEYS = 60
 SECONDS = 30.0
 

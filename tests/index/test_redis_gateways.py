@@ -20,6 +20,8 @@ from inferway.index.protocol import CPU, Clear, Found, Op, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.index.redis.values import STATES
 
+pytestmark = pytest.mark.tools
+
 
 async def test_what_one_gateway_writes_another_matches(gateway: MakeGateway) -> None:
     writes, reads = await gateway(offers=2), await gateway()

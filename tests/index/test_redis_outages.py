@@ -13,6 +13,8 @@ from inferway.errors import IndexAwayError
 from inferway.index.protocol import CPU, Clear, Found, Remove, Store
 from inferway.index.redis import RedisLimits
 
+pytestmark = pytest.mark.tools
+
 
 async def test_a_restarted_empty_server_is_written_anew(
     gateway: MakeGateway, server: RedisServer

@@ -12,6 +12,8 @@ from inferway.index.redis.lane import Lane
 from inferway.index.redis.scripts import MATCH, WRITE
 from inferway.index.redis.writer import Answer, HolderWriter, Told, WriterStats
 
+pytestmark = pytest.mark.tools
+
 NAME = "inferway:1:a"
 LEASE = "1 us"
 

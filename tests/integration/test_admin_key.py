@@ -115,6 +115,7 @@ async def test_openai_s_client_is_told_what_its_key_allows(start_fleet: StartFle
         assert "instances" in found
 
 
+@pytest.mark.tools
 async def test_curl_is_answered_with_the_key(start_fleet: StartFleet) -> None:
     fleet = await guarded(start_fleet)
 

@@ -17,6 +17,8 @@ from inferway.config import EngineSettings, IndexSettings
 from inferway.index.redis import RedisIndex
 from inferway.simulator.engine import SimulatedEngine
 
+pytestmark = pytest.mark.tools
+
 PATIENT = 20.0  # seconds: a lease of the default 6 s, on a busy machine
 
 

@@ -97,5 +97,8 @@ def _commit() -> str:
 
 def _git(*arguments: str) -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -211,6 +211,7 @@ async def test_httpx_s_blocking_client_sends_a_chunked_body_and_keeps_its_connec
         assert gw.server.stats.accepted == 1
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
 @in_loop
 async def test_curl_gets_a_stream(version: str) -> None:
@@ -221,6 +222,7 @@ async def test_curl_gets_a_stream(version: str) -> None:
     assert len(data_lines(out)) == 3
 
 
+@pytest.mark.tools
 @in_loop
 async def test_curl_sends_a_chunked_body_after_100_continue() -> None:
     async with running(JSON_ANSWER) as engine, gateway(engine.url) as gw:
@@ -233,6 +235,7 @@ async def test_curl_sends_a_chunked_body_after_100_continue() -> None:
         assert engine.seen[0].body == b"x" * 100_000
 
 
+@pytest.mark.tools
 @in_loop
 async def test_wrk_is_answered_throughout() -> None:
     async with running(JSON_ANSWER) as engine, gateway(engine.url) as gw:
@@ -244,6 +247,7 @@ async def test_wrk_is_answered_throughout() -> None:
     assert "Non-2xx" not in out
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("pipelined", ["1", "8"])
 @in_loop
 async def test_h2load_is_answered_throughout(pipelined: str) -> None:
