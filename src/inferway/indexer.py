@@ -51,8 +51,7 @@ from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ModelSource, PromptSource, ServedModel
 from inferway.prompts.token_ids import checked_token_ids
-from inferway.scheduling.least_loaded import LeastLoaded
-from inferway.scheduling.load import load_scheduling
+from inferway.scheduling.policies import scheduling_of
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Lookup, Matched, Matcher
 from inferway.steps.rewrite import Rewrites
@@ -375,9 +374,7 @@ def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:
 
 
 def _scheduling(settings: ServeSettings) -> Scheduling:
-    if settings.scheduling is None and not settings.scoring:
-        return Scheduling(LeastLoaded())
-    scheduling = load_scheduling(settings.scheduling)
+    scheduling = scheduling_of(settings)
     for note in scheduling.notes:
         log.info("%s", note)
     return scheduling

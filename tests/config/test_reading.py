@@ -70,7 +70,7 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
     [
         ("engins: []", "object contains unknown field `engins`; known: engines, host, port"),
         ("port: 99999\nengines: [{url: 'http://h:1'}]", "port: 99999: expected `int` <= 65535"),
-        ("engines: []", "no engine: give at least one --engine URL"),
+        ("engines: []", "no engine: give at least one URL"),
         ("engines: [{url: 'h:1'}]", "engine 'h:1': expected http://HOST:PORT"),
         ("engines: [{url: 'http://[h:1'}]", "engine 'http://[h:1': expected http://HOST:PORT"),
         ("engines: [{url: 'http://h:0'}]", "engine 'http://h:0': expected http://HOST:PORT"),

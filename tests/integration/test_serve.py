@@ -89,7 +89,7 @@ def has_sent_it(gateway: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "inferway serve: no engine: give at least one --engine URL"),
+        (["serve"], "inferway serve: no engine: give at least one URL"),
         (["serve", "--engine", "x"], "inferway serve: engine 'x': expected http://HOST:PORT"),
         (
             ["serve", "--engine", "http://h:1", "--tokenizer", "x"],

@@ -15,6 +15,7 @@ from inferway.errors import ConfigError
 from inferway.flow.callers import read_callers
 from inferway.scheduling.config import KIND
 from inferway.scheduling.load import load_scheduling
+from inferway.scheduling.policies import scheduling_of
 from inferway.scheduling.scheduling import Scheduling
 
 
@@ -32,7 +33,7 @@ def check(file: Path) -> None:
             scheduling = load_scheduling(str(file))
         else:
             settings = load_settings(file, {})
-            scheduling = load_scheduling(settings.scheduling)
+            scheduling = scheduling_of(settings)
             if settings.api_keys is not None:
                 read_callers(Path(settings.api_keys))
     except ConfigError as e:
@@ -50,7 +51,7 @@ def show(config: Path | None, **flags: Any) -> None:
     try:
         given = overrides(**flags)
         settings: ServeSettings = load_settings(config, given)
-        scheduling = load_scheduling(settings.scheduling)
+        scheduling = scheduling_of(settings)
     except ConfigError as e:
         click.echo(f"inferway config show: {e}", err=True)
         sys.exit(2)

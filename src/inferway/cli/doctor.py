@@ -17,20 +17,24 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
 @click.command()
+@click.argument("urls", nargs=-1, metavar="[ENGINE_URL]…")
 @click.option(
     "--engine",
     "specs",
     multiple=True,
     metavar="URL[,KEY=VALUE...]",
-    help="Ask this engine as well, as `serve` would. May be repeated.",
+    help="An engine to examine as well, the same as a plain ENGINE_URL; repeat for each.",
 )
 @click.option(
     "--engine-ca", metavar="FILE", help="Trust these certificates (PEM) to sign https engines'."
 )
-def doctor(specs: tuple[str, ...], engine_ca: str | None) -> None:
+def doctor(urls: tuple[str, ...], specs: tuple[str, ...], engine_ca: str | None) -> None:
     """Check this machine, the hub and the given engines; exit 1 if something must be mended."""
     try:
-        engines = [parse_engine(spec) for spec in specs]
+        engines = [
+            *(parse_engine(spec, "engine") for spec in urls),
+            *(parse_engine(spec) for spec in specs),
+        ]
         check_engines(engines)
         tls = ServeSettings(engines=engines, engine_ca=engine_ca).engine_tls()
     except ConfigError as e:

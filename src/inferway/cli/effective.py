@@ -10,8 +10,6 @@ import msgspec
 
 from inferway.config import ServeSettings, without_password
 
-MILLISECONDS = "expected-ttft (docs/scheduling.md)"  # load_scheduling(None)
-
 # (dotted key, value as JSON, where it comes from)
 Line = tuple[str, str, str]
 
@@ -64,8 +62,8 @@ def _shown(value: object) -> str:
 
 
 def _note(key: str, value: object) -> str:
-    if key == "scheduling" and value is None:
-        return f"; {MILLISECONDS}, or the least loaded engine where scoring is switched off"
+    if key == "policy" and value is None:
+        return "; expected-ttft, or least-load without scoring, unless `scheduling` is given"
     if not key.endswith(_ENV) or not isinstance(value, str):
         return ""
     return "; it is set" if os.environ.get(value) else "; it is not set"

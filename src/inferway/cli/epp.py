@@ -259,7 +259,8 @@ def _seconds(flag: str, said: dict[str, Any]) -> float:
 def _say_our_defaults() -> None:
     """Two of `inferway serve`'s flags have other defaults here."""
     for option in epp.params:
-        assert isinstance(option, click.Option)
+        if not isinstance(option, click.Option):
+            continue
         if option.name == "host":
             option.help = "Address to listen on.  [default: 0.0.0.0]"
         elif option.name == "port":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -13,19 +13,23 @@ from inferway.cli.discovery_options import DISCOVERY_OPTIONS, ports
 from inferway.cli.flow_options import FLOW
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import SURFACE
-from inferway.config import parse_engine
+from inferway.config import Policy, parse_engine
 from inferway.errors import ConfigError
+
+POLICIES = get_args(Policy)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _OPTIONS = (
+    click.argument("urls", nargs=-1, metavar="[ENGINE_URL]…"),
     click.option(
         "--engine",
         "engines",
         multiple=True,
         metavar="URL|unix:/PATH[,KEY=VALUE…]",
-        help="An engine; repeat for each. Keys: name, events, replay, block_size, "
-        "api_key_env, label.NAME. What is left out is asked of the engine.",
+        help="An engine, the same as a plain ENGINE_URL; repeat the flag for each. Keys: name, "
+        "events, replay, block_size, api_key_env, label.NAME. The gateway asks the engine for what "
+        "is left out.",
     ),
     *DISCOVERY_OPTIONS,
     click.option(
@@ -105,10 +109,19 @@ _OPTIONS = (
     ),
     *FLOW,
     key_option(
+        "--policy",
+        "policy",
+        type=click.Choice(POLICIES),
+        help="How the gateway chooses an engine: by the expected time to the first token, by "
+        "cached blocks and load in fixed weights, by turns, or by the fewest requests.  "
+        "[default: expected-ttft]",
+    ),
+    key_option(
         "--scheduling",
         "scheduling",
         metavar="FILE",
-        help="How endpoints are chosen: an EndpointPickerConfig, llm-d's or in its form.",
+        help="A file that says in detail how the gateway chooses an engine: an "
+        "EndpointPickerConfig, llm-d's or in its form. Give it instead of --policy.",
     ),
     key_option(
         "--no-scoring", "scoring", **OFF, help="Route by load only; do not look at prompts."
@@ -161,6 +174,7 @@ def serve_options(command: _Command) -> _Command:
 
 def overrides(
     *,
+    urls: tuple[str, ...],
     engines: tuple[str, ...],
     tokenizers: tuple[str, ...],
     chat_templates: tuple[str, ...],
@@ -168,8 +182,9 @@ def overrides(
 ) -> dict[str, Any]:
     """Only what was said, by the settings' names. Raises ConfigError."""
     given = given_keys(flags)
-    if engines:
-        given["engines"] = [_given(parse_engine(spec)) for spec in engines]
+    if urls or engines:
+        listed = [_given(parse_engine(spec, "engine")) for spec in urls]
+        given["engines"] = listed + [_given(parse_engine(spec)) for spec in engines]
     if tokenizers or chat_templates:
         given["models"] = _models(tokenizers, chat_templates)
     pods = given.get("discovery", {}).get("kubernetes", {})

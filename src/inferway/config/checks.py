@@ -19,8 +19,8 @@ def check(settings: ServeSettings) -> None:
     """Raises ConfigError."""
     if not settings.engines and not settings.discovery.is_any:
         raise ConfigError(
-            "no engine: give at least one --engine URL, or `engines:` in --config, or a place to"
-            " find them in (--engines-file, --engines-dns, --pool-name)"
+            "no engine: give at least one URL (inferway serve http://HOST:PORT), or `engines:` in"
+            " --config, or a place to find them in (--engines-file, --engines-dns, --pool-name)"
         )
     kubernetes = settings.discovery.kubernetes
     if kubernetes is not None:
@@ -40,7 +40,21 @@ def check(settings: ServeSettings) -> None:
         )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("tls_cert and tls_key: give both, or neither")
+    _check_choice(settings)
     _check_surface(settings)
+
+
+def _check_choice(settings: ServeSettings) -> None:
+    if settings.policy is not None and settings.scheduling is not None:
+        raise ConfigError(
+            f"policy {settings.policy!r} and scheduling: each says how endpoints are chosen; leave"
+            " one of them out"
+        )
+    if settings.policy == "kv-aware" and not settings.scoring:
+        raise ConfigError(
+            "policy 'kv-aware' and scoring: false: this policy compares prompts, and without"
+            " scoring no prompt is looked at; leave one of them out"
+        )
 
 
 def _check_surface(settings: ServeSettings) -> None:
@@ -115,8 +129,18 @@ def _check_url(url: str) -> None:
     except ValueError:
         is_url = False
     if not is_url:
-        raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT or unix:/PATH")
+        raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT or unix:/PATH{_cure(url)}")
     if parts.username:
         raise ConfigError(f"engine {shown!r}: expected no user; give its key as api_key_env")
     if parts.path.rstrip("/") or parts.query:
         raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT and nothing after it")
+
+
+_ADDRESS = re.compile(r"[\w.-]+:\d+")  # HOST:PORT
+
+
+def _cure(text: str) -> str:
+    """What was probably meant by a text that is no URL."""
+    if text.endswith((".yaml", ".yml")):
+        return f"; a file of settings is given as --config {text}"
+    return f"; did you mean http://{text}?" if _ADDRESS.fullmatch(text) else ""

@@ -15,8 +15,8 @@ _ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in
 _LABEL = "label."  # before a label's name
 
 
-def parse_engine(spec: str) -> EngineSettings:
-    """`URL[,key=value…]` as --engine takes it."""
+def parse_engine(spec: str, place: str = "--engine") -> EngineSettings:
+    """`URL[,key=value…]` as --engine takes it. Raises ConfigError that begins with `place`."""
     url, *pairs = spec.split(",")
     labels: dict[str, str] = {}
     fields: dict[str, object] = {"url": url, "labels": labels}
@@ -27,11 +27,11 @@ def parse_engine(spec: str) -> EngineSettings:
             continue
         if not equals or key not in _ENGINE_KEYS:
             raise ConfigError(
-                f"--engine {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
+                f"{place} {spec!r}: {pair!r} is not KEY=VALUE with KEY one of "
                 + ", ".join([*_ENGINE_KEYS, f"{_LABEL}NAME"])
             )
         fields[key] = value
-    return converted(fields, EngineSettings, f"--engine {spec!r}", strict=False)
+    return converted(fields, EngineSettings, f"{place} {spec!r}", strict=False)
 
 
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:

@@ -20,6 +20,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
+# The common ways to choose an endpoint; scheduling/policies.py says what each one means.
+Policy = Literal["expected-ttft", "kv-aware", "round-robin", "least-load"]
+
 
 UNIX = "unix:"  # before a socket's path, where else a URL or a host stands
 
@@ -209,7 +212,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_key: str | None = None
     engine_ca: str | None = None  # PEM certificates trusted to sign https engines', beside none
     models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
-    scheduling: str | dict[str, Any] | None = None  # how endpoints are chosen: a file, or it
+    policy: Policy | None = None  # how endpoints are chosen, by a word; expected-ttft when absent
+    scheduling: str | dict[str, Any] | None = None  # the same as a file, or written out
     scoring: bool = True  # false: by load only, prompts are not looked at
     trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect

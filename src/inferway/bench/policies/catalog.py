@@ -113,6 +113,7 @@ ENTRIES = (
 )
 
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
+_BY_NAME["least-load"] = _BY_NAME["least-request"]  # as --policy of `inferway serve` calls it
 
 
 def policy_named(name: str) -> MakePolicy:
