@@ -28,6 +28,7 @@ class Benchmark(Generic[AnyRun]):
     pictures: Callable[[AnyRun], Sequence[Picture]]
     notes: Callable[[AnyRun], Sequence[str]] = _no_notes  # below the tables in the terminal
     details: Callable[[AnyRun], str] | None = None  # all tables, where the document has a part
+    glance: Callable[[AnyRun], str] | None = None  # one table, for README.md
     question: str = ""  # what it answers
     takes: str = ""  # how long
     arguments: str = ""  # that it cannot do without

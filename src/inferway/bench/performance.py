@@ -39,6 +39,11 @@ def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str
         for one, _ in stored
         if one.name in more
     }
+    readme = docs.parent / "README.md"
+    for one, run in stored:
+        if one.glance is not None and readme.is_file():
+            name = f"{one.name} at a glance"
+            pages[readme] = replaced(readme.read_text(), name, one.glance(run), readme)
     # last, so that little time is left for somebody else to write it
     text = (docs / _DOCUMENT).read_text()
     for name, section in sections.items():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from inferway.bench.document import table_lines
 from inferway.bench.peers.plan import RealEngines
 from inferway.bench.peers.results import OURS, PLAIN, Cell, Of, PeersRun, Sitting, cached, ttft
 from inferway.bench.plotting import Line, Panel, Picture
@@ -50,6 +51,26 @@ def sheets(run: PeersRun) -> Iterator[Sheet]:
         if run.select(OURS, load):
             title = f"`{OURS}` less the other at {load:.0%}, seed by seed (95 %), TTFT in ms"
             yield Sheet(title, _BESIDE, [*_beside_rows(run, load)])
+
+
+def glance(run: PeersRun, load: float = 0.75) -> str:
+    """Ours beside the routers of others at one load: what a reader who has a minute wants."""
+    routers = [name for name in run.routers if name != PLAIN and run.select(name, load)]
+    head = ("router", "first token, mean", "90 % within", "prompt tokens from a cache")
+    rows = [
+        [
+            f"**{router}**" if router == OURS else router,
+            f"{run.mean(router, load, ttft).value * 1e3:,.0f} ms",
+            f"{run.mean(router, load, _p90).value * 1e3:,.0f} ms",
+            f"{run.mean(router, load, cached).value:.0%}",
+        ]
+        for router in sorted(routers, key=lambda name: run.mean(name, load, ttft).value)
+    ]
+    about = (
+        f"{len(run.seeds)} seeds, {run.plan.chats.requests} requests each, "
+        f"{load * run.doubling_rate:.1f} requests/s; measured {run.machine.date[:10]}."
+    )
+    return "\n".join([*table_lines(head, rows), "", about]) + "\n"
 
 
 def notes(run: PeersRun) -> list[str]:
@@ -138,10 +159,12 @@ PEERS = told_by(
     "peers", PeersRun, about, sheets, notes=notes, pictures=pictures,
     question="routers from PyPI and ours in front of one simulated fleet, with the same chats",
     takes="an hour",
+    glance=glance,
 )  # fmt: skip
 PEERS_REAL = replace(
     PEERS,
     name="peers --real",
+    glance=None,
     question="the same in front of real vLLM on the CPU",
     takes="100 minutes with `--layers 2`",
 )
