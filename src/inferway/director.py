@@ -62,6 +62,7 @@ from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
 from inferway.steps.match import MatchedPrompts, Matcher
 from inferway.steps.objectives import objectives
+from inferway.steps.record import Record
 from inferway.steps.rewrite import Rewrites, looked_up
 from inferway.steps.shape import shape_of
 
@@ -227,6 +228,7 @@ class Journey:
         "_within",
         "body",
         "closed",
+        "record",
         "routed",
         "shape",
         "streamed",
@@ -246,6 +248,7 @@ class Journey:
         self.routed: Routed | None = None  # until the answer has begun
         self.streamed = False  # it is to be answered in pieces
         self.closed = False
+        self.record = Record(director.clock())
         self.shape: Shape | None = None  # that is asked of the answer
         self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
         self._director = director
@@ -308,6 +311,7 @@ class Journey:
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         decision = Decision(targets, reason, choice.headers)
         director.stats.decided(reason)
+        self.record.reason = reason
         self.routed = Routed(request, model, self._matched, decision, candidates)
         self.streamed = bool(request.body.stream)
         for plugin in director.scheduling.following:
@@ -341,9 +345,10 @@ class Journey:
         )
 
     def _rewritten(self, request: LLMRequest) -> LLMRequest:
-        asked = request.body.model
+        self.record.model = asked = request.body.model
         named = request.header(MODEL_HEADER) if self._director.behind_proxy else None
         target = self._director.rewrites.target(named.decode("latin-1") if named else asked)
+        self.record.target_model = target
         if target == asked:
             return request
         self.body = self._body = with_model(self._body, target)
@@ -382,6 +387,8 @@ class Journey:
         """Books a slot on `target`, and counts the prompt as held there until its first token.
         A second attempt takes back the first. Returns headers the engine needs."""
         director = self._director
+        self.record.target = target
+        self.record.attempts += 1
         if self._attempt is not None:
             self._suspect(self._attempt.target.endpoint)
             self._attempt.end()
@@ -441,6 +448,7 @@ class Journey:
         return b"" if self._names is None else self._names.end()
 
     def _begun(self) -> None:
+        self.record.begun_at = self._director.clock()
         if self._attempt is not None and self._matched:
             self._attempt.has_begun_to_answer(self._director.later)
         for follower in self._followers:
@@ -460,7 +468,9 @@ class Journey:
         if self.closed:
             return
         self.closed = True
-        usage = self._usage.usage()
+        record = self.record
+        record.outcome = outcome
+        record.usage = usage = self._usage.usage()
         attempt = self._attempt
         if attempt is not None:
             endpoint = attempt.target.endpoint

@@ -16,6 +16,7 @@ from inferway.openai_api.unread import UnreadBody
 from inferway.scheduling.plugin import Ending
 from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
+from inferway.steps.record import Record
 from inferway.steps.rewrite import Rewrites, looked_up
 
 
@@ -68,9 +69,13 @@ class UnreadJourney:
     closed: bool = False
     routed: None = None  # nobody watches what is not known
     shape: Shape | None = None
+    record: Record = field(init=False)
     _edits: list[bytes] = field(default_factory=list)
     _names: ModelNames | None = None
     _endpoint: Endpoint | None = None
+
+    def __post_init__(self) -> None:
+        self.record = Record(self.clock())
 
     @property
     def changes_length(self) -> bool:
@@ -97,13 +102,16 @@ class UnreadJourney:
         if self.shape is not None:
             targets = targets[: self.shape.may_try]
         self.stats.decided(Reason.UNREAD)
+        self.record.reason = Reason.UNREAD
         return Decision(targets, Reason.UNREAD)
 
     def _model(self, read: UnreadBody) -> str:
         asked = read.model
         if asked is None:
-            return self.endpoints.sole_model()
-        target = self.rewrites.target(asked)
+            self.record.target_model = sole = self.endpoints.sole_model()
+            return sole
+        self.record.model = asked
+        self.record.target_model = target = self.rewrites.target(asked)
         if target != asked:
             self.body = read.with_model(target)
             self._edits.append(b"model")
@@ -113,6 +121,8 @@ class UnreadJourney:
 
     def attempt(self, target: Target) -> Headers:
         """Books a slot on `target`. Returns headers the engine needs."""
+        self.record.target = target
+        self.record.attempts += 1
         if self._endpoint is not None:
             self.endpoints.suspect(self._endpoint)
             self.endpoints.release(self._endpoint)
@@ -135,6 +145,8 @@ class UnreadJourney:
         return told
 
     def on_chunk(self, chunk: bytes) -> bytes:
+        if not self.record.begun_at:
+            self.record.begun_at = self.clock()
         return chunk if self._names is None else self._names.feed(chunk)
 
     def on_end(self) -> bytes:
@@ -145,6 +157,7 @@ class UnreadJourney:
         if self.closed:
             return
         self.closed = True
+        self.record.outcome = outcome
         if self._endpoint is not None:
             if outcome == "upstream_error":
                 self.endpoints.suspect(self._endpoint)

@@ -98,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
         "_searched",
         "_target",
         "_timed",
+        "client",
         "closing",
         "deadline",
         "server",
@@ -128,6 +129,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        peer = transport.get_extra_info("peername")  # of a Unix socket: "", or None
+        self.client: str = peer[0] if peer else "unix"
         self.server.opened(self)
         self._idle()
 
@@ -376,6 +379,12 @@ class ClientConnection(asyncio.Protocol):
         self.server.stats.refused += 1
         self._responder.send_error(item)
 
+    def cut(self, why: str) -> None:
+        """Resets the connection; the access log says `why` of the answer under way."""
+        if self._responder is not None:
+            self._responder.cut = why
+        self.abort()
+
     def abort(self) -> None:
         """Resets the connection; what was not sent yet is lost."""
         self.closing = True
@@ -437,7 +446,7 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = NEVER
         self.server.stats.timed_out += 1
         if self._responder is not None or self.closing:
-            self.abort()
+            self.cut("client_stalled")
         elif self._receiving:
             seconds = self.server.timeouts.request_body
             why = f"request: not complete within {seconds:g} s (timeouts.request_body)"

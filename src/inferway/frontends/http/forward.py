@@ -1,8 +1,8 @@
 """A decision's ranked targets -> one answer for the client.
 
 `forward` returns at once; the answer is pushed through as it arrives, and `journey.close` is
-called exactly once, at its end. A suspended coroutine per request would cost as much as the
-parsing does.
+called exactly once, before the answer's end: who logs the answer then knows how it went. A
+suspended coroutine per request would cost as much as the parsing does.
 
 what happens                     nothing sent to the client yet     after that
 cannot connect, connection lost  next target, else 502              error event (SSE), else abort
@@ -218,15 +218,21 @@ class _Forwarding:
         if chunk:
             chunk = self._journey.on_chunk(chunk)
         self._exchange = None
-        self._responder.end(chunk + self._journey.on_end())
-        self.over("ok")
+        chunk += self._journey.on_end()
+        try:
+            self.over("ok")
+        finally:
+            self._responder.end(chunk)
 
     def on_error(self, error: UpstreamError) -> None:
         self._stop_timer()
         self._exchange = None
         if self._events is not None and self._events.are_done:  # only their frame has no end
-            self._responder.end(self._journey.on_end())
-            self.over("ok")
+            rest = self._journey.on_end()
+            try:
+                self.over("ok")
+            finally:
+                self._responder.end(rest)
             return
         ours = isinstance(error, OurFaultError)
         if not ours:
@@ -238,12 +244,20 @@ class _Forwarding:
                 self.attempt(target)
                 return
             error.attempts = self._attempts.number
+        try:
+            self.over("upstream_error")
+        finally:
+            self._say(error)
+
+    def _say(self, error: UpstreamError) -> None:
+        """To the client, as far as it still can be said."""
+        responder = self._responder
+        if not responder.started:
             responder.send_error(self._told(error))
         elif self._events is not None and responder.can_say_more:
             responder.end(error_event(self._told(error)))
         else:
             responder.abort()
-        self.over("upstream_error")
 
     # --------------------------------------------------------------------- responder's Source
 

@@ -25,6 +25,7 @@ from inferway.errors import (
 from inferway.frontends.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.responses import error_body, error_status
+from inferway.steps.record import Record
 from inferway.upstream.headers import header_block
 
 if TYPE_CHECKING:
@@ -57,9 +58,11 @@ class Responder:
         "_head",
         "_remaining",
         "body_bytes",
+        "cut",
         "ended",
         "engine",
         "extra",
+        "record",
         "request",
         "source",
         "started",
@@ -78,6 +81,8 @@ class Responder:
         self.started = False
         self.ended = False  # also when the client has gone, or after `abort`
         self.engine = "-"  # for the access log
+        self.record: Record | None = None  # the same; None: no journey has begun
+        self.cut = ""  # why we have broken it off, if we have
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: Source) -> None:
@@ -224,11 +229,19 @@ class Responder:
             self.status = 499  # nginx's word for it
             self._connection.server.wary = _LOOKS
         source = self.source
-        self._over()
-        if source is not None:
-            source.client_gone()
+        self.ended = True
+        try:
+            if source is not None:
+                source.client_gone()  # before it is logged how this has ended
+        finally:
+            self._over()
 
     def _over(self) -> None:
         self.ended = True
         self.source = None  # it knows us: a cycle would wait for the garbage collector
         self._connection.answered(self)
+
+    @property
+    def client(self) -> str:
+        """The client's address, without its port; `unix` on a Unix socket."""
+        return self._connection.client

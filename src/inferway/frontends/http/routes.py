@@ -164,6 +164,7 @@ class Routes:
         caller = admission.caller(request)
         tenant = admission.tenant(caller, request)
         journey = self._entrance.open(request, tenant, caller.priority)
+        responder.record = journey.record
         place = admission.ticket(responder, tenant)
         try:
             responder.check_client()

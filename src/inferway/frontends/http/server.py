@@ -147,7 +147,7 @@ class HttpServer:
         if self.stats.answering:
             _log.warning("%d answers were cut off at shutdown", self.stats.answering)
         for connection in list(self._connections):
-            connection.abort()
+            connection.cut("shutdown")
 
     async def _wait_until_empty(self) -> None:
         self._empty.clear()

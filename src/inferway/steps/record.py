@@ -1,0 +1,29 @@
+"""What is remembered of one request until its answer has ended: for the access log and the metrics.
+
+The request's journey writes it; whoever logs or counts the answer reads it once the journey is
+closed. It holds names, numbers and reasons, and nothing of a body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferway.model import Target
+    from inferway.openai_api.usage import Usage
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. Times are seconds of the director's clock."""
+
+    opened_at: float
+    model: str = ""  # that the client asked for, as it wrote it: of any length
+    target_model: str = ""  # that it was sent on as; empty until that is known
+    reason: str = ""  # why the engine was chosen (model.Reason); empty until that is decided
+    target: Target | None = None  # that was tried last
+    attempts: int = 0
+    begun_at: float = 0.0  # when the first piece of the answer came; 0.0: none has come
+    usage: Usage | None = None  # what the engine has counted; None: it has not told
+    outcome: str = ""  # scheduling.plugin.Ending; empty: the journey is not closed
