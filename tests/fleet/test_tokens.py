@@ -25,6 +25,7 @@ from tests.fleet.varied import KINDS, TEMPLATES, kind_of, spread, varied_request
 from inferway.errors import RequestError
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.request_templates import RequestTemplates
 
@@ -161,3 +162,10 @@ def test_all_are_equal(
 
 def num_tokens(ids: Any) -> int:
     return 0 if ids == REFUSED else sum(map(len, ids))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_the_packaged_tokenizer_is_the_one_that_engines_load(model_dir: Path, name: str) -> None:
+    packaged = json.loads((prepare_smollm2() / name).read_text())
+
+    assert packaged == json.loads((model_dir / name).read_text())

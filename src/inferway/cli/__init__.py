@@ -1,5 +1,13 @@
 """The `inferway` command: parses arguments, calls `app` or `bench`; no logic of its own."""
 
+import sys
+
+if sys.platform == "win32":  # said before an import fails with a traceback
+    raise SystemExit(
+        "inferway: Windows is not supported, because uvloop does not run there; "
+        "use Linux or macOS, or WSL 2 on Windows"
+    )
+
 from inferway.cli.main import main
 
 __all__ = ["main"]

@@ -156,7 +156,10 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
         import google.protobuf  # noqa: F401
         import hpack  # noqa: F401
     except ImportError as e:
-        raise ConfigError(f"{e.name} is not installed; pip install 'inferway[epp]'") from None
+        raise ConfigError(
+            f"the picker needs packages that are not installed ({e.name} is one of them): "
+            "pip install 'inferway[epp]'"
+        ) from None
     from inferway.app import serve as run
 
     uvloop.run(run(settings, picks=True, reread=lambda: picker_settings(config, flags)[0]))

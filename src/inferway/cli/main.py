@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": ("inferway.cli.doctor", "doctor", "Say what is wrong here, and the cure."),
     "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy (Gateway API)."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for callers."),
-    "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
+    "model": ("inferway.cli.model", "model", "Prepare a small real model."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of engines."),
     "simulate": ("inferway.cli.simulate", "simulate", "Run a simulated vLLM engine."),
     "tail": ("inferway.cli.tail", "tail", "Print published events as they come."),

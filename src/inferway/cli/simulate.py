@@ -14,13 +14,12 @@ import click
 from inferway.blocks.dialects import DEFAULT_SEED
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
-from inferway.prompts.prepare import is_prepared, prepared_model_dir
+from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.simulator.config import EventsConfig, Latency, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
 
-DEFAULT_MODEL = "smollm2"
 DEFAULT_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
@@ -34,7 +33,7 @@ def duration(text: str) -> float:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--model", help="Directory or hub id; unset: SmolLM2, once prepared.")
+@click.option("--model", help="Directory or hub id; unset: SmolLM2.")
 @click.option("--tokenizer", help="Directory or hub id of its tokenizer; unset: the model's own.")
 @click.option("--chat-template", metavar="PATH", help="Instead of the model's own.")
 @click.option("--served-model-name", multiple=True, help="What clients call it; repeat for more.")
@@ -127,13 +126,7 @@ def _model(model: str | None, names: tuple[str, ...]) -> tuple[str, tuple[str, .
     """The model's place, and the names that clients may use."""
     if model is not None:
         return model, names
-    directory = prepared_model_dir(DEFAULT_MODEL)
-    if not is_prepared(directory):
-        raise ConfigError(
-            f"--model is not given and {directory} holds no model; give one, or run "
-            f"`inferway model prepare {DEFAULT_MODEL}`"
-        )
-    return str(directory), names or (DEFAULT_NAME,)
+    return str(prepare_smollm2()), names or (DEFAULT_NAME,)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -31,7 +31,6 @@ class Cache:
 
     directory: str
     write_error: str | None
-    has_smollm2: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from inferway.doctor.facts import Cache, Interpreter, Packages, Port
-from inferway.prompts.prepare import is_prepared
 
 # distribution -> module, where the two differ in more than - and _
 MODULES = {"pyzmq": "zmq", "pyyaml": "yaml"}
@@ -57,7 +56,7 @@ def look_at_cache(directory: Path) -> Cache:
             pass
     except OSError as e:
         write_error = e.strerror
-    return Cache(str(directory), write_error, is_prepared(directory / "smollm2"))
+    return Cache(str(directory), write_error)
 
 
 def look_at_port(environment: Mapping[str, str], host: str = "127.0.0.1") -> Port:

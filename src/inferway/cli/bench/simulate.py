@@ -22,7 +22,7 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
 
 @click.command()
 @click.option(
-    "--trace", required=True, metavar="FILE",
+    "--trace", default="chats", show_default=True, metavar="FILE",
     help="Mooncake's JSON lines, an agent's sessions, Azure's CSV or ServeGen's clients (the file "
     "shows which), .gz or not; mooncake, agentic, azure, servegen: that of --data; chats: "
     "generated multi-turn chats.",
