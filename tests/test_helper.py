@@ -147,11 +147,10 @@ def test_the_cpu_limit_is_each_jobs_own(make_helper: MakeHelper) -> None:
 
 
 def test_what_a_job_has_left_of_its_cpu_time_does_not_end_the_next(make_helper: MakeHelper) -> None:
-    helper = make_helper(Limits(cpu_seconds=1))
-    do(helper, "spin_for", float(do(helper, "cpu_time")) + 0.97)
+    helper = make_helper(Limits(wall_seconds=60))
+    do(helper, "leave_cpu_time", 0.02)
 
-    for _ in range(4):  # reading 32 MB takes a hundredth of a second or two
-        do(helper, "pid", "x" * (32 << 20))
+    do(helper, "pid", "x" * (128 << 20))  # to read this takes 0.05 s or more
 
     assert helper.stats.kills == {}
 

@@ -79,6 +79,24 @@ def test_constants_are_found_again(attention: int, context: float) -> None:
     assert found.cache_tokens == 10_000
 
 
+@pytest.mark.parametrize("noise", [1e-15, 1e-12, 1e-9])
+@pytest.mark.parametrize("bend", [1, -1])
+def test_rounding_errors_are_no_constants(noise: float, bend: int) -> None:
+    flat = msgspec.structs.replace(TRUE, attention_tokens=0, context_seconds=0.0)
+    bent = [  # the longest prompts a little later than a line through the others, or earlier
+        first._replace(seconds=first.seconds * (1 + bend * noise * (first.prompt > 1_000)))
+        for first in firsts(flat)
+    ]
+    drifting = [
+        token._replace(seconds=token.seconds * (1 + bend * noise * (token.context > 99)))
+        for token in tokens(flat)
+    ]
+
+    found = fit([Measured(bent, drifting)], EngineSpec())
+
+    assert (found.attention_tokens, found.context_seconds) == (0, 0.0)
+
+
 def test_a_machine_that_changes_is_met_in_the_middle() -> None:
     specs = [TRUE.slower(1.1), TRUE.slower(0.9)]
 

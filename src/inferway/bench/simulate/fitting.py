@@ -4,8 +4,8 @@
     time between two tokens = step + decode * requests that decode at once + context * their tokens
 
 where each of the tokens that are computed looks at those before it: pairs. Least squares over the
-medians of equal requests; no constant is less than nothing. By how much equal requests differ says
-how a step's time scatters.
+medians of equal requests; no constant is less than nothing, and none is made of rounding errors.
+By how much equal requests differ says how a step's time scatters.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from inferway.bench.processes import BenchError
 
 # Half of all pairs drawn from a normal distribution differ by so many deviations or less.
 _PAIR_MEDIAN = 0.9539
+
+# A constant that makes up less of the times than this, on average, was not measured: the solver's
+# rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
+_SMALLEST_SHARE = 1e-6
 
 
 class First(NamedTuple):
@@ -103,16 +107,16 @@ def _pairs(cached: int, prompt: int) -> float:
 
 
 def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
-    """As good a fit relative to each time as can be; what would be negative is left out, the most
-    negative first."""
+    """As good a fit relative to each time as can be; a constant that would be negative, or too
+    small to have been measured, is left out and zero, the most negative first."""
     weighed = rows / times[:, None]
     kept = list(range(rows.shape[1]))
     found = np.zeros(rows.shape[1])
     while kept:
         solved = np.linalg.lstsq(weighed[:, kept], np.ones(len(times)), rcond=None)[0]
-        if (solved >= 0).all():
+        shares = solved * weighed[:, kept].mean(axis=0)
+        if (shares >= _SMALLEST_SHARE).all():
             found[kept] = solved
             break
-        scale = np.abs(weighed[:, kept]).mean(axis=0)
-        del kept[int((solved * scale).argmin())]
+        del kept[int(shares.argmin())]
     return tuple(found.tolist())
