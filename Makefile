@@ -3,7 +3,7 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo detect-python check test test-tools envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
+.PHONY: help demo detect-python check test test-tools wheel envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -25,12 +25,16 @@ check:  ## format, lint, types, import order
 
 test:  ## all tests that need python3 and make alone
 	@./scripts/install.sh dev
-	.venv/bin/pytest -m "not tools and not fleet and not envoy" $(ARGS)
+	.venv/bin/pytest -m "not tools and not wheel and not fleet and not envoy" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl or redis-server; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
 	@./scripts/install.sh dev
 	.venv/bin/pytest -m tools $(ARGS)
+
+wheel:  ## builds the wheel, installs it elsewhere, and runs its commands there (2 minutes)
+	@./scripts/install.sh dev
+	.venv/bin/pytest -m wheel tests/wheel $(ARGS)
 
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
