@@ -291,7 +291,7 @@ class Gateway:
         )
 
     def _is_ready(self) -> bool:
-        return self.members is not None and self.members.synced
+        return self.members is not None and self.members.synced and self.fleet.loading is None
 
     def _open_gate(self) -> None:
         """Before the director sees its first request."""

@@ -47,7 +47,10 @@ import traceback
 
 
 class InferwayError(Exception):
-    """The root: `except InferwayError` catches all that is raised on purpose."""
+    """The root: `except InferwayError` catches all that is raised on purpose. `retry_after`: in so
+    many seconds it may be over, for the header of that name; None: waiting does not help."""
+
+    retry_after: int | None = None
 
 
 class RequestError(InferwayError):
@@ -144,8 +147,7 @@ class BodyTooLargeError(RequestError):
 
 
 class SaturatedError(RequestError):
-    """The engines are full, and the request is one that may be refused then. `retry_after` is in
-    seconds, for the header of that name."""
+    """The engines are full, and the request is one that may be refused then."""
 
     status = 429
     type = "rate_limit_error"
@@ -194,6 +196,7 @@ class NoEndpointError(FleetError):
 
     status = 503
     code = "no_engine_available"
+    retry_after = 1
     in_public = "no engine can take the request now"
 
 
@@ -228,6 +231,11 @@ class IndexAwayError(FleetError):
 
     status = 503
     code = "index_away"
+    retry_after = 1
+
+
+# of a RenderError: what is over in a moment, whatever anybody does
+_PASSING_REASONS = frozenset({"tokenizer-loading", "helper-busy", "remote-late"})
 
 
 class RenderError(FleetError):
@@ -238,6 +246,7 @@ class RenderError(FleetError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.retry_after = 1 if reason in _PASSING_REASONS else None
         self.code = reason.replace("-", "_")
 
 
@@ -246,6 +255,7 @@ class ChecksBusyError(FleetError):
 
     status = 503
     code = "checks_busy"
+    retry_after = 1
 
 
 class CompileError(FleetError):

@@ -290,8 +290,10 @@ class Indexer:
                     f"lora: {lora!r} is not an adapter of {model!r}", param="lora"
                 )
         if not served.block_sizes:
+            self.fleet.candidates(served.name)  # engines that are gone have not told theirs either
             raise RenderError(
-                f"model {served.name!r}: no engine has told its block size; give block_size=N",
+                f"model {served.name!r}: its engines have not told their block size; give"
+                " --engine URL,block_size=N",
                 reason=Reason.NO_BLOCK_SIZE,
             )
         return served

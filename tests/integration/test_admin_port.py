@@ -61,7 +61,10 @@ async def test_the_metrics_there_count_what_happens_here() -> None:
 
 async def test_what_it_says_of_known_paths_names_its_own_alone() -> None:
     async with in_front_of(Recorder(), admin_port=0) as front:
-        _, _, here = await front.ask("/nothing", b"{}")
+        _, _, here = await front.ask("/", method="GET")
+        _, _, there = await front.ask(front.admin_url + "/", method="GET")
 
     assert b"/tokenize" in here
     assert b"/query" not in here
+    assert b"/query" in there
+    assert b"/tokenize" not in there

@@ -37,6 +37,7 @@ class ModelCard:
     root: str | None  # directory or hub id; of an adapter: the adapter's own
     parent: str | None  # of an adapter: the base model's name
     max_model_len: int | None
+    owned_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class _Card(msgspec.Struct):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+    owned_by: str | None = None
 
 
 class _Cards(msgspec.Struct):
@@ -199,7 +201,7 @@ def parse_models(raw: bytes) -> tuple[ModelCard, ...]:
         cards = msgspec.json.decode(raw, type=_Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise UpstreamError(f"/v1/models is not a list of models: {e}") from e
-    return tuple(ModelCard(c.id, c.root, c.parent, c.max_model_len) for c in cards)
+    return tuple(ModelCard(c.id, c.root, c.parent, c.max_model_len, c.owned_by) for c in cards)
 
 
 class _Source(msgspec.Struct):

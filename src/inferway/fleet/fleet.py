@@ -44,6 +44,7 @@ log = logging.getLogger("inferway.fleet")
 
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 SCRAPE_TIMEOUT_SECONDS = 5.0
+MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
@@ -170,11 +171,12 @@ class Fleet:
             return served
         if not self.models:
             raise NoEndpointError(
-                f"model {name!r}: no engine has answered yet; tried "
+                f"model {name[:MAX_SHOWN]!r}: no engine has answered yet; tried "
                 + ", ".join(engine.name for engine in self.engines)
             )
         raise UnknownModelError(
-            f"model: no engine serves {name!r}; known: {', '.join(sorted(self.models))}",
+            f"model: no engine serves {name[:MAX_SHOWN]!r};"
+            f" known: {', '.join(sorted(self.models))}",
             param="model",
         )
 
@@ -210,6 +212,20 @@ class Fleet:
             "engines": [engine.report() for engine in self.engines],
             "models": self._served.report(self._why_none_is_matched()),
         }
+
+    def why_not_ready(self) -> str | None:
+        """Why requests should not come yet; None: they may."""
+        if not self.engines:
+            return "no engine is known yet: none was given, and none has been found"
+        if not any(engine.healthy for engine in self.engines):
+            names = ", ".join(engine.name for engine in self.engines)
+            return f"no engine answers: {names}"
+        return self.loading
+
+    @property
+    def loading(self) -> str | None:
+        """Which tokenizer is still being loaded since the start, if prompts are looked at."""
+        return self._served.first_load if self._settings.scoring else None
 
     def _why_none_is_matched(self) -> Reason | None:
         if not self._settings.scoring:

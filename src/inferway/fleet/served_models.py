@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from inferway.config import ModelSettings
 from inferway.fleet.discovery import ModelCard
@@ -48,6 +48,8 @@ class ServedModels:
         self._on_loaded = on_loaded
         self._prompts: dict[str, PromptSource] = {}  # by key
         self._keys: dict[str, str] = {}  # by model
+        self._live: set[str] = set()  # models that an engine serves now
+        self._settled = False  # the first tokenizers have come, or cannot be had
 
     def learn(self, engine: Engine, card: ModelCard) -> None:
         """`engine` serves this; what is known already stays."""
@@ -69,6 +71,7 @@ class ServedModels:
         """What its engines, those that are well, make of a model: block sizes, and whether we
         render as they do."""
         served = self.by_name[name]
+        (self._live.add if engines else self._live.discard)(name)
         sizes = sorted({e.block_size for e in engines if e.block_size is not None})
         unfaithful = self._unfaithful(engines, name)
         if list(served.block_sizes) != sizes or served.unfaithful != unfaithful:
@@ -80,8 +83,16 @@ class ServedModels:
     @property
     def is_loading(self) -> bool:
         """Whether a tokenizer is being loaded for the first time."""
-        reasons = [p.reason for p in self._prompts.values() if isinstance(p, NoPrompts)]
-        return Reason.TOKENIZER_LOADING in reasons
+        return any(_is_loading(prompts) for prompts in self._prompts.values())
+
+    @property
+    def first_load(self) -> str | None:
+        """Which tokenizer is being loaded before any request was matched; None once that is over,
+        though others may be loaded later: requests for other models do not wait for those."""
+        if self._settled:
+            return None
+        loading = (p.why for p in self._prompts.values() if _is_loading(p))
+        return next(loading, None)
 
     def subjects(self, engine: Engine) -> dict[str, str]:
         """A key -> the name under which the engine is asked for it."""
@@ -98,7 +109,10 @@ class ServedModels:
     def report(self, for_all: Reason | None = None) -> dict[str, Any]:
         """For /ready: the reason that each model's requests are counted under, and why. `for_all`:
         why none can be matched, whatever is known of its prompts."""
-        return {name: _routed_by(served, for_all) for name, served in sorted(self.by_name.items())}
+        return {
+            name: _routed_by(served, for_all) if name in self._live else _NOT_SERVED
+            for name, served in sorted(self.by_name.items())
+        }
 
     def _source(self, engine: Engine, card: ModelCard) -> ModelSource:
         """An adapter's is its base model's, as in vLLM. Settings under any of the names that the
@@ -126,6 +140,7 @@ class ServedModels:
     def _install(self, key: str, prompts: PromptSource, own: PromptSource) -> None:
         """`own` is what `prompts` are made of."""
         before, self._prompts[key] = self._prompts[key], prompts
+        self._settled = self._settled or not self.is_loading
         if before is prompts and isinstance(own, NoPrompts):
             return
         for served in list(self.by_name.values()):
@@ -142,10 +157,17 @@ class ServedModels:
         return None
 
 
+# of a model whose requests are a 503: no reason that one is routed by
+_NOT_SERVED = {"reason": "no-engine", "why": "no engine that serves it answers"}
+
 _WHY_NONE = {
     Reason.LOAD_ONLY: "scoring is switched off",
     Reason.INDEX_AWAY: "the server of the shared index does not answer",
 }
+
+
+def _is_loading(prompts: PromptSource) -> TypeGuard[NoPrompts]:
+    return isinstance(prompts, NoPrompts) and prompts.reason is Reason.TOKENIZER_LOADING
 
 
 def _routed_by(served: ServedModel, for_all: Reason | None) -> dict[str, Any]:
@@ -157,7 +179,7 @@ def _routed_by(served: ServedModel, for_all: Reason | None) -> dict[str, Any]:
 
 def _prompts_by(served: ServedModel) -> dict[str, Any]:
     if not served.block_sizes:
-        why = "no engine that is there has told its block size; give block_size=N"
+        why = "its engines have not told their block size; give --engine URL,block_size=N"
         return {"reason": Reason.NO_BLOCK_SIZE, "why": why}
     if isinstance(served.prompts, RemotePrompts) and served.unfaithful is None:
         return served.prompts.report()

@@ -7,6 +7,7 @@ from typing import Any
 
 from inferway.blocks.dialects import Lora
 from inferway.errors import UnknownModelError
+from inferway.openai_api.models import model_card
 from inferway.simulator.cache import Adapter
 from inferway.simulator.config import SimulatorConfig
 
@@ -33,18 +34,15 @@ class ModelNames:
         return adapter.lora.name if adapter else self._config.names[0]
 
     def listing(self) -> dict[str, Any]:
-        """`GET /v1/models`, as vLLM answers it (its `permission` list is left empty)."""
+        """`GET /v1/models`, as vLLM answers it."""
         return {"object": "list", "data": [self._card(name) for name in self._adapters]}
 
     def _card(self, name: str) -> dict[str, Any]:
         adapter = self._adapters[name]
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "vllm",
-            "root": adapter.lora.path if adapter else self._config.model,
-            "parent": self._config.names[0] if adapter else None,
-            "max_model_len": None if adapter else self._config.max_model_len,
-            "permission": [],
-        }
+        return model_card(
+            name,
+            created=self._created,
+            root=adapter.lora.path if adapter else self._config.model,
+            parent=self._config.names[0] if adapter else None,
+            max_model_len=None if adapter else self._config.max_model_len,
+        )

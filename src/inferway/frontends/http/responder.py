@@ -18,7 +18,6 @@ from inferway.errors import (
     ClientGoneError,
     InferwayError,
     MethodNotAllowedError,
-    SaturatedError,
     UnauthorizedError,
     UpstreamError,
 )
@@ -180,12 +179,12 @@ class Responder:
     def send_error(self, error: InferwayError) -> None:
         """`error` as OpenAI's clients expect it."""
         headers = JSON
-        if isinstance(error, MethodNotAllowedError):
+        if error.retry_after is not None:
+            headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
+        elif isinstance(error, MethodNotAllowedError):
             headers = (*JSON, (b"allow", error.allowed.encode()))
         elif isinstance(error, UnauthorizedError):
             headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
-        elif isinstance(error, SaturatedError):
-            headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
         elif isinstance(error, UpstreamError) and error.attempts > 1:
             headers = (*JSON, (b"x-inferway-attempts", b"%d" % error.attempts))
         self.send(error_status(error), headers, error_body(error))

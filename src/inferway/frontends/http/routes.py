@@ -6,7 +6,8 @@ POST /v1/messages, /tokenize, /score ... (openai_api.paths)  forwarded by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
-GET  /v1/models   /health   /ready   /metrics   /admin/engines
+GET  /v1/models   /v1/models/NAME   /version   /          what there is
+GET  /health   /ping   /ready   /metrics   /admin/engines
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
@@ -38,8 +39,11 @@ from inferway.frontends.http.lora import PATHS as LORA
 from inferway.frontends.http.lora import Lora
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
+from inferway.frontends.http.models import PATH as MODELS
+from inferway.frontends.http.models import ModelPages
 from inferway.frontends.http.query import in_our_fields, parse_query, query_answer
 from inferway.frontends.http.responder import JSON, Responder
+from inferway.frontends.http.signposts import PathsPage, VersionPage, unknown_path
 from inferway.frontends.http.structured.explain import PATH as EXPLAIN
 from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
@@ -57,7 +61,8 @@ Table = dict[str, dict[str, Handler]]  # path -> method -> handler
 _ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query", *LORA})
 _ADMIN_PREFIX = "/admin/"
 _CHANGES = "/admin/engines/"
-_OPEN = frozenset({"/health", "/ready", "/metrics"})  # whoever asks
+_MODEL = f"{MODELS}/"
+_OPEN = frozenset({"/health", "/ping", "/ready", "/metrics"})  # whoever asks
 _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
@@ -87,8 +92,13 @@ class Routes:
         self._tracing = tracing
         self._entrance = entrance
         self._inference = entrance.paths if forwards else {}
+        self._models = ModelPages(indexer.fleet, lambda: indexer.director.rewrites)
         self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
-        state: Table = {"/health": {"GET": self._health}, "/ready": {"GET": self._ready}}
+        state: Table = {
+            "/health": {"GET": self._health},
+            "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
+            "/ready": {"GET": self._ready},
+        }
         for_admins: Table = {
             "/score_chat_completions": {"POST": self._score_chat},
             "/score_completions": {"POST": self._score_completion},
@@ -100,9 +110,10 @@ class Routes:
             self._lora = Lora(indexer.fleet, pool)
             for_admins |= {path: {"POST": self._adapter} for path in LORA}
         self._table: Table = {
+            "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             EXPLAIN: {"POST": Explain(indexer.director)},
-            "/v1/models": {"GET": self._models},
+            MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),
         }
@@ -110,6 +121,8 @@ class Routes:
             path for path in self._inference if admin_apart or not _is_for_admins(path)
         )
         self._admin_table: Table = {**state, **for_admins}
+        for table in (self._table, self._admin_table):
+            table.setdefault("/", {"GET": PathsPage(table)})
         self._admin_apart = admin_apart
 
     async def __call__(self, request: Request, responder: Responder) -> None:
@@ -140,14 +153,15 @@ class Routes:
         methods = table.get(request.path)
         if methods is None and request.path.startswith(_CHANGES) and "/admin/engines" in table:
             methods = {"POST": self._admin.change}
+        if methods is None and request.path.startswith(_MODEL) and MODELS in table:
+            methods = {"GET": self._model}
         if methods is None:
             if request.path.startswith(_STORED):
                 raise UnknownPathError(
                     f"{request.path[:200]}: what an engine has stored, it alone has, and which one"
                     " is not kept here; ask the engine that x-inferway-engine named"
                 )
-            known = ", ".join(table)
-            raise UnknownPathError(f"no path {request.path[:200]!r} here; known: {known}")
+            raise unknown_path(request.path, table)
         method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
         if handler is None:
@@ -228,36 +242,25 @@ class Routes:
             )
         await self._lora(request, responder)
 
-    async def _models(self, _: Request, responder: Responder) -> None:
-        """OpenAI's list; fields beyond it are those vLLM gives."""
-        cards: dict[str, dict[str, Any]] = {}
-        for engine in self._fleet.engines:
-            for card in engine.facts.models if engine.facts and engine.healthy else ():
-                cards.setdefault(
-                    card.name,
-                    {
-                        "id": card.name,
-                        "object": "model",
-                        "created": 0,
-                        "owned_by": "inferway",
-                        "parent": card.parent,
-                        "max_model_len": card.max_model_len,
-                    },
-                )
-        for name, rewritten in self._director.rewrites.cards(cards).items():
-            cards.setdefault(name, rewritten)
-        body = {"object": "list", "data": list(cards.values())}
-        responder.send(200, JSON, msgspec.json.encode(body))
+    async def _model(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._models.retrieve(request, responder)
+        except FleetError as e:
+            if self._admission.knows_admins:
+                raise withheld(e, request.id) from None
+            raise
 
     async def _health(self, _: Request, responder: Responder) -> None:
         responder.send(200, JSON, b'{"status":"ok"}')
 
     async def _ready(self, _: Request, responder: Responder) -> None:
-        """200 when a request would be answered; the reasons are given either way."""
-        report = self._fleet.report()
-        ready = any(engine["healthy"] for engine in report["engines"])
-        body = {"ready": ready, **report}
-        responder.send(200 if ready else 503, JSON, msgspec.json.encode(body))
+        """200 when a request would be answered, and routed by its prompt; else why not."""
+        why = self._fleet.why_not_ready()
+        body = msgspec.json.encode({"ready": why is None, "why": why, **self._fleet.report()})
+        if why is None:
+            responder.send(200, JSON, body)
+        else:
+            responder.send(503, (*JSON, (b"retry-after", b"1")), body)
 
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
