@@ -34,7 +34,7 @@ from inferway.model import Reason
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "Top level": ServeSettings,
@@ -186,7 +186,7 @@ def test_the_glossary_has_twelve_words() -> None:
     assert len(set(words)) == 12
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     text = document.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -205,14 +205,14 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_are_named_exist(document: Path) -> None:
     named = re.findall(r"`((?:src|tests|docs|scripts|\.ci)/[\w./-]+)`", document.read_text())
 
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_targets_that_are_named_exist(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
