@@ -63,7 +63,7 @@ bench-%:
 	@if [ $* = epp ]; then ./scripts/install_envoy.sh >/dev/null; fi
 	.venv/bin/inferway bench $* $(ARGS)
 
-performance:  ## every table and picture of docs/performance.md anew, from docs/results
+performance:  ## every table and picture of docs/benchmarks anew, from docs/results
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench docs docs
 

@@ -34,7 +34,14 @@ from inferway.model import Reason
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/guides/*.md"),
+        *ROOT.glob("docs/benchmarks/*.md"),
+    ]
+)
 
 CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "Top level": ServeSettings,

@@ -13,7 +13,6 @@ from tests.bench.test_report import MACHINE
 
 from inferway.bench.benchmark import Benchmark
 from inferway.bench.compare import Change, compare
-from inferway.bench.document import marks
 from inferway.bench.plotting import Line, Panel, Picture
 from inferway.bench.results import Figure, Run, load_run, write_run
 from inferway.bench.spread import Interval
@@ -218,15 +217,13 @@ def test_a_file_that_cannot_be_compared_with_is_told_before_anything_is_measured
 
 def test_what_is_saved_can_be_compared_with_and_the_document_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    sections = ["\n".join(marks(name)) for name in ("commands", "bars", "losses")]
-    (tmp_path / "performance.md").write_text("\n".join(sections) + "\n")
     run = a_run(ours(1, 1, 1))
 
     saved = measured(run, run, tmp_path, "--save", str(tmp_path), "--json")
 
     assert saved.exit_code == 0, saved.output
     assert (tmp_path / "results" / "figures.json").read_bytes() == saved.stdout_bytes
-    assert "| `inferway bench route` |" in (tmp_path / "performance.md").read_text()
+    assert "| `inferway bench route` |" in (tmp_path / "benchmarks/README.md").read_text()
     assert load_run(tmp_path / "results" / "figures.json", Figures) == run
 
 

@@ -143,26 +143,39 @@ def test_every_table_of_the_document_is_what_the_stored_results_say(
 
 
 def test_the_document_shows_every_picture_beside_the_results(pages: dict[Path, str]) -> None:
-    text = pages[DOCS / "performance.md"]
-    shown = set(re.findall(r"\]\(results/(.*\.svg)\)", text))
+    shown = set(re.findall(r"\]\(\.\./results/(.*\.svg)\)", "".join(pages.values())))
 
     assert shown == {path.name for path in (DOCS / "results").glob("*.svg")}
 
 
-def test_no_page_of_details_outlives_its_result(pages: dict[Path, str]) -> None:
-    beside = {path for path in pages if path.parent.name == "results"}
+def test_no_page_outlives_its_result(pages: dict[Path, str]) -> None:
+    made = {path for path in pages if path.parent.name == "benchmarks"}
 
-    assert beside == set((DOCS / "results").glob("*.md"))
+    assert set((DOCS / "benchmarks").glob("*.md")) - made == {DOCS / "benchmarks/microseconds.md"}
 
 
-def test_a_document_without_a_place_for_a_result_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
+def small_in(docs: Path) -> Benchmark[SmallRun]:
+    """A benchmark whose run is stored in `docs`."""
+    (docs / "results").mkdir()
     small = told_by("small", SmallRun, lambda _: [], lambda _: [], pictures=lambda _: [])
-    small.results(tmp_path).write_bytes(write_run("small", RUN))
-    (tmp_path / "performance.md").write_text("# Title\n")
+    small.results(docs).write_bytes(write_run("small", RUN))
+    return small
+
+
+def test_a_page_without_a_place_for_its_result_is_refused(tmp_path: Path) -> None:
+    small = small_in(tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/small.md").write_text("# Title\n")
 
     with pytest.raises(BenchError, match="begin: inferway bench small"):
         rendered(tmp_path, [small])
+
+
+def test_a_page_that_is_not_there_is_begun(tmp_path: Path) -> None:
+    made = rendered(tmp_path, [small_in(tmp_path)])
+
+    assert {path.name for path in made} == {"README.md", "small.md"}
+    assert "at commit abc" in made[tmp_path / "benchmarks/small.md"]
 
 
 def sheets(run: SmallRun) -> list[Sheet]:

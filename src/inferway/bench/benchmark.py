@@ -27,7 +27,7 @@ class Benchmark(Generic[AnyRun]):
     markdown: Callable[[AnyRun], str]  # in the document
     pictures: Callable[[AnyRun], Sequence[Picture]]
     notes: Callable[[AnyRun], Sequence[str]] = _no_notes  # below the tables in the terminal
-    details: Callable[[AnyRun], str] | None = None  # all tables, where the document has a part
+    details: Callable[[AnyRun], str] | None = None  # all tables, where the terminal has a part
     glance: Callable[[AnyRun], str] | None = None  # one table, for README.md
     question: str = ""  # what it answers
     takes: str = ""  # how long

@@ -1,4 +1,4 @@
-"""Every benchmark, in the order of docs/performance.md."""
+"""Every benchmark, in the order of docs/benchmarks/README.md."""
 
 from __future__ import annotations
 

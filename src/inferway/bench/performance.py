@@ -1,54 +1,67 @@
-"""docs/performance.md from docs/results: all its tables are between marks, and come from there."""
+"""docs/benchmarks from docs/results: a page for each benchmark, an index, and one table that
+README.md and docs/performance.md show. All that comes from results stands between marks."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from inferway.bench.benchmark import Benchmark
-from inferway.bench.document import replaced, table_lines
+from inferway.bench.document import marks, replaced, table_lines
 from inferway.bench.results import Run
 
-_DOCUMENT = "performance.md"
+_PAGES = "benchmarks"
+_INDEX = "README.md"
 
 Stored = Sequence[tuple[Benchmark[Any], Run]]
 
 
 def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str]:
-    """The document, and the pages of details beside the results, as they ought to be.
+    """Each document as it ought to be. One that is not there yet is begun with its marks.
 
-    Raises BenchError when a result cannot be read, or the document has no marks for one.
+    Raises BenchError when a result cannot be read, or a document has no marks for one.
     """
     stored = [(one, one.load(docs)) for one in benchmarks if one.results(docs).is_file()]
-    sections = {one.name: one.markdown(run) for one, run in stored}
-    whole = {one.name: one.details(run) for one, run in stored if one.details is not None}
-    more = {name for name, text in whole.items() if text != sections[name]}
-    for one, run in stored:
-        sections[one.name] += "".join(
-            f"\n![{picture.title}](results/{picture.name}.svg)\n" for picture in one.pictures(run)
-        )
-    about_all = {
-        "commands": _commands(benchmarks, sections, more),
+    sections = {
+        "commands": _commands(benchmarks, {one.name for one, _ in stored}),
         "bars": _bars(stored),
         "losses": _losses(stored),
     }
-    sections |= {name: "\n".join(lines) + "\n" for name, lines in about_all.items()}
-    pages = {
-        _page(one, docs): f"# `inferway bench {one.name}`\n\n{whole[one.name]}"
-        for one, _ in stored
-        if one.name in more
-    }
-    readme = docs.parent / "README.md"
+    index = docs / _PAGES / _INDEX
+    text = _begun(index, "Benchmarks", sections)
+    for name, lines in sections.items():
+        text = replaced(text, name, "\n".join(lines) + "\n", index)
+    pages = {index: text}
     for one, run in stored:
-        if one.glance is not None and readme.is_file():
-            name = f"{one.name} at a glance"
-            pages[readme] = replaced(readme.read_text(), name, one.glance(run), readme)
-    # last, so that little time is left for somebody else to write it
-    text = (docs / _DOCUMENT).read_text()
-    for name, section in sections.items():
-        text = replaced(text, name, section, docs / _DOCUMENT)
-    return {docs / _DOCUMENT: text, **pages}
+        page = docs / _page(one)
+        text = _begun(page, f"`inferway bench {one.name}`", [one.name])
+        pages[page] = replaced(text, one.name, _section(one, run), page)
+        if one.glance is not None:
+            pages |= _glances(docs, one.name, one.glance(run))
+    return pages
+
+
+def _begun(path: Path, title: str, names: Iterable[str]) -> str:
+    """What `path` has, or its first form."""
+    if path.is_file():
+        return path.read_text()
+    return "\n\n".join([f"# {title}", *("\n".join(marks(name)) for name in names)]) + "\n"
+
+
+def _section(one: Benchmark[Any], run: Run) -> str:
+    """All tables and pictures of a run."""
+    pictures = "".join(
+        f"\n![{picture.title}](../results/{picture.name}.svg)\n" for picture in one.pictures(run)
+    )
+    return (one.details or one.markdown)(run) + pictures
+
+
+def _glances(docs: Path, name: str, text: str) -> Iterator[tuple[Path, str]]:
+    """The documents that show a benchmark's one table."""
+    for path in (docs.parent / "README.md", docs / "performance.md"):
+        if path.is_file():
+            yield path, replaced(path.read_text(), f"{name} at a glance", text, path)
 
 
 def write(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> list[Path]:
@@ -56,6 +69,7 @@ def write(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> list[Path]:
     changed = []
     for path, text in rendered(docs, benchmarks).items():
         if not path.is_file() or path.read_text() != text:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
             changed.append(path)
     return changed
@@ -84,19 +98,17 @@ def _losses(stored: Stored) -> Iterator[str]:
             yield f"- {one.name}: {loss}"
 
 
-def _commands(
-    benchmarks: Sequence[Benchmark[Any]], stored: Container[str], more: Container[str]
-) -> Iterator[str]:
+def _commands(benchmarks: Sequence[Benchmark[Any]], stored: Container[str]) -> Iterator[str]:
     rows = []
     for one in benchmarks:
         command = " ".join(filter(None, ("inferway bench", one.name, one.arguments)))
-        links = [f"[json]({one.results(Path())})"] if one.name in stored else ["none stored"]
-        if one.name in more:
-            links.append(f"[more]({_page(one, Path())})")
-        rows.append([f"`{command}`", one.question, one.takes, ", ".join(links)])
+        results = "none stored"
+        if one.name in stored:
+            results = f"[page]({_page(one).name}), [json](../{one.results(Path())})"
+        rows.append([f"`{command}`", one.question, one.takes, results])
     yield from table_lines(("command", "what it answers", "takes", "results"), rows, num_left=4)
 
 
-def _page(one: Benchmark[Any], docs: Path) -> Path:
-    """All its tables, where the document has a part."""
-    return one.results(docs).with_suffix(".md")
+def _page(one: Benchmark[Any]) -> Path:
+    """Where its tables are, in the documents."""
+    return Path(_PAGES, f"{one.file}.md")

@@ -15,7 +15,7 @@ from inferway.bench.results import AnyRun, Goal, Run
 
 class Sheet(NamedTuple):
     """One table. `notes` stand below it in documents, in markdown, a bullet each; a sheet that is
-    `in_details` is in results/NAME.md only, with all others."""
+    `in_details` is on the page of the benchmark only, not in the terminal."""
 
     title: str
     head: Sequence[str]

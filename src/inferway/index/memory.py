@@ -39,7 +39,7 @@ from inferway.index.tree import Tree
 from inferway.model import BlockKey, HolderId
 
 # What a block held by one engine costs at most, with its share of the bridge in events/bridge.py:
-# docs/performance.md has the measurement.
+# docs/benchmarks/index.md has the measurement.
 BYTES_PER_BLOCK = 250
 
 _SLICE = 2048  # blocks that one operation may look at besides its own: about a millisecond

@@ -16,7 +16,7 @@ from inferway.scheduling.scheduling import Scheduling
 
 ENTRY_POINTS = "inferway.plugins"
 
-# What we think best: it beats every weighted profile on docs/performance.md, and has no weights.
+# It beats every weighted profile (docs/benchmarks/policies.md), and has no weights.
 DEFAULT: Mapping[str, Any] = {"plugins": [{"type": "expected-ttft"}]}
 
 

@@ -127,7 +127,7 @@ def _stall_sheet(run: IndexRun) -> Sheet:
 
 def _shared_sheet(found: SharedCost) -> Sheet:
     return Sheet(
-        f"Through Redis ([redis.md](redis.md); {found.server}, a Unix socket), a prompt of "
+        f"Through Redis ([redis.md](../redis.md); {found.server}, a Unix socket), a prompt of "
         f"{SHARED_BLOCKS} blocks that eight engines hold, µs: medians, and the CPU time of a match",
         ("index", "match", "p99", "32 at once, each", "decision", "CPU here", "of the server"),
         [_cost("in memory", found.memory), _cost("through Redis", found.shared)],
@@ -142,8 +142,8 @@ def _snapshot_sheet(run: IndexRun) -> Sheet:
         f"{loading.compactions} times"
     )
     return Sheet(
-        f"Snapshots ([reliability.md](reliability.md#snapshots)): one event loop (one run) while "
-        f"{loading.blocks:,} blocks of eight engines are loaded",
+        "Snapshots ([reliability.md](../reliability.md#snapshots)): one event loop (one run) "
+        f"while {loading.blocks:,} blocks of eight engines are loaded",
         ("ms", "others late, p99", "longest", "without other processes, p99", "longest"),
         [
             _wait("before", loading.idle),

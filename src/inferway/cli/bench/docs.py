@@ -17,8 +17,7 @@ from inferway.errors import InferwayError
     "docs", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("docs")
 )
 def docs(docs: Path) -> None:
-    """Write every table and picture of DOCS/performance.md anew, from DOCS/results. Measures
-    nothing."""
+    """Write every table and picture of DOCS/benchmarks from DOCS/results. Measure nothing."""
     try:
         plotting.check_can_draw()
         for path in performance.write(docs, BENCHMARKS):

@@ -87,7 +87,7 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
         click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output."),
         click.option(
             "--save", type=a_folder, metavar="DOCS",
-            help=f"Write DOCS/results/{file}.json and its section of DOCS/performance.md.",
+            help=f"Write DOCS/results/{file}.json and its page in DOCS/benchmarks.",
         ),
         click.option("--plot", type=a_folder, metavar="DIR", help="Draw DIR/*.png and *.svg."),
         click.option(
@@ -116,7 +116,7 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
 
 
 def keep(benchmark: Benchmark[AnyRun], run: AnyRun, docs: Path) -> None:
-    """The run as results/NAME.json, its pictures beside it, and performance.md made anew."""
+    """The run as results/NAME.json, its pictures beside it, and the pages made anew."""
     path = benchmark.results(docs)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(write_run(benchmark.name, run))
