@@ -27,7 +27,7 @@ from inferway.events.wire import Batch, normalise
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
 from inferway.frontends.fleet_gate import FleetGate
-from inferway.frontends.http.access_log import LINES, AccessLog
+from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.admission import Admission, build_admission, read_keys
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
@@ -103,7 +103,7 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._logs: list[AnswerLog] = []
         if settings.access_log is not None:
-            self._logs.append(AccessLog(LINES[settings.access_log_format]))
+            self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
     @property
     def port(self) -> int:

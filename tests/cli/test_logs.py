@@ -1,26 +1,46 @@
-"""Where lines of the log and of the access log go."""
+"""Where lines of the log and of the access log go, and what they look like."""
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from inferway.cli.logs import set_up
 from inferway.errors import ConfigError
+from inferway.frontends.log_lines import quoted
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     root.handlers.clear()  # pytest's own, which `set_up` would close
     yield
     set_up("info")
+    logging.captureWarnings(False)
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+def run(code: str, log_format: str = "json") -> list[str]:
+    """What a program that logs so writes to standard error."""
+    start = f"from inferway.cli.logs import set_up; set_up('info', '-', {log_format!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+    return done.stderr.splitlines()
 
 
 def test_the_access_log_goes_on_in_a_new_file_when_the_old_one_is_moved_away(
@@ -55,3 +75,102 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_an_unknown_level_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigError, match="'loud': expected one of debug, info, warning, error"):
         set_up("loud")
+
+
+def test_a_line_as_text_has_date_zone_level_and_logger(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up("info")
+    logging.getLogger("inferway.fleet").warning("engine %s is gone", "a")
+
+    stamp, level, rest = capsys.readouterr().err.split(maxsplit=2)
+    assert datetime.fromisoformat(stamp).utcoffset() is not None
+    assert (level, rest) == ("WARNING", "inferway.fleet: engine a is gone\n")
+
+
+def test_a_record_as_json_is_one_object_with_the_same_parts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up("info", log_format="json")
+    logging.getLogger("inferway.fleet").warning("two\nlines, %s", "\ud800")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert datetime.fromisoformat(told.pop("time")).utcoffset() is not None
+    assert told == {
+        "level": "warning",
+        "logger": "inferway.fleet",
+        "message": "two\nlines, \\ud800",
+    }
+
+
+def test_a_traceback_is_one_member_of_its_object() -> None:
+    (line,) = run("raise ValueError('a fault')")
+
+    told = json.loads(line)
+    assert told["level"] == "critical"
+    assert told["traceback"].startswith("Traceback (most recent call last):\n")
+    assert told["traceback"].endswith("ValueError: a fault")
+
+
+def test_threads_destructors_and_warnings_write_objects_too() -> None:
+    lines = run(
+        "import threading, warnings\n"
+        "def fail(): raise ValueError('in a thread')\n"
+        "thread = threading.Thread(target=fail, name='worker'); thread.start(); thread.join()\n"
+        "class Fails:\n"
+        "    def __del__(self): raise ValueError('in a destructor')\n"
+        "Fails()\n"
+        "warnings.warn('mind this')\n"
+    )
+
+    told = [json.loads(line) for line in lines]
+    assert [each["logger"] for each in told] == ["inferway", "inferway", "py.warnings"]
+    assert told[0]["traceback"].endswith("in a thread")
+    assert told[1]["traceback"].endswith("in a destructor")
+    assert "mind this" in told[2]["message"]
+
+
+def test_warnings_have_the_form_of_other_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("info")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("mind this", stacklevel=1)
+
+    assert " WARNING py.warnings: " in capsys.readouterr().err
+
+
+_MAIN = "from inferway.cli import main; main()"
+
+
+@pytest.mark.parametrize("command", ["serve", "epp"])
+def test_settings_that_are_wrong_are_said_in_json_if_a_flag_asks_for_it(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN, command, "--log-format", "json", "--config", "/no/such"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    told = json.loads(done.stderr)
+    assert told["level"] == "error"
+    assert told["message"].startswith(f"inferway {command}: ")
+    assert "/no/such" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("org/model-1.5", "org/model-1.5"),
+        ("", '""'),
+        ("a b", '"a b"'),
+        ('a"b', r'"a\"b"'),
+        ("a=b", '"a=b"'),
+        ("a\nb", r'"a\u000ab"'),
+        ("🤖", r'"\ud83e\udd16"'),
+    ],
+)
+def test_a_value_is_quoted_where_it_could_be_misread(value: str, written: str) -> None:
+    assert quoted(value) == written
+    assert (json.loads(written) if written.startswith('"') else written) == value

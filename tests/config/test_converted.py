@@ -121,9 +121,9 @@ def test_a_value_that_is_no_number_at_all_is_shown() -> None:
 
 
 def test_of_words_all_that_may_be_are_named() -> None:
-    said = fault({"engines": [], "access_log_format": "xml"})
+    said = fault({"engines": [], "log_format": "xml"})
 
-    assert said == "f: access_log_format: 'xml': expected one of text, json"
+    assert said == "f: log_format: 'xml': expected one of text, json"
 
 
 def test_of_keys_all_that_may_be_are_named() -> None:
@@ -151,6 +151,6 @@ def test_no_password_and_no_long_text_is_shown() -> None:
 
 
 def test_the_place_is_found_where_a_value_is_worded_like_one() -> None:
-    said = fault({"engines": [], "access_log_format": "a - at `$.port`"})
+    said = fault({"engines": [], "log_format": "a - at `$.port`"})
 
-    assert said.startswith("f: access_log_format: 'a - at `$.port`': expected one of")
+    assert said.startswith("f: log_format: 'a - at `$.port`': expected one of")

@@ -106,8 +106,8 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'http://h:1'}]\nadmin_port: 8080", "admin_port: 8080 is `port`"),
         ("engines: [{url: 'http://h:1'}]\notlp: 'h:4317'", "otlp: 'h:4317': expected http://"),
         (
-            "engines: [{url: 'http://h:1'}]\naccess_log_format: xml",
-            "access_log_format: 'xml': expected one of text, json",
+            "engines: [{url: 'http://h:1'}]\nlog_format: xml",
+            "log_format: 'xml': expected one of text, json",
         ),
         ("- a", "expected keys like `engines:`, got list"),
         ("a: [", "not valid YAML"),

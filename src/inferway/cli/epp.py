@@ -6,9 +6,9 @@ that its Deployment's arguments may stay; what we have no use for is taken and s
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ import click
 import msgspec
 
 from inferway.cli.key_options import key_option, number_option, range_of
+from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
 
+log = logging.getLogger("inferway.picker")
+
 # Flags of the reference that change nothing here -> why.
 _NO_USE = {
-    "zap-encoder": "our log is text",
-    "zap-devel": "our log is text",
+    "zap-encoder": "--log-format says whether the log is text or JSON",
+    "zap-devel": "--log-format says whether the log is text or JSON",
     "zap-stacktrace-level": "a crash is logged with its traceback",
-    "zap-time-encoding": "our log has ISO times",
+    "zap-time-encoding": "times in the log are ISO 8601 with the zone's offset",
     "zap-log-level": "--log-level says how much is logged",
     "v": "--log-level says how much is logged",
     "grpc-max-recv-msg-size": "limits.body_bytes bounds a body, however it is cut",
@@ -134,24 +137,22 @@ def _ignored(command: Any) -> Any:
 def epp(config: Path | None, **flags: Any) -> None:
     """Say to Envoy which engine each request goes to (ext_proc, Gateway API)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `run` listens to it; it would end us
+    set_up_early(flags["log_format"])
     try:
         _run(config, flags)
     except ConfigError as e:
-        click.echo(f"inferway epp: {e}", err=True)
-        sys.exit(2)
+        refuse("epp", e)
 
 
 def _run(config: Path | None, flags: dict[str, Any]) -> None:
     import uvloop
 
-    from inferway.cli.logs import set_up
-
     settings, ignored = picker_settings(config, flags)
-    set_up(settings.log_level, settings.access_log)
+    set_up(settings.log_level, settings.access_log, settings.log_format)
     for name in ignored:
-        click.echo(f"inferway epp: --{name} changes nothing: {_NO_USE[name]}", err=True)
+        log.warning("the flag --%s changes nothing: %s", name, _NO_USE[name])
     for key in _without_effect(settings):
-        click.echo(f"inferway epp: {key} changes nothing: that is the proxy's part", err=True)
+        log.warning("the setting %s changes nothing: that is the proxy's part", key)
     try:
         import google.protobuf  # noqa: F401
         import hpack  # noqa: F401

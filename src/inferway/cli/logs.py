@@ -1,25 +1,41 @@
-"""How commands log: one line each on standard error, the access log where it was asked for."""
+"""How commands log, as text or as JSON: to standard error, and the access log to its own place."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from logging.handlers import WatchedFileHandler
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
 
 from inferway.errors import ConfigError
+from inferway.frontends.log_lines import FORMATTERS, JsonFormatter, LogFormat
 
-FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 LEVELS = ("debug", "info", "warning", "error")
 
+_log = logging.getLogger("inferway")
 
-def set_up(level: str, access_log: str | None = None) -> None:
-    """`access_log`: a file, "-" for standard error, None for none. Raises ConfigError."""
+
+def set_up(level: str, access_log: str | None = None, log_format: LogFormat = "text") -> None:
+    """All that is written to standard error from now on has this form: records, warnings of
+    Python's, and exceptions that nobody has caught. `access_log`: a file, "-" for standard error,
+    None for none. Raises ConfigError."""
     if level not in LEVELS:
         raise ConfigError(f"log level {level!r}: expected one of {', '.join(LEVELS)}")
-    logging.basicConfig(
-        level=level.upper(), format=FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True
-    )
+    everything = logging.StreamHandler(sys.stderr)
+    everything.setFormatter(FORMATTERS[log_format]())
+    logging.basicConfig(level=level.upper(), handlers=[everything], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    sys.unraisablehook = _unraisable
+    threading.excepthook = _uncaught_in_thread
     logger = logging.getLogger("inferway.access")
     logger.propagate = False
     for handler in list(logger.handlers):
@@ -28,9 +44,26 @@ def set_up(level: str, access_log: str | None = None) -> None:
     if access_log is None:
         return
     handler = _file(access_log) if access_log != "-" else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter("%(message)s"))  # whole lines, as access_log makes them
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
+
+
+def set_up_early(log_format: object) -> None:
+    """Before the settings are read: if a flag, or the environment, asks for JSON, what is wrong
+    with the settings is said in it, too."""
+    if log_format == "json":
+        set_up("info", log_format="json")
+
+
+def refuse(command: str, error: Exception) -> NoReturn:
+    """`inferway COMMAND` cannot start: exit status 2."""
+    words = f"inferway {command}: {error}"
+    if any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers):
+        _log.error("%s", words)
+    else:
+        click.echo(words, err=True)
+    sys.exit(2)
 
 
 def _file(path: str) -> logging.Handler:
@@ -39,3 +72,35 @@ def _file(path: str) -> logging.Handler:
         return WatchedFileHandler(path)
     except OSError as e:
         raise ConfigError(f"access log {path!r} cannot be written: {e.strerror}") from e
+
+
+def _uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    _log.critical(
+        "the program ends: nothing has caught this exception", exc_info=(kind, error, traceback)
+    )
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is None or issubclass(args.exc_type, SystemExit):
+        return
+    name = args.thread.name if args.thread is not None else "that is unknown"
+    _log.error(
+        "the thread %s ends: nothing has caught this exception",
+        name,
+        exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
+    )
+
+
+def _unraisable(args: UnraisableHookArgs) -> None:
+    if args.exc_value is None:
+        return
+    _log.error(
+        "an exception in %r cannot be raised to anybody",
+        args.object,
+        exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
+    )

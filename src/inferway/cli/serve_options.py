@@ -153,10 +153,15 @@ _OPTIONS = (
         "--access-log",
         "access_log",
         metavar="FILE",
-        help='One line per answer; "-" is standard error, "none" is off.  [default: -]',
+        help='Write one line for each answered request to this file; "-" is standard error, '
+        '"none" writes no such lines.  [default: -]',
     ),
     *SURFACE,
-    key_option("--log-level", "log_level", help="debug, info, warning or error.  [default: info]"),
+    key_option(
+        "--log-level",
+        "log_level",
+        help="Log what is at least as severe: debug, info, warning or error.  [default: info]",
+    ),
     number_option(
         "--scrape-seconds",
         "scrape_seconds",

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
 from typing import Any
 
 import click
 
 from inferway.blocks.dialects import DEFAULT_SEED
+from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
 from inferway.prompts.prepare import prepare_smollm2
@@ -61,15 +61,21 @@ def duration(text: str) -> float:
 @click.option("--kv-events-replay-queue-size", default=10_000, help="Batches kept for replay.")
 @click.option("--kv-events-topic", default="", help="Topic of the events.")
 @click.option("--event-format", type=click.Choice(["map", "array"]), default="map")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Write the log as text, or as one JSON object a line.",
+)
 def simulate(**flags: Any) -> None:
     """Run a simulated vLLM engine: OpenAI endpoints, a paged KV cache and its events."""
     import uvloop
 
+    set_up("info", log_format=flags["log_format"])
     try:
         uvloop.run(_run(flags))
     except InferwayError as e:
-        click.echo(f"inferway simulate: {e}", err=True)
-        sys.exit(2)
+        refuse("simulate", e)
 
 
 async def _run(flags: dict[str, Any]) -> None:

@@ -41,10 +41,18 @@ SURFACE = (
         help="Let browsers' pages from there ask; may be repeated; * is everywhere.",
     ),
     key_option(
-        "--access-log-format",
-        "access_log_format",
+        "--access-log-probes",
+        "access_log_probes",
+        **ON,
+        help="Write a line to the access log for answers to /health, /ready, /metrics and /ping, "
+        "too.",
+    ),
+    key_option(
+        "--log-format",
+        "log_format",
         type=click.Choice(["text", "json"]),
-        help="Of the access log's lines.  [default: text]",
+        help="Write the log and the access log as text, or as one JSON object a line.  "
+        "[default: text]",
     ),
     key_option(
         "--otlp",

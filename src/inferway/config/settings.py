@@ -219,7 +219,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
-    access_log_format: Literal["text", "json"] = "text"
+    access_log_probes: bool = False  # answers to probes and scrapes have lines, too
+    log_format: Literal["text", "json"] = "text"  # of all that is written to standard error
     log_level: str = "info"
     scrape_seconds: Positive | None = (
         None  # between two looks at an engine's load; else max(0.2, 2 ms x engines)

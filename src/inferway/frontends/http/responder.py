@@ -81,7 +81,7 @@ class Responder:
         self.ended = False  # also when the client has gone, or after `abort`
         self.engine = "-"  # for the access log
         self.record: Record | None = None  # the same; None: no journey has begun
-        self.cut = ""  # why we have broken it off, if we have
+        self.cut = ""  # the outcome of an answer that is not whole, for the access log
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: Source) -> None:
@@ -146,6 +146,7 @@ class Responder:
             return
         self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
         if self._framing == _LENGTH and self._remaining:
+            self.cut = "error"
             self.abort()
             return
         self.ended = True
@@ -161,6 +162,7 @@ class Responder:
         elif self._framing == _LENGTH:
             self._remaining -= size
             if self._remaining < 0:
+                self.cut = "error"
                 self.abort()
                 raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
         elif self._framing == _NONE:
@@ -229,6 +231,7 @@ class Responder:
             self._connection.server.wary = _LOOKS
         source = self.source
         self.ended = True
+        self.cut = self.cut or "client_gone"
         try:
             if source is not None:
                 source.client_gone()  # before it is logged how this has ended

@@ -226,6 +226,7 @@ class HttpServer:
             _log.error("%s %s failed: %s", request.method, request.path, crash_report(error))
             error = InferwayError("internal error; the gateway's log has the reason")
         if responder.started:
+            responder.cut = "error"
             responder.abort()
         elif not responder.ended:
             responder.send_error(error)
