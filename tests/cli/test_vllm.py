@@ -34,4 +34,21 @@ def test_without_vllm_it_says_how_to_install_it(command: str) -> None:
 
     assert done.returncode == 1
     assert "vLLM is not installed beside inferway" in done.stderr
-    assert "pip install -e '.[vllm]'" in done.stderr
+    assert "pip install 'inferway[vllm]'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["inferway vllm --help", "inferway vllm -h", "dotvllm --help"])
+def test_without_vllm_its_help_says_what_it_is_and_how_to_install_it(
+    command: str, tmp_path: Path
+) -> None:
+    name, *arguments = command.split()
+    script = Path(sys.executable).parent / name
+
+    done = subprocess.run(
+        [script, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert done.returncode == 0
+    assert "inferway vllm serve MODEL" in done.stdout
+    assert "pip install 'inferway[vllm]'" in done.stdout
+    assert done.stderr == ""

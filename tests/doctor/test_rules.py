@@ -233,3 +233,23 @@ def test_a_model_that_vllm_renders_in_code_warns() -> None:
 
     assert finding.level is Level.WARN
     assert "(mistral)" in finding.evidence
+
+
+def test_a_prompt_that_fills_no_block_is_said_to_match_never() -> None:
+    findings = list(judge_engine(engine(facts(block_size=16))))
+
+    said = Finding(
+        Level.OK,
+        "engine 10.0.0.1:8000",
+        "blocks of 16 tokens: prompts below 16 tokens can never match here",
+    )
+    assert said in findings
+
+
+def test_blocks_longer_than_a_short_question_are_a_warning_with_a_way_to_try_it() -> None:
+    (finding,) = trouble(engine(facts(block_size=128)))
+
+    assert finding.level is Level.WARN
+    assert "prompts below 128 tokens can never match here" in finding.evidence
+    assert "a system prompt of more than 128 tokens, asked twice" in finding.cure
+    assert "--block-size" in finding.cure

@@ -18,6 +18,18 @@ import click
 _SWITCH = "INFERWAY_STRUCTURED"
 _REPORT = "INFERWAY_REPORT_VALIDITY"
 
+_HELP = frozenset({"-h", "--help"})
+_WITHOUT_VLLM = """\
+Usage: inferway vllm [vLLM's arguments]
+       dotvllm --model MODEL [arguments of `vllm serve`]
+
+Runs vLLM with Inferway's structured output, for example: inferway vllm serve MODEL.
+All arguments are vLLM's own. --report-validity, with `serve`: every stream of a structured
+answer says before [DONE] whether the answer is valid.
+
+vLLM is not installed beside inferway, so its own help cannot be shown."""
+_CURE = "install it with: pip install 'inferway[vllm]'"
+
 
 @click.command(
     add_help_option=False,
@@ -58,11 +70,10 @@ def served(arguments: Sequence[str]) -> list[str]:
 
 def _run(arguments: Sequence[str]) -> None:
     if find_spec("vllm") is None:
-        raise click.ClickException(
-            f"vLLM is not installed beside inferway ({sys.prefix}); cure: pip install -e '.[vllm]',"
-            " or, for an engine on the CPU, scripts/install_vllm.sh and the dotvllm in its"
-            " environment"
-        )
+        if not arguments or _HELP.intersection(arguments):
+            click.echo(f"{_WITHOUT_VLLM}\n\n{_CURE}")
+            return
+        raise click.ClickException(f"vLLM is not installed beside inferway ({sys.prefix}); {_CURE}")
     os.environ.setdefault(_SWITCH, "1")
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "inferway" not in allowed.split(","):

@@ -14,6 +14,9 @@ from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Por
 
 OLDEST_PYTHON = (3, 11)
 
+# tokens; a question without a system prompt is shorter (vLLM's default on CPUs is 128)
+LARGE_BLOCK = 128
+
 KV_EVENTS_FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
     '"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}\''
@@ -137,7 +140,15 @@ def _block_size(subject: str, found: Engine) -> Finding:
         evidence = "it does not tell its block size, so its cache cannot be known"
         cure = f"--engine {found.settings.url},block_size=N with the engine's --block-size"
         return Finding(Level.WARN, subject, evidence, cure)
-    return Finding(Level.OK, subject, f"blocks of {told or given} tokens")
+    size = told or given or 0
+    evidence = f"blocks of {size} tokens: prompts below {size} tokens can never match here"
+    if size < LARGE_BLOCK:
+        return Finding(Level.OK, subject, evidence)
+    cure = (
+        f"try it with a system prompt of more than {size} tokens, asked twice; vLLM's --block-size"
+        " makes blocks smaller where model and platform allow it"
+    )
+    return Finding(Level.WARN, subject, evidence, cure)
 
 
 def _events(subject: str, found: Engine) -> Iterator[Finding]:

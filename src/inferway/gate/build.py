@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -11,8 +10,6 @@ from inferway.errors import ConfigError
 from inferway.gate.gate import Engines, Gate
 from inferway.gate.library import Library, Trial
 from inferway.gate.warm import Post, Warmer
-
-log = logging.getLogger("inferway.gate")
 
 _NEEDED = ("jsonschema_rs", "llguidance")  # by checks; and to compile on trial
 _CURE = "pip install 'inferway[structured]'"
@@ -37,14 +34,14 @@ def build_gate(
         raise ConfigError(
             f"structured.{setting}: {' and '.join(missing)} cannot be imported; {_CURE}"
         )
+    hint = ""
     library: Library | None = None
     trial: Trial | None = None
     if missing:
-        log.warning(
-            "requests that ask for the shape of their answer pass unchecked: %s cannot be imported;"
-            " %s, or set structured.check: false",
-            " and ".join(missing),
-            _CURE,
+        hint = (
+            "a request asks for the shape of its answer, and passes unchecked, as all of its kind"
+            f" do: {' and '.join(missing)} cannot be imported; {_CURE}, or set structured.check:"
+            " false"
         )
     else:
         from inferway.gate.checking import Checking
@@ -53,7 +50,7 @@ def build_gate(
         library, trial = Checking(), TrialCompile(keep_spare=settings.trial_compile)
         if settings.trial_compile:
             trial.helper.start()
-    gate = Gate(settings, library, engines, clock=clock, trial=trial)
+    gate = Gate(settings, library, engines, clock=clock, trial=trial, hint=hint)
     if library is not None and settings.warm_per_second:
         gate.warmer = Warmer(
             post, settings.warm_per_second, gate.counts, gate.costs.took, clock, is_busy

@@ -84,8 +84,10 @@ class Gate:
         *,
         clock: Callable[[], float],
         trial: Trial | None = None,
+        hint: str = "",
     ) -> None:
-        """`clock` counts seconds. `trial`: works verdicts out where it can be killed; all of them
+        """`clock` counts seconds. `hint`: logged once, when the first request wants what there is
+        no library for. `trial`: works verdicts out where it can be killed; all of them
         if the settings say so, else those that may take long."""
         self.counts = GateCounts()
         self.quarantine = Quarantine(settings.quarantine_seconds)
@@ -94,6 +96,7 @@ class Gate:
         self.report_validity = settings.report_validity
         self.library = library
         self.trial = trial
+        self._hint = hint
         self._tries_all = settings.trial_compile
         self._engines = engines
         self._clock = clock
@@ -185,6 +188,9 @@ class Gate:
                     return
                 kind = asked[0].spec.kind
         self.counts.asked(kind, "unchecked")
+        if self._hint and kind != "unread":
+            log.info("%s", self._hint)
+            self._hint = ""
 
     async def _shape(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Shape:
         assert self.library is not None
