@@ -1,7 +1,7 @@
 """Writes tests/golden/simulator/kv_cache.jsonl: what vLLM's own KV cache manager does with a
 random sequence of requests. Run it with a Python that has vLLM:
 
-    /root/vllm-venv/bin/python scripts/golden_kv_cache.py > tests/golden/simulator/kv_cache.jsonl
+    /path/to/vllm-venv/bin/python scripts/golden_kv_cache.py > tests/golden/simulator/kv_cache.jsonl
 
 One line per operation: {"do": [name, ...], "result": ..., "batch": hex of the msgpack that vLLM
 would publish, or null}. The first line names version and settings.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.bench.machine import this_machine, vllm_dtype
+from inferway.bench.machine import command_line, this_machine, vllm_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,23 @@ def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", "/nowhere")
 
     assert this_machine().commit == "not a git checkout"
+
+
+def test_a_stored_command_names_files_elsewhere_and_not_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    typed = [
+        "bench",
+        "x",
+        "--save",
+        "docs",
+        "x/../a/b.gz",
+        "--vllm=/c/d",
+        "--data",
+        "/e",
+        "http://f/g",
+    ]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/inferway", *typed])
+
+    kept = "inferway bench x --save docs b.gz --vllm=d --data e http://f/g"
+    assert command_line() == kept.split()

@@ -1,17 +1,16 @@
-"""More than 300 requests made of the shared conversations (../shared/data/chat, all seven files):
-every source and language, real templates, tools and their calls, and each field of a request that
-shapes its prompt. A request's kind says what it shows."""
+"""More than 300 requests made of the stored conversations (all seven files of
+src/inferway/bench/data/chat): every source and language, real templates, tools and their calls, and
+each field of a request that shapes its prompt. A request's kind says what it shows."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain, islice, zip_longest
-from pathlib import Path
 from typing import Any
 
+from tests import stored
 from tests.fleet.chats import (
     BY_HAND,
     Message,
@@ -24,8 +23,6 @@ from tests.fleet.chats import (
     user,
     with_tool_calls,
 )
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 # Name -> how many characters of a conversation fit: about 1,000 tokens of SmolLM2, which needs
 # two or three for a Chinese character. They are all short for the sake of the time.
@@ -64,17 +61,12 @@ WITH_PARTS = ("Gemma 4", "Qwen3.5", "Llama 3.2 Vision", "LFM2.5-VL")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-@cache
-def conversations(source: str) -> tuple[dict[str, Any], ...]:
-    with gzip.open(DATA / "chat" / f"{source}.jsonl.gz", "rt", encoding="utf-8") as file:
-        return tuple(map(json.loads, file))
+conversations = cache(stored.conversations)
 
 
 @cache
 def templates() -> dict[str, str]:
-    with gzip.open(DATA / "templates" / "chat_templates.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = map(json.loads, file)
-        found = {row["id"][:8]: row["chat_template"] for row in rows}
+    found = {row["id"][:8]: row["chat_template"] for row in stored.templates()}
     return {name: found[id] for id, name in TEMPLATES.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import io
 import json
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Fleet, StartFleet, simulated
+from tests.stored import tokenizer_json
 
 from inferway.config import ModelSettings, ProbeSettings
 from inferway.simulator.config import Latency
 
-FALCON = Path(__file__).parents[3] / "shared/data/tokenizers/falcon.tokenizer.json.gz"
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 @pytest.fixture
 def falcon(tmp_path: Path) -> Path:
     """A model's directory with a tokenizer that the fast encoder refuses."""
-    (tmp_path / "tokenizer.json").write_bytes(gzip.decompress(FALCON.read_bytes()))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json("falcon"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return tmp_path
 

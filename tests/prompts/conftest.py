@@ -10,30 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stored import Row, template_goldens, templates, tokenizer_json
 
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.prepare import prepare_smollm2
 
-Row = dict[str, Any]
-ReadRows = Callable[[str], list[Row]]
 MakeModel = Callable[..., Path]
-
-SHARED_DATA = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    if not SHARED_DATA.is_dir():
-        pytest.fail(f"{SHARED_DATA} is missing: these tests need it, as CONTRIBUTING.md says")
-    return SHARED_DATA
-
-
-@pytest.fixture(scope="session")
-def read_rows(shared_data: Path) -> ReadRows:
-    """Reads a .jsonl.gz below the shared data."""
-
-    return lambda name: read_jsonl(shared_data / name)
 
 
 @pytest.fixture(scope="session")
@@ -42,15 +25,12 @@ def read_golden() -> Callable[[Path], list[Row]]:
 
 
 @pytest.fixture(scope="session")
-def real_templates(read_rows: ReadRows) -> dict[str, ChatTemplate]:
-    """All of the shared data by id, compiled once; their clock stands where it stood when the
+def real_templates() -> dict[str, ChatTemplate]:
+    """All that are stored by id, compiled once; their clock stands where it stood when the
     goldens were made."""
-    meta = read_rows("templates/goldens_transformers.jsonl.gz")[0]["meta"]
+    meta = template_goldens()[0]["meta"]
     now = datetime.fromisoformat(meta["now"])
-    return {
-        row["id"]: ChatTemplate(row["chat_template"], now=lambda: now)
-        for row in read_rows("templates/chat_templates.jsonl.gz")
-    }
+    return {row["id"]: ChatTemplate(row["chat_template"], now=lambda: now) for row in templates()}
 
 
 def read_jsonl(path: Path) -> list[Row]:
@@ -105,15 +85,14 @@ CHATML = (
 
 
 @pytest.fixture
-def make_model(shared_data: Path, tmp_path: Path) -> MakeModel:
-    """Writes a model's directory around one of the shared tokenizers; `config` is its
+def make_model(tmp_path: Path) -> MakeModel:
+    """Writes a model's directory around one of the stored tokenizers; `config` is its
     tokenizer_config.json, `changes` replace parts of its tokenizer.json."""
 
     def make(tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
         directory = tmp_path / tokenizer
         directory.mkdir()
-        packed = (shared_data / "tokenizers" / f"{tokenizer}.tokenizer.json.gz").read_bytes()
-        whole = {**json.loads(gzip.decompress(packed)), **(changes or {})}
+        whole = {**json.loads(tokenizer_json(tokenizer)), **(changes or {})}
         (directory / "tokenizer.json").write_text(json.dumps(whole))
         settings = {"chat_template": CHATML, **config}
         (directory / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -11,7 +11,6 @@ docs/results/fidelity.json; leaves with 1 if anything differs.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import shutil
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 import tokenizers
 from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs, parts
+from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_json
 
 from inferway.prompts.check_texts import CHECK_TEXTS
 from inferway.prompts.cuts import find_cuts
@@ -39,7 +39,6 @@ from inferway.prompts.start_cache import GRID
 from inferway.prompts.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
 NPM = ROOT / "tests" / "prompts" / "npm_tokenizers.json"
 RESULTS = ROOT / "docs" / "results" / "fidelity.json"
 
@@ -79,11 +78,10 @@ class Compared:
 def model_directories(work: Path, only: set[str]) -> Iterator[tuple[str, Path]]:
     """Name, and a directory with the files that vLLM would find."""
     originals = {}
-    for path in sorted((SHARED / "tokenizers").glob("*.tokenizer.json.gz")):
-        directory = work / path.name.removesuffix(".tokenizer.json.gz")
-        directory.mkdir()
-        (directory / "tokenizer.json").write_bytes(gzip.decompress(path.read_bytes()))
-        originals[directory.name] = directory
+    for name in TOKENIZERS:
+        (work / name).mkdir()
+        (work / name / "tokenizer.json").write_text(tokenizer_json(name))
+        originals[name] = work / name
     originals["smollm2"] = prepare_smollm2()
     for name, known in json.loads(NPM.read_text()).items():
         cached = cache_dir() / "npm" / f"{name}-3.7.2"
@@ -109,22 +107,14 @@ def rename(path: Path, tokenizer_class: str) -> None:
 
 def written_texts() -> list[str]:
     """Those of the check, llama.cpp's, and 600 messages of real chats."""
-    texts = dict.fromkeys([*CHECK_TEXTS, *(row["text"] for row in recorded_ids())])
+    texts = dict.fromkeys([*CHECK_TEXTS, *(row["text"] for row in token_vectors())])
     for chat in CHATS:
-        rows = read_jsonl(SHARED / "chat" / f"{chat}.jsonl.gz")
-        messages = [message["content"] for row in rows for message in row["messages"]]
+        messages = [
+            message["content"] for row in conversations(chat) for message in row["messages"]
+        ]
         real = [text for text in messages if isinstance(text, str)]
         texts |= dict.fromkeys(real[:: max(1, len(real) // 150)][:150])
     return list(texts)
-
-
-def recorded_ids() -> list[dict[str, Any]]:
-    return read_jsonl(SHARED / "tokenizers" / "llama_cpp_token_vectors.jsonl.gz")
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def compare(name: str, directory: Path, texts: list[str], num_drawn: int) -> Compared:
@@ -139,7 +129,7 @@ def compare(name: str, directory: Path, texts: list[str], num_drawn: int) -> Com
     added = [token.content for token in built.tokenizer.get_added_tokens_decoder().values()]
     added = [content for content in added if content != built.not_followed]
     texts = [*texts, *drawn_texts(len(name), num_drawn, added)]
-    recorded = [row for row in recorded_ids() if row["model"] == name]
+    recorded = [row for row in token_vectors() if row["model"] == name]
     return Compared(
         name=name,
         tokenizer_class=type(theirs).__name__,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stored import tokenizer_json
 from tokenizers import AddedToken
 
 from inferway.prompts.boundaries import Boundaries
@@ -50,11 +49,10 @@ texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 @pytest.fixture(scope="module")
-def tricky(shared_data: Path) -> dict[str, tuple[tokenizers.Tokenizer, Boundaries]]:
+def tricky() -> dict[str, tuple[tokenizers.Tokenizer, Boundaries]]:
     found = {}
     for kind in KINDS:
-        packed = (shared_data / "tokenizers" / f"{kind}.tokenizer.json.gz").read_bytes()
-        tokenizer = tokenizers.Tokenizer.from_str(gzip.decompress(packed).decode())
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json(kind))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.add_tokens(TRICKY)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
+from tests.stored import template_goldens, upstream_render_cases
 
 from inferway.errors import RenderError, TemplateError
 from inferway.prompts.chat_template import MAX_REASON_CHARS, ChatInput, ChatTemplate
 
 Row = dict[str, Any]
-ReadRows = Callable[[str], list[Row]]
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -30,8 +29,8 @@ def render(source: str, messages: list[Row] = HI, **variables: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def goldens(read_rows: ReadRows) -> list[Row]:
-    return read_rows("templates/goldens_transformers.jsonl.gz")
+def goldens() -> list[Row]:
+    return template_goldens()
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,8 @@ def test_every_real_template_gives_the_text_of_transformers(
     assert misses == []
 
 
-def test_upstream_cases_miss_only_where_transformers_misses(read_rows: ReadRows) -> None:
-    cases = read_rows("templates/upstream_render_cases.jsonl.gz")
+def test_upstream_cases_miss_only_where_transformers_misses() -> None:
+    cases = upstream_render_cases()
     missed = []
 
     for case in cases:

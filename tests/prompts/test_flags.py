@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.stored import templates
 
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, RenderError
@@ -25,12 +26,10 @@ SHOUT = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
 HI = ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}])
 
 
-def test_22_bodies_give_the_prompts_of_vllm_under_7_sets_of_flags(
-    read_golden: Any, read_rows: Any
-) -> None:
+def test_22_bodies_give_the_prompts_of_vllm_under_7_sets_of_flags(read_golden: Any) -> None:
     head, *cases = read_golden(GOLDEN)
     flags = msgspec.convert(head["flags"], list[ModelSettings])
-    sources = {t["id"]: t["chat_template"] for t in read_rows("templates/chat_templates.jsonl.gz")}
+    sources = {t["id"]: t["chat_template"] for t in templates()}
     compared, misses = 0, []
 
     for number, case in enumerate(cases):

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests import stored
 from tests.prompts import drawn_chats as drawn
 from transformers import AutoTokenizer
 
@@ -39,10 +38,8 @@ FIRST = "{% generation %}{{ messages[0].content }}{% endgeneration %} and more t
 
 
 @pytest.fixture(scope="module")
-def templates(read_rows: Callable[[str], list[Row]]) -> list[str]:
-    found = {}
-    for row in read_rows("templates/chat_templates.jsonl.gz"):
-        found[row["id"][:8]] = row["chat_template"]
+def templates() -> list[str]:
+    found = {row["id"][:8]: row["chat_template"] for row in stored.templates()}
     return [BARE, FIRST, *(found[id] for id in TEMPLATES)]
 
 
@@ -101,13 +98,11 @@ class Pair:
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def pair(
     request: pytest.FixtureRequest,
-    shared_data: Path,
     renderer: Renderer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Pair:
-    packed = shared_data / "tokenizers" / f"{request.param}.tokenizer.json.gz"
     directory = tmp_path_factory.mktemp("model")
-    (directory / "tokenizer.json").write_bytes(gzip.decompress(packed.read_bytes()))
+    (directory / "tokenizer.json").write_text(stored.tokenizer_json(request.param))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return Pair(directory, renderer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stored import templates, tokenizer_json
 
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, RenderError
@@ -144,11 +144,11 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def families(read_rows: Any) -> list[Family]:
+def families() -> list[Family]:
     """Real templates that know of images, sound or video."""
     return [
         Family(row["id"], ChatTemplate(row["chat_template"]))
-        for row in read_rows("templates/chat_templates.jsonl.gz")
+        for row in templates()
         if re.search("image|audio|video", row["chat_template"])
     ]
 
@@ -161,18 +161,16 @@ _TOKENS = re.compile(r"<\|?[\w▁/-]+\|?>|\[/?[A-Z_]{3,}\]")
 def tokenizer(
     request: Any,
     renderer: Renderer,
-    shared_data: Path,
     families: list[Family],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Tokenizer:
-    packed = (shared_data / "tokenizers" / f"{request.param}.tokenizer.json.gz").read_bytes()
     found = {token for family in families for token in _TOKENS.findall(family.template.source)}
     added = {
         str(100_000 + i): {"content": token, "special": True, "normalized": False}
         for i, token in enumerate(sorted(found))
     }
     directory = tmp_path_factory.mktemp(request.param)
-    (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+    (directory / "tokenizer.json").write_text(tokenizer_json(request.param))
     (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(str(directory)))
     return renderer.loaded(key).tokenizer
@@ -321,11 +319,8 @@ def test_embeddings_set_all_blocks_apart(part: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def prompts(
-    renderer: Renderer, shared_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> MakePrompts:
+def prompts(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> MakePrompts:
     """A small multimodal model's; `config` is its config.json, `flags` those of its engine."""
-    packed = (shared_data / "tokenizers" / "gpt-2.tokenizer.json.gz").read_bytes()
     tokens = ["<|im_start|>", "<|im_end|>", "<|image_pad|>"]
     added = {str(100_000 + i): {"content": t, "special": True} for i, t in enumerate(tokens)}
     settings = {"chat_template": CHATML.source, "added_tokens_decoder": added}
@@ -333,7 +328,7 @@ def prompts(
     @cache
     def key(config: str) -> str:
         directory = tmp_path_factory.mktemp("model")
-        (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+        (directory / "tokenizer.json").write_text(tokenizer_json("gpt-2"))
         (directory / "tokenizer_config.json").write_text(json.dumps(settings))
         (directory / "config.json").write_text(config)
         request = GetOrCreateTokenizerKeyRequest(str(directory))
@@ -405,18 +400,15 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_media.jsonl.gz
 
 
 def test_44_chats_with_images_begin_as_vllms_own_processors_write_them(
-    renderer: Renderer, shared_data: Path, tmp_path: Path, read_golden: Any, read_rows: Any
+    renderer: Renderer, tmp_path: Path, read_golden: Any
 ) -> None:
     meta, *rows = read_golden(GOLDEN)
-    templates = {
-        row["id"]: row["chat_template"] for row in read_rows("templates/chat_templates.jsonl.gz")
-    }
+    sources = {row["id"]: row["chat_template"] for row in templates()}
     keys = {}
     for name, model in meta["models"].items():
         directory = tmp_path / name
         directory.mkdir()
-        packed = shared_data / "tokenizers" / f"{meta['tokenizer']}.tokenizer.json.gz"
-        file = json.loads(gzip.decompress(packed.read_bytes()))
+        file = json.loads(tokenizer_json(meta["tokenizer"]))
         first = 1 + max(file["model"]["vocab"].values())
         first = max(first, *(1 + token["id"] for token in file["added_tokens"]))
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -425,7 +417,7 @@ def test_44_chats_with_images_begin_as_vllms_own_processors_write_them(
             for i, token in enumerate(model["tokens"])
         ]
         (directory / "tokenizer.json").write_text(json.dumps(file))
-        config = {"eos_token": "</s>", "chat_template": templates[model["template"]]}
+        config = {"eos_token": "</s>", "chat_template": sources[model["template"]]}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
         keys[name] = renderer.get_or_create_tokenizer_key(
             GetOrCreateTokenizerKeyRequest(str(directory))

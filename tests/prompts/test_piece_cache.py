@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 from tests.prompts.texts import drawn_texts
+from tests.stored import tokenizer_json
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from inferway.model import TokenIds
@@ -23,9 +22,8 @@ Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
 NAMES = ["falcon", "bert-bge", "t5-small", "phi-3", "gpt-2"]
 
 
-def load(shared_data: Path, name: str) -> tokenizers.Tokenizer:
-    packed = (shared_data / "tokenizers" / f"{name}.tokenizer.json.gz").read_bytes()
-    return tokenizers.Tokenizer.from_str(gzip.decompress(packed).decode())
+def load(name: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(tokenizer_json(name))
 
 
 def as_llama(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -81,8 +79,8 @@ def num_differing(tokenizer: tokenizers.Tokenizer, cuts: Cuts, seed: int) -> int
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_real_tokenizers_give_the_same_ids_in_pieces(name: str, shared_data: Path) -> None:
-    tokenizer = load(shared_data, name)
+def test_real_tokenizers_give_the_same_ids_in_pieces(name: str) -> None:
+    tokenizer = load(name)
     cuts = find_cuts(tokenizer)
 
     assert cuts.cuts
@@ -91,9 +89,9 @@ def test_real_tokenizers_give_the_same_ids_in_pieces(name: str, shared_data: Pat
 
 @pytest.mark.parametrize("change", [with_tricky, as_llama, as_prefix_space, as_normalised])
 @pytest.mark.parametrize("name", ["falcon", "phi-3"])
-def test_tricky_tokens_and_pipelines_do_too(name: str, change: object, shared_data: Path) -> None:
+def test_tricky_tokens_and_pipelines_do_too(name: str, change: object) -> None:
     assert callable(change)
-    tokenizer = with_tricky(change(load(shared_data, name)))
+    tokenizer = with_tricky(change(load(name)))
 
     assert num_differing(tokenizer, find_cuts(tokenizer), seed=7) == 0
 
@@ -191,8 +189,8 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
     assert encoder.asked == ["<a>first"]
 
 
-def test_many_threads_get_the_same_ids(shared_data: Path) -> None:
-    tokenizer = load(shared_data, "bert-bge")
+def test_many_threads_get_the_same_ids() -> None:
+    tokenizer = load("bert-bge")
     cache = PieceCache(lambda texts: encode_all(tokenizer, texts), find_cuts(tokenizer), 30_000)
     texts = drawn_texts(3, 200, ["[SEP]", "[CLS]"])
     expected = encode_all(tokenizer, texts)

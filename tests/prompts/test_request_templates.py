@@ -14,6 +14,7 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tests import stored
 from tests.prompts.escapes import CHANGING, HARMLESS, NOTHING, REFUSED
 
 from inferway.config import ModelSettings
@@ -33,7 +34,6 @@ from inferway.prompts.request_templates import (
 )
 
 Row = dict[str, Any]
-ReadRows = Callable[[str], list[Row]]
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -246,11 +246,9 @@ async def test_the_helper_renders_as_this_process_does_whatever_a_template_makes
     assert differ == []
 
 
-async def test_real_templates_give_the_same_text_in_the_helper(
-    templates: RequestTemplates, read_rows: ReadRows
-) -> None:
+async def test_real_templates_give_the_same_text_in_the_helper(templates: RequestTemplates) -> None:
     differ = []
-    for row in read_rows("templates/chat_templates.jsonl.gz")[::4]:
+    for row in stored.templates()[::4]:
         source = row["chat_template"]
         template = await templates.template(source)
         ours = ChatTemplate(source)

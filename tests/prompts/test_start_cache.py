@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 
 import fastokens
@@ -76,20 +74,16 @@ def num_differing(encode: EncodeAll, tokenizer: tokenizers.Tokenizer, seed: int)
 
 @pytest.mark.parametrize("change", [same, with_less_tricky, as_llama])
 @pytest.mark.parametrize("name", ["phi-3", "gpt-2", "bert-bge"])
-def test_growing_texts_have_the_ids_of_the_whole(
-    name: str, change: Change, shared_data: Path
-) -> None:
-    tokenizer = change(load(shared_data, name))
+def test_growing_texts_have_the_ids_of_the_whole(name: str, change: Change) -> None:
+    tokenizer = change(load(name))
 
     assert num_differing(lambda texts: encode_all(tokenizer, texts), tokenizer, len(name)) == 0
 
 
 @pytest.mark.parametrize("change", [same, with_less_tricky])
 @pytest.mark.parametrize("name", ["gpt-2", "starcoder"])
-def test_fastokens_cuts_texts_at_added_tokens_as_tokenizers_does(
-    name: str, change: Change, shared_data: Path
-) -> None:
-    tokenizer = change(load(shared_data, name))
+def test_fastokens_cuts_texts_at_added_tokens_as_tokenizers_does(name: str, change: Change) -> None:
+    tokenizer = change(load(name))
 
     assert num_differing(fast_encoder(tokenizer), tokenizer, len(name)) == 0
 
@@ -191,8 +185,8 @@ def test_the_cache_never_holds_more_than_its_limit() -> None:
         assert 0 < cache.num_bytes <= 20_000
 
 
-def test_many_threads_get_the_same_ids(shared_data: Path) -> None:
-    tokenizer = load(shared_data, "bert-bge")
+def test_many_threads_get_the_same_ids() -> None:
+    tokenizer = load("bert-bge")
     cuts = find_cuts(tokenizer).apart
     cache = StartCache(lambda t: encode_all(tokenizer, t), cuts, 30_000, grid=GRID)
     texts = growing_texts(3, ["[SEP]", "[CLS]"])[:120]
@@ -230,12 +224,9 @@ def test_what_may_not_be_a_cut_is_not_looked_for_either() -> None:
     assert find_cuts(small(*tokens)).apart == {"<r>": 3}
 
 
-def test_no_token_is_apart_where_one_begins_as_another_ends(shared_data: Path) -> None:
-    assert find_cuts(with_tricky(load(shared_data, "gpt-2"))).apart == {}
+def test_no_token_is_apart_where_one_begins_as_another_ends() -> None:
+    assert find_cuts(with_tricky(load("gpt-2"))).apart == {}
 
 
-def test_llamas_own_tokens_are_apart(shared_data: Path) -> None:
-    packed = (shared_data / "tokenizers" / "phi-3.tokenizer.json.gz").read_bytes()
-    tokenizer = tokenizers.Tokenizer.from_str(gzip.decompress(packed).decode())
-
-    assert {"<|assistant|>", "<|end|>"} <= find_cuts(tokenizer).apart.keys()
+def test_llamas_own_tokens_are_apart() -> None:
+    assert {"<|assistant|>", "<|end|>"} <= find_cuts(load("phi-3")).apart.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs
+from tests.stored import conversations, token_vectors, tokenizer_json
 
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.prompts.check_texts import CHECK_TEXTS
@@ -34,15 +34,14 @@ def load(directory: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def shared_tokenizer(
-    shared_data: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], tuple[Path, Tokenizer]]:
-    """One of the shared tokenizers without a config, and its directory; loaded once."""
+    """One of the stored tokenizers without a config, and its directory; loaded once."""
 
     @cache
     def get(name: str) -> tuple[Path, Tokenizer]:
-        packed = (shared_data / "tokenizers" / f"{name}.tokenizer.json.gz").read_bytes()
         directory = tmp_path_factory.mktemp(name)
-        (directory / "tokenizer.json").write_bytes(gzip.decompress(packed))
+        (directory / "tokenizer.json").write_text(tokenizer_json(name))
         return directory, load(directory)
 
     return get
@@ -55,11 +54,10 @@ def smollm2_tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("name", ["phi-3", "falcon", "starcoder", "gpt-2", "bert-bge"])
 def test_ids_are_those_that_llama_cpp_recorded(
-    name: str, shared_tokenizer: SharedTokenizer, read_rows: Any
+    name: str, shared_tokenizer: SharedTokenizer
 ) -> None:
     _, tokenizer = shared_tokenizer(name)
-    vectors = read_rows("tokenizers/llama_cpp_token_vectors.jsonl.gz")
-    vectors = [row for row in vectors if row["model"] == name]
+    vectors = [row for row in token_vectors() if row["model"] == name]
     misses = [
         row["text"]
         for row in vectors
@@ -84,10 +82,10 @@ def test_real_chats_get_the_ids_of_the_reference(
 
 
 @pytest.fixture(scope="module")
-def chat_texts(read_rows: Any) -> list[str]:
+def chat_texts() -> list[str]:
     """150 messages: English, Chinese, code, tool calls."""
     files = ["oasst1_en_threads", "kdconv_zh", "tau_bench_airline_gpt4o"]
-    return [text for file in files for text in first_texts(read_rows(f"chat/{file}.jsonl.gz"))]
+    return [text for file in files for text in first_texts(conversations(file))]
 
 
 def first_texts(rows: list[dict[str, Any]]) -> Iterator[str]:

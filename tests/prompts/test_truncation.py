@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.prompts.conftest import BOS_EOS
+from tests.stored import tokenizer_json
 
 from inferway.errors import PromptTooLongError, RequestError
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
@@ -38,10 +38,9 @@ def rows(read_golden: Callable[[Path], list[Row]]) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def key(renderer: Renderer, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def key(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that puts <s> before a text and </s> behind it."""
-    packed = (shared_data / "tokenizers" / "phi-3.tokenizer.json.gz").read_bytes()
-    whole = {**json.loads(gzip.decompress(packed)), "post_processor": BOS_EOS}
+    whole = {**json.loads(tokenizer_json("phi-3")), "post_processor": BOS_EOS}
     directory = tmp_path_factory.mktemp("phi-3")
     (directory / "tokenizer.json").write_text(json.dumps(whole))
     (directory / "chat_template.jinja").write_text(PLAIN)

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.structured.lifelike import keywords, lifelike_schemas
 
 from inferway.errors import SpecError
 from inferway.structured.check import DEFAULT, check
@@ -18,7 +17,12 @@ from inferway.structured.report import in_request
 from inferway.structured.schema_walk import graph, longest_path
 from inferway.structured.spec import Asked, Kind, Options, Spec
 
-SAMPLE = Path(__file__).parents[3] / "shared/data/jsonschema/jsonschemabench_300.jsonl.gz"
+# What schemas of JSONSchemaBench say; 300 of them were checked once, and all passed.
+SAID = """$comment $defs $id $ref $schema additionalItems additionalProperties allOf anyOf const
+contains default definitions dependencies description enum examples exclusiveMaximum
+exclusiveMinimum format id if items maxItems maxLength maxProperties maximum minItems minLength
+minProperties minimum multipleOf not nullable oneOf pattern patternProperties properties
+propertyNames readOnly required title type uniqueItems"""
 
 
 def of(schema: Any) -> Spec:
@@ -31,14 +35,14 @@ def refused(spec: Spec, *, strict: bool = False, limits: Limits = DEFAULT) -> Sp
     return caught.value
 
 
-def test_every_schema_of_the_sample_passes() -> None:
-    with gzip.open(SAMPLE) as lines:
-        schemas = [json.loads(line)["schema"] for line in lines]
+def test_every_lifelike_schema_passes() -> None:
+    schemas = lifelike_schemas(seed=1, count=300)
 
     for schema in schemas:
-        check(Spec(Kind.JSON, schema if isinstance(schema, str) else json.dumps(schema)))
+        check(of(schema))
 
-    assert len(schemas) == 300
+    assert {keyword for schema in schemas for keyword in keywords(schema)} >= set(SAID.split())
+    assert max(len(json.dumps(schema)) for schema in schemas) > 150_000
 
 
 BAD_SCHEMAS: list[tuple[Any, str, str | None, str]] = [

@@ -1,13 +1,13 @@
 """Real conversations from a directory, and what the benchmarks make of them.
 
-The directory is `chat/` of the project's data: `*.jsonl.gz`, one `{"messages": [...]}` a line.
+The directory holds `*.jsonl`, packed by gzip or xz or not packed, one `{"messages": [...]}` a line;
+`data/chat` beside this module is one, and `data/README.md` says where its text comes from.
 What is made here is real text in a real order, joined and cut to a length; only `reshuffled`
 changes the order, because it is there to bring known words in unknown texts.
 """
 
 from __future__ import annotations
 
-import gzip
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferway.bench.packed import unpacked
 from inferway.bench.processes import BenchError
 from inferway.prompts.renderer import (
     GetOrCreateTokenizerKeyRequest,
@@ -25,6 +26,8 @@ from inferway.prompts.renderer import (
 )
 
 Message = dict[str, str]
+
+_ENDINGS = (".jsonl", ".gz", ".xz")
 
 # Tokens of a text, without what a template puts around it.
 CountTokens = Callable[[str], int]
@@ -40,8 +43,8 @@ class _Conversation(msgspec.Struct):
 
 
 def default_data_dir() -> Path:
-    """`shared/data` beside the checkout that this module is part of."""
-    return Path(__file__).parents[4] / "shared" / "data"
+    """The data that is installed with the benchmarks."""
+    return Path(__file__).with_name("data")
 
 
 def load_conversations(directory: Path) -> list[list[Message]]:
@@ -50,8 +53,8 @@ def load_conversations(directory: Path) -> list[list[Message]]:
     Raises BenchError with the cure when there are none.
     """
     conversations = []
-    for path in sorted(directory.glob("*.jsonl.gz")):
-        for line in gzip.decompress(path.read_bytes()).splitlines():
+    for path in sorted(p for p in directory.glob("*.jsonl*") if p.suffix in _ENDINGS):
+        for line in unpacked(path).splitlines():
             turns = msgspec.json.decode(line, type=_Conversation).messages
             kept = [
                 {"role": m.role, "content": m.content}
@@ -62,8 +65,8 @@ def load_conversations(directory: Path) -> list[list[Message]]:
                 conversations.append(kept)
     if not conversations:
         raise BenchError(
-            f"{directory}: no conversations; the cure: --data DIR, where DIR/chat holds *.jsonl.gz "
-            'files with one {"messages": [{"role": …, "content": …}, …]} a line'
+            f"{directory}: no conversations; the cure: --data DIR, where DIR/chat holds *.jsonl "
+            '(.gz, .xz) files with one {"messages": [{"role": …, "content": …}, …]} a line'
         )
     return conversations
 

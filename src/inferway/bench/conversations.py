@@ -11,12 +11,13 @@ nobody has seen before.
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from inferway.bench.packed import unpacked
 
 # Takes the place of the number that makes each request's last turn new; no text contains it.
 _MARK = "<<number>>"
@@ -117,5 +118,5 @@ def _encode(model: str, messages: list[dict[str, str]]) -> bytes:
 
 
 def _sample() -> _Sample:
-    path = files("inferway.bench") / "data" / "conversations.json.gz"
-    return msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_Sample)
+    path = Path(__file__).with_name("data") / "conversations.json.gz"
+    return msgspec.json.decode(unpacked(path), type=_Sample)

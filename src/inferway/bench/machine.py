@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -48,6 +49,20 @@ def this_machine() -> Machine:
         load_before=round(os.getloadavg()[0], 2),
         yardstick_us=[take_yardstick() for _ in range(_YARDSTICKS)],
     )
+
+
+def command_line() -> list[str]:
+    """The command that is running. Of files and folders elsewhere it has the names, not the places:
+    those are this machine's."""
+    return ["inferway", *map(_without_place, sys.argv[1:])]
+
+
+def _without_place(argument: str) -> str:
+    flag, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    path = Path(value)
+    if not path.name or not (path.is_absolute() or ".." in path.parts):
+        return argument
+    return f"{flag}={path.name}" if flag else path.name
 
 
 def times_as_slow(now: Machine, then: Machine) -> float | None:

@@ -7,14 +7,13 @@ in turns, so that whatever else the machine does hits all alike.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferway.bench.cpu import resident_bytes
 from inferway.bench.load import LoadResult
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.parts import measure_parts
 from inferway.bench.placed import Case, Placed, cases, placed, tell_events
 from inferway.bench.progress import OnStep
@@ -64,7 +63,7 @@ def run_route(routers: Sequence[Router], root: Path, plan: Plan, on_step: OnStep
     parts = measure_parts(root, loads[-1].load.templates, BLOCK_SIZE, plan.part_repeats)
     return RouteRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         seconds=plan.seconds,
         connections=plan.connections,
         bodies={case.name: case.what for case in loads},

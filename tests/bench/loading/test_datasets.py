@@ -119,8 +119,8 @@ def test_each_stage_begins_elsewhere_and_all_come_before_any_comes_again(tmp_pat
     assert prompts(1)[0] != prompts(0)[0]
 
 
-def test_the_projects_own_chats_are_read() -> None:
-    read = read_dataset(default_data_dir() / "chat" / "mt_bench_101.jsonl.gz")
+def test_the_installed_chats_are_read() -> None:
+    read = read_dataset(default_data_dir() / "chat" / "mt_bench_101.jsonl.xz")
 
     assert len(read.sessions) > 100
     assert all(turn.answer for session in read.sessions for turn in session.turns)

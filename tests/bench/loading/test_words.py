@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-
 import pytest
+from tests.stored import tokenizer_json
 from tokenizers import Tokenizer
 
-from inferway.bench.chats import default_data_dir
 from inferway.bench.loading.words import text
 from inferway.prompts.prepare import prepare_smollm2
 
@@ -15,8 +13,7 @@ from inferway.prompts.prepare import prepare_smollm2
 def tokenizer(name: str) -> Tokenizer:
     if name == "smollm2":
         return Tokenizer.from_file(str(prepare_smollm2() / "tokenizer.json"))
-    path = default_data_dir() / "tokenizers" / f"{name}.tokenizer.json.gz"
-    return Tokenizer.from_str(gzip.decompress(path.read_bytes()).decode())
+    return Tokenizer.from_str(tokenizer_json(name))
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gpt-2", "falcon", "starcoder", "bert-bge"])

@@ -9,6 +9,7 @@ the templates whose ids are in the file.
 import copy
 import gzip
 import json
+import lzma
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +26,11 @@ from vllm.renderers.chat_utils import parse_chat_messages
 HERE = Path(__file__).parent
 GOLDEN = HERE / "vllm_chats.jsonl.gz"
 EXCLUDE = "exclude_tools_when_tool_choice_none"
-TEMPLATES = HERE.parents[3] / "shared" / "data" / "templates" / "chat_templates.jsonl.gz"
+TEMPLATES = HERE.parents[1] / "data" / "templates" / "chat_templates.jsonl.xz"
 
 
 def rows(path: Path) -> list:
-    with gzip.open(path, "rt") as file:
+    with (lzma if path.suffix == ".xz" else gzip).open(path, "rt") as file:
         return [json.loads(line) for line in file]
 
 

@@ -10,6 +10,7 @@ import base64
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
-SHARED = HERE.parents[3] / "shared" / "data"
+DATA = HERE.parents[1] / "data"
 PORT = 18_123
 VLLM = Path(sys.executable).with_name("vllm")
 
@@ -170,8 +171,8 @@ CHATS = {
 
 
 def write_model(directory: Path, model: dict) -> None:
-    packed = (SHARED / "tokenizers" / "phi-3.tokenizer.json.gz").read_bytes()
-    tokenizer = json.loads(gzip.decompress(packed))
+    packed = (DATA / "tokenizers" / "phi-3.tokenizer.json.xz").read_bytes()
+    tokenizer = json.loads(lzma.decompress(packed))
     first = 1 + max(
         *tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])
     )
@@ -180,7 +181,7 @@ def write_model(directory: Path, model: dict) -> None:
     tokenizer["added_tokens"] += [
         {"id": id, "content": token, "special": True, **flags} for token, id in ids.items()
     ]
-    with gzip.open(SHARED / "templates" / "chat_templates.jsonl.gz", "rt") as rows:
+    with lzma.open(DATA / "templates" / "chat_templates.jsonl.xz", "rt") as rows:
         templates = {row["id"]: row["chat_template"] for row in map(json.loads, rows)}
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"}
     files = {

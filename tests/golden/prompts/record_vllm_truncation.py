@@ -8,6 +8,7 @@ a tokenizer that puts special tokens before and behind a text.
 import gzip
 import itertools
 import json
+import lzma
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from vllm.tokenizers.hf import get_cached_tokenizer
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "vllm_truncation.jsonl.gz"
-PHI3 = HERE.parents[3] / "shared" / "data" / "tokenizers" / "phi-3.tokenizer.json.gz"
+PHI3 = HERE.parents[1] / "data" / "tokenizers" / "phi-3.tokenizer.json.xz"
 
 # As in tests/prompts/conftest.py: <s> before a text, </s> behind it.
 BOS_EOS = {
@@ -51,7 +52,7 @@ IDS = list(range(100, 140))
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "tokenizer.json"
-        whole = json.loads(gzip.decompress(PHI3.read_bytes()))
+        whole = json.loads(lzma.decompress(PHI3.read_bytes()))
         file.write_text(json.dumps({**whole, "post_processor": BOS_EOS}))
         # `vllm serve` loads its tokenizer with this side (tokenizers/registry.py).
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), truncation_side="left")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from inferway.bench.chat_overhead.prompts import PromptMaker
 from inferway.bench.chat_overhead.results import ChatOverheadRun, Stage, summarise
 from inferway.bench.chat_overhead.workload import ARMS, KINDS, stage
 from inferway.bench.chats import Turns, load_conversations
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.processes import BenchError
 from inferway.bench.progress import OnStep
 from inferway.prompts.prepare import prepare_smollm2
@@ -76,7 +75,7 @@ def run_chat_overhead(data: Path, plan: Plan, on_step: OnStep) -> ChatOverheadRu
         stages = experiment.measure(fitted)
     return ChatOverheadRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         seed=plan.seed,
         seconds=plan.seconds,
         engines=_engines(plan),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from inferway.bench.director.many_endpoints import measure
 from inferway.bench.director.plan import Plan
 from inferway.bench.director.results import DirectorRun
 from inferway.bench.director.world import Point, World
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.prompts.prepare import prepare_smollm2
 
 
@@ -35,7 +34,7 @@ def run_director(data: Path, plan: Plan, on_step: Callable[[str], None]) -> Dire
     on_step(f"among {plan.many_endpoints} endpoints")
     return DirectorRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         seed=plan.seed,
         text=f"{len(conversations):,} real conversations of {data.name}/chat, in an order drawn "
         f"once, joined; turns of {plan.turn_chars:,} characters at most",

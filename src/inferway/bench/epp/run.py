@@ -24,7 +24,7 @@ from inferway.bench.cpu import cpu_seconds
 from inferway.bench.epp.envoy import configuration, find_envoy, messages
 from inferway.bench.epp.results import Arm, Case, EppRun
 from inferway.bench.load import Load
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.processes import BenchError, answers, free_port, running, wait_until
 from inferway.bench.progress import OnStep
 
@@ -120,7 +120,7 @@ def run_epp(root: Path, plan: Plan, on_step: OnStep) -> EppRun:
     ]
     return EppRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         envoy=_version(binary),
         seconds=plan.seconds,
         connections=plan.connections,

@@ -24,7 +24,7 @@ from inferway.bench.index.shared import SharedCost
 from inferway.bench.index.snapshot import Snapshots
 from inferway.bench.index.stalls import Stalls
 from inferway.bench.index.workload import SHAPES
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.processes import BenchError
 from inferway.bench.progress import OnStep
 from inferway.bench.venvs import install_venv
@@ -55,7 +55,7 @@ def run_index(plan: Plan, on_step: OnStep, *, beside_peer: bool = True) -> Index
     snapshots = msgspec.convert({name: workers.ours(p) for name, p in parts.items()}, Snapshots)
     return IndexRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         peer=f"{PEER} {PEER_VERSION}" if peer else None,
         plan=plan,
         cases=_cases(plan, rounds),

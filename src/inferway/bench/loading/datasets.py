@@ -1,6 +1,7 @@
 """Files of conversations or of OpenAI bodies -> sessions.
 
-A file is JSON lines or one JSON array, gzipped or not. What an entry is shows by its keys:
+A file is JSON lines or one JSON array, packed by gzip or xz, or not packed. What an entry is shows
+by its keys:
 
 * `conversations` (ShareGPT: `from`, `value`), or `messages` that end with the assistant's answer:
   a conversation, sent turn by turn;
@@ -11,7 +12,6 @@ A file is JSON lines or one JSON array, gzipped or not. What an entry is shows b
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from inferway.bench.loading.workload import Message, Session, Turn
+from inferway.bench.packed import unpacked
 from inferway.bench.processes import BenchError
 
 _ROLES = {
@@ -91,9 +92,8 @@ def read_dataset(path: Path) -> Dataset:
 
 def _entries(path: Path) -> Sequence[Any]:
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (OSError, EOFError) as e:
+        data = unpacked(path)
+    except OSError as e:
         raise BenchError(f"{path}: cannot be read: {e}") from e
     if data.lstrip().startswith(b"["):
         return msgspec.convert(_decoded(data, str(path)), list[Any])

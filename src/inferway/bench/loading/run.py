@@ -6,7 +6,6 @@ import asyncio
 import gc
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.schedule import first_times, interleaved, poisson, scaled, uniform
 from inferway.bench.loading.sources import Source
 from inferway.bench.loading.workload import Session
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.processes import BenchError
 
 
@@ -86,7 +85,7 @@ def run_load(
         gc.unfreeze()
     return LoadRun(
         machine=machine,
-        command=shlex.join(hidden(["inferway", *sys.argv[1:]])),
+        command=shlex.join(hidden(command_line())),
         url=target.url,
         model=name,
         workload=source.about,

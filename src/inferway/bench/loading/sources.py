@@ -68,7 +68,7 @@ def _trace(path: Path, seed: int) -> Workload | None:
     """None if it is none that is known; what it is then is said by who reads it next."""
     try:
         return read_trace(path, seed)
-    except (BenchError, OSError, EOFError):
+    except (BenchError, OSError):
         return None
 
 

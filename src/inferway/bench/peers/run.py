@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from inferway.bench.loading.samples import Sample
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.peers.fleets import Fleet, started
 from inferway.bench.peers.plan import Plan
 from inferway.bench.peers.results import Cell, Note, PeersRun, Searched, Sitting, cell_of
@@ -62,7 +61,7 @@ def run_peers(
             tour.measure(routers, rate)
     return PeersRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         plan=plan,
         versions={router.label.split()[0]: router.version for router in routers},
         idle_ttft=round(idle, 4),

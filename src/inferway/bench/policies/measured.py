@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from math import sqrt
 
 import numpy as np
 
+from inferway.bench.machine import command_line
 from inferway.bench.policies.requests import Outcome, Workload
 from inferway.bench.policies.results import Row
 
@@ -70,4 +70,4 @@ def doubling(ttft: Callable[[float], float], first: float, bisections: int) -> t
 
 def command() -> str:
     """As it was typed."""
-    return shlex.join(["inferway", *sys.argv[1:]])
+    return shlex.join(command_line())

@@ -21,7 +21,7 @@ from inferway.bench.policies.plan import OTHER_CACHES, Plan
 from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.results import Described, Loaded, PoliciesRun, Row
 from inferway.bench.policies.simulate import simulate
-from inferway.bench.policies.trace_files import FILES, read_trace
+from inferway.bench.policies.trace_files import FILES, read_trace, stored
 from inferway.bench.policies.weighted import Weights, weighted
 from inferway.bench.processes import BenchError
 from inferway.bench.progress import OnStep
@@ -276,7 +276,7 @@ def _load(plan: Plan, traces: Path, name: str, seed: int) -> Workload:
         raise BenchError(f"no workload {name!r}; known: chats, {', '.join(FILES)}")
     # Of these the seed only changes when requests arrive.
     drawn = 1 if name in ("mooncake", "azure") else seed
-    return read_trace(traces / FILES[name], drawn, plan.requests or plan.most.get(name))
+    return read_trace(stored(traces, name), drawn, plan.requests or plan.most.get(name))
 
 
 @lru_cache(maxsize=8)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 from functools import lru_cache
 from pathlib import Path
 
+from inferway.bench.packed import unpacked
 from inferway.bench.policies.azure import HEAD, azure
 from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.servegen import servegen
 from inferway.bench.policies.traces import agentic, mooncake
 from inferway.bench.processes import BenchError
 
-# The project's data, `traces/`; its README has more.
+# In `traces/` of `bench/data`, whose README has more; there they are packed.
 FILES = {
-    "mooncake": "mooncake_conversation_trace.jsonl.gz",
-    "agentic": "claude_code_agentic_traces_305.jsonl.gz",
-    "azure": "AzureLLMInferenceTrace_conv_2023.csv.gz",
-    "servegen": "servegen_reason_deepseek_r1.jsonl.gz",
+    "mooncake": "mooncake_conversation_trace.jsonl",
+    "agentic": "claude_code_agentic_traces_305.jsonl",
+    "azure": "AzureLLMInferenceTrace_conv_2023.csv",
+    "servegen": "servegen_reason_deepseek_r1.jsonl",
 }
 _FORMATS = "Mooncake's JSON lines, an agent's sessions, Azure's CSV, ServeGen's clients"
+
+
+def stored(traces: Path, name: str) -> Path:
+    """The file of one of `FILES` in a folder, packed or not; the packed one when none is there."""
+    files = [traces / f"{FILES[name]}{ending}" for ending in (".xz", ".gz", "")]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 @lru_cache(maxsize=8)
@@ -43,5 +49,4 @@ def read_trace(path: Path, seed: int, most: int | None = None) -> Workload:
 def _lines(path: Path) -> list[bytes]:
     if not path.is_file():
         raise BenchError(f"{path}: not there; the cure: give the path of the trace, or its folder")
-    data = path.read_bytes()
-    return (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).splitlines()
+    return unpacked(path).splitlines()

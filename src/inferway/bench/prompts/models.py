@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from inferway.bench.chats import default_data_dir
 from inferway.bench.npm import npm_tokenizer
-from inferway.bench.processes import BenchError
 from inferway.bench.progress import OnStep
 from inferway.prompts.prepare import prepare_smollm2
 
 Chat = list[dict[str, str]]
 
-_GRANITE = "ibm-granite-granite-3.3-2B-Instruct"  # seed 003's model
+_GRANITE = "granite-3.3.jinja"  # of seed 003's model, in `templates/` of the benchmarks' data
 
 # What TinyLlama and Zephyr are trained with: the end-of-sequence token stands between turns.
 _ZEPHYR = """\
@@ -78,12 +75,11 @@ class BenchModels:
         return [self.plain] if self.fallback is None else [self.plain, self.fallback]
 
 
-def gather_models(data: Path, work: Path, on_step: OnStep, *, npm: bool) -> BenchModels:
+def gather_models(work: Path, on_step: OnStep, *, npm: bool) -> BenchModels:
     """Raises BenchError or ConfigError when one cannot be had."""
     smollm2 = prepare_smollm2()
-    granite = _with_template(
-        work / "granite", smollm2, _stored_template(data / "templates", _GRANITE)
-    )
+    template = (default_data_dir() / "templates" / _GRANITE).read_text()
+    granite = _with_template(work / "granite", smollm2, template)
     fallback = None
     others: tuple[BenchModel, ...] = ()
     if npm:
@@ -109,19 +105,3 @@ def _with_template(directory: Path, tokenizer: Path, template: str) -> Path:
         shutil.copyfile(tokenizer / name, directory / name)
     (directory / "chat_template.jinja").write_text(template)
     return directory
-
-
-class _StoredTemplate(msgspec.Struct):
-    names: list[tuple[str, str]]
-    chat_template: str
-
-
-def _stored_template(directory: Path, name: str) -> str:
-    path = directory / "chat_templates.jsonl.gz"
-    if not path.is_file():
-        raise BenchError(f"{path}: no such file; the cure: --data DIR, the project's data")
-    for line in gzip.decompress(path.read_bytes()).splitlines():
-        stored = msgspec.json.decode(line, type=_StoredTemplate)
-        if name in {known for _, known in stored.names}:
-            return stored.chat_template
-    raise BenchError(f"{path}: no template of {name}")

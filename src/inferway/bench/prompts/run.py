@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inferway import __version__
 from inferway.bench import chats
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.progress import OnStep
 from inferway.bench.prompts.asking import Interpreters
 from inferway.bench.prompts.chat_rows import ChatRows
@@ -28,7 +27,7 @@ TRANSFORMERS = "5.19.0"  # what vLLM 0.32 has
 def run_prompts(
     data: Path, plan: Plan, on_step: OnStep, interpreters: Interpreters | None = None
 ) -> PromptsRun:
-    """Measure with the chats and templates in `data`; without `interpreters`, beside
+    """Measure with the chats in `data`; without `interpreters`, beside
     transformers in a venv of its own.
 
     Raises BenchError, with the cure, when something cannot be had or the systems disagree.
@@ -38,7 +37,7 @@ def run_prompts(
     interpreters = interpreters or Interpreters(install_transformers(on_step))
     with TemporaryDirectory(prefix="inferway-prompts-") as name:
         work = Path(name)
-        models = gather_models(data, work, on_step, npm=plan.npm)
+        models = gather_models(work, on_step, npm=plan.npm)
         workers = Workers(interpreters, work, on_step)
         rows = [
             *ChatRows(plan, conversations, models, workers).rows(),
@@ -47,7 +46,7 @@ def run_prompts(
         ]
     return PromptsRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         versions={"inferway": __version__, "transformers": TRANSFORMERS, **_libraries()},
         seed=plan.seed,
         text=f"{len(conversations):,} real conversations of {data.name}/chat, in an order drawn "

@@ -6,7 +6,6 @@ import math
 import os
 import resource
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from statistics import median
 
 from inferway.bench import conversations
 from inferway.bench.load import Load
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.placed import Placed, cases, placed, tell_events
 from inferway.bench.progress import OnStep
 from inferway.bench.proxy.latency import NONE, measure_latencies
@@ -52,7 +51,7 @@ def run_proxy(routers: Sequence[Router], root: Path, plan: Plan, on_step: OnStep
     memory = measure_memory(light, model, plan, on_step)
     return ProxyRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         plan=plan,
         versions={router.label.split()[0]: router.version for router in routers},
         bodies={case.name: case.what for case in loads},

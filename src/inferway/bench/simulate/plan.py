@@ -11,7 +11,7 @@ from inferway.bench.policies.engine import EngineSpec
 from inferway.bench.policies.repeated import repeated
 from inferway.bench.policies.requests import Workload
 from inferway.bench.policies.simulate import FleetSpec
-from inferway.bench.policies.trace_files import FILES, read_trace
+from inferway.bench.policies.trace_files import FILES, read_trace, stored
 from inferway.bench.processes import BenchError
 
 CHATS = "chats"
@@ -53,9 +53,9 @@ def load(plan: Plan, data: Path, seed: int) -> Workload:
 
 
 def trace_path(trace: str, data: Path) -> Path:
-    """A file that is there, or one of the project's data by its short name."""
+    """A file that is there, or one of `data` by its short name."""
     if trace in FILES and not Path(trace).exists():
-        return data / "traces" / FILES[trace]
+        return stored(data / "traces", trace)
     return Path(trace)
 
 

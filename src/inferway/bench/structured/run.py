@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-from inferway.bench.machine import this_machine
+from inferway.bench.machine import command_line, this_machine
 from inferway.bench.processes import BenchError
 from inferway.bench.structured.judge import Judge, environment
 from inferway.bench.structured.plan import Plan
@@ -40,7 +40,7 @@ def run_structured(plan: Plan, file: Path, model: Path, on_progress: OnProgress)
     on_progress("masks of many answers", 0, 1)
     return StructuredRun(
         machine=machine,
-        command=shlex.join(["inferway", *sys.argv[1:]]),
+        command=shlex.join(command_line()),
         file=file.name,
         tokenizer=model.name,
         plan=plan,

@@ -5,7 +5,6 @@ A line is `{"id", "schema", "tests": [{"valid", "data"}]}`: JSONSchemaBench's, a
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from inferway.bench.packed import unpacked
 from inferway.bench.processes import BenchError
 from inferway.bench.structured.ordering import in_schema_order
 
@@ -44,8 +44,7 @@ def read(
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        yield from map(json.loads, filter(str.strip, file))
+    yield from map(json.loads, filter(bytes.strip, unpacked(path).splitlines()))
 
 
 def _case(line: Any, tokenize: Callable[[str], list[int]], max_tokens: int) -> Case:

@@ -67,7 +67,7 @@ def request_rates(text: str) -> tuple[float, ...]:
     metavar="URL",
     help="A running engine instead of simulated ones; repeat for more.",
 )
-@data_option("DIR/chat")
+@data_option("chat")
 @output_options("chat_overhead")
 def chat_overhead(
     quick: bool,

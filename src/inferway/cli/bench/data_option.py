@@ -1,4 +1,4 @@
-"""`--data` of the benchmarks that read the project's data."""
+"""`--data` of the benchmarks that read real text or traces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from inferway.bench.chats import default_data_dir
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def data_option(folders: str) -> Callable[[_Command], _Command]:
-    """`folders`: those that are read."""
+def data_option(folder: str) -> Callable[[_Command], _Command]:
+    """`folder`: the one of DIR that is read."""
     return click.option(
         "--data",
         type=click.Path(path_type=Path),
         default=default_data_dir,
         metavar="DIR",
-        help=f"The project's data: {folders}.  [default: ../shared/data]",
+        show_default="installed with Inferway",
+        help=f"Read DIR/{folder} instead of the data that is installed with the benchmarks.",
     )

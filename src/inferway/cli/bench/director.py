@@ -15,7 +15,7 @@ from inferway.cli.bench.output import Output, output_options
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer and shorter chats: a look, not a result.")
-@data_option("DIR/chat")
+@data_option("chat")
 @output_options("director")
 def director(quick: bool, data: Path, output: Output) -> None:
     """Decide on chats that grow turn by turn: what a decision costs, and how it grows."""

