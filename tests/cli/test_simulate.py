@@ -73,7 +73,7 @@ def test_a_taken_port_is_one_line_that_names_it(model: str) -> None:
         (["--lora-modules", "x"], "--lora-modules 'x': expected NAME=PATH"),
         (["--model", str(Path(__file__).parent)], "no tokenizer.json"),
         (["--max-model-len", "99999"], "raise --kv-cache-size or lower --max-model-len"),
-        (["--time-to-first-token", "soon"], "expected a duration like 250ms"),
+        (["--time-to-first-token", "soon"], "expected a time like 250ms"),
     ],
 )
 def test_a_setting_that_cannot_hold_is_one_clear_line(args: list[str], message: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from inferway.cli.command import Command
 from inferway.cli.effective import effective
-from inferway.cli.serve_options import overrides, serve_options
+from inferway.cli.serve_options import environment_of, overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
 from inferway.flow.callers import read_callers
@@ -21,13 +22,14 @@ from inferway.scheduling.scheduling import Scheduling
 
 @click.group()
 def config() -> None:
-    """Check and show configurations."""
+    """Check a configuration, or show which settings are in force."""
 
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Say whether FILE can be used: settings of `inferway serve`, or an EndpointPickerConfig."""
+    """Say whether FILE can be used. It has settings of inferway serve, or is an
+    EndpointPickerConfig of llm-d."""
     try:
         if read_yaml(file).get("kind") == KIND:
             scheduling = load_scheduling(str(file))
@@ -43,11 +45,14 @@ def check(file: Path) -> None:
     click.echo(f"{file}: valid")
 
 
-@config.command()
+@config.command(cls=Command)
 @serve_options
 def show(config: Path | None, **flags: Any) -> None:
-    """Show what is effective and where each value comes from. Takes the flags of `inferway serve`;
-    secrets are not shown."""
+    """Show every setting that would be in force, and where its value comes from: a flag, the
+    environment, the file or the default.
+
+    It takes the flags of inferway serve, and shows no secrets.
+    """
     try:
         given = overrides(**flags)
         settings: ServeSettings = load_settings(config, given)
@@ -56,7 +61,8 @@ def show(config: Path | None, **flags: Any) -> None:
         click.echo(f"inferway config show: {e}", err=True)
         sys.exit(2)
     in_file = read_yaml(config) if config else {}
-    for key, value, origin in effective(settings, given, in_file, str(config)):
+    environment = environment_of(click.get_current_context())
+    for key, value, origin in effective(settings, given, in_file, str(config), environment):
         click.echo(f"{key}: {value}  # {origin}")
     _say(scheduling)
 

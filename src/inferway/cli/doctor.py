@@ -7,7 +7,9 @@ import os
 
 import click
 
-from inferway.config import ServeSettings, check_engines, parse_engine
+from inferway.cli.command import Command, section
+from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
+from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
 from inferway.doctor.rules import Finding, Level
 from inferway.errors import ConfigError
@@ -16,30 +18,26 @@ from inferway.prompts.prepare import cache_dir
 COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
-@click.command()
-@click.argument("urls", nargs=-1, metavar="[ENGINE_URL]…")
-@click.option(
-    "--engine",
-    "specs",
-    multiple=True,
-    metavar="URL[,KEY=VALUE...]",
-    help="An engine to examine as well, the same as a plain ENGINE_URL; repeat for each.",
+@click.command(cls=Command)
+@section(
+    "Engines",
+    ENGINE_URLS,
+    ENGINE,
+    ENGINE_CA,
+    example="inferway doctor http://10.0.0.5:8000",
 )
-@click.option(
-    "--engine-ca", metavar="FILE", help="Trust these certificates (PEM) to sign https engines'."
-)
-def doctor(urls: tuple[str, ...], specs: tuple[str, ...], engine_ca: str | None) -> None:
-    """Check this machine, the hub and the given engines; exit 1 if something must be mended."""
+def doctor(urls: tuple[str, ...], engines: tuple[str, ...], engine_ca: str | None) -> None:
+    """Check this machine, the hub and the given engines, and name the cure of what is wrong.
+
+    The exit status is 1 if something must be mended; warnings alone leave it at 0.
+    """
     try:
-        engines = [
-            *(parse_engine(spec, "engine") for spec in urls),
-            *(parse_engine(spec) for spec in specs),
-        ]
-        check_engines(engines)
-        tls = ServeSettings(engines=engines, engine_ca=engine_ca).engine_tls()
+        asked = listed(urls, engines)
+        check_engines(asked)
+        tls = ServeSettings(engines=asked, engine_ca=engine_ca).engine_tls()
     except ConfigError as e:
         raise click.ClickException(str(e)) from e
-    findings = asyncio.run(examine(engines, cache_dir(), os.environ, tls))
+    findings = asyncio.run(examine(asked, cache_dir(), os.environ, tls))
     for finding in findings:
         _show(finding)
     if any(finding.level is Level.FAIL for finding in findings):

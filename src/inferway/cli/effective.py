@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from inferway.config import ServeSettings, without_password
 # (dotted key, value as JSON, where it comes from)
 Line = tuple[str, str, str]
 
+_FLAG = "a flag"
 _ENV = "_env"  # keys that name an environment variable end so
 
 
@@ -21,17 +23,31 @@ def effective(
     flags: Mapping[str, object],
     in_file: Mapping[str, object],
     file: str,
+    environment: Mapping[str, str],
 ) -> Iterator[Line]:
-    """In the order of docs/configuration.md. Lists and maps that nobody has given are one line."""
+    """`environment`: keys that a variable has set (`*` is any name) -> it. In the order of
+    docs/configuration.md. Lists and maps that nobody has given are one line."""
     values = msgspec.to_builtins(settings)
     for key, value in values.items():
-        yield from _lines(key, value, flags.get(key), in_file.get(key), file)
+        for line in _lines(key, value, flags.get(key), in_file.get(key), file):
+            yield _from_environment(line, environment)
+
+
+def _from_environment(line: Line, environment: Mapping[str, str]) -> Line:
+    """A variable is named where a flag would have set the same."""
+    key, value, origin = line
+    if not origin.startswith(_FLAG):
+        return line
+    for pattern, variable in environment.items():
+        if fnmatchcase(key, pattern) or key.startswith((f"{pattern}[", f"{pattern}.")):
+            return key, value, f"environment {variable}{origin.removeprefix(_FLAG)}"
+    return line
 
 
 def _lines(key: str, value: object, flag: object, in_file: object, file: str) -> Iterator[Line]:
     items = _items(value)
     if not items:
-        origin = "a flag" if flag is not None else file if in_file is not None else "default"
+        origin = _FLAG if flag is not None else file if in_file is not None else "default"
         yield key, _shown(value), origin + _note(key, value)
         return
     for name, item in items:

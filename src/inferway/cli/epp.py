@@ -15,6 +15,8 @@ from typing import Any
 import click
 import msgspec
 
+from inferway.cli.command import ServerCommand, section, warnings_of
+from inferway.cli.flag import option
 from inferway.cli.key_options import key_option, number_option, range_of
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
@@ -63,79 +65,138 @@ _BOOLEAN: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
 def _ignored(command: Any) -> Any:
     for name in reversed(_NO_USE):
         flags = [f"--{name}", f"-{name}"] if len(name) == 1 else [f"--{name}"]
-        option = click.option(
+        hidden = click.option(
             *flags, name.replace("-", "_"), is_flag=False, flag_value="true", hidden=True
         )
-        command = option(command)
+        command = hidden(command)
     return command
 
 
-@click.command()
-@number_option("--grpc-port", "picker.grpc_port", "Where the proxy asks.")
-@number_option("--grpc-health-port", "picker.grpc_health_port", "gRPC health checks.")
-@click.option(
-    "--metrics-port", type=range_of("port"), help="/metrics, /ready, scores.  [default: 9090]"
+@click.command(cls=ServerCommand)
+@section(
+    "Picking for a proxy",
+    number_option(
+        "--grpc-port",
+        "picker.grpc_port",
+        "Answer the proxy (ext_proc over gRPC) on this port; 0 takes a free one.",
+        "PORT",
+    ),
+    number_option(
+        "--grpc-health-port",
+        "picker.grpc_health_port",
+        "Answer gRPC health checks on this port, always in the clear.",
+        "PORT",
+    ),
+    key_option(
+        "--health-checking",
+        "picker.health_checking",
+        **_BOOLEAN,
+        help="Answer gRPC health checks on --grpc-port, too.",
+    ),
+    number_option(
+        "--fallbacks",
+        "picker.fallbacks",
+        "Tell the proxy this number of further addresses behind the first, best first. Leave it at "
+        "0 for clusters of Envoy's type ORIGINAL_DST.",
+        "N",
+    ),
+    key_option(
+        "--report-cost",
+        "picker.report_cost",
+        type=click.Choice(["prompt", "completion", "total"]),
+        help="Tell the gateway these tokens of each answer, as x-gateway-inference-request-cost.",
+    ),
+    key_option(
+        "--mode-override",
+        "picker.mode_override",
+        **_BOOLEAN,
+        help="Let answers that need no change bypass the picker, where Envoy has "
+        "allow_mode_override.",
+    ),
+    option(
+        "--disable-endpoint-subset-filter",
+        **_BOOLEAN,
+        help="Pick among all engines, whatever addresses the gateway allows.",
+    ),
+    key_option(
+        "--conformance",
+        "picker.conformance",
+        **_BOOLEAN,
+        help="Let a client's header choose the engine. This is for conformance tests of gateways "
+        "only.",
+    ),
+    example="inferway epp --pool-name vllm --grpc-port 9002",
 )
-@key_option(
-    "--health-checking",
-    "picker.health_checking",
-    **_BOOLEAN,
-    help="Health checks on --grpc-port, too.",
+@section(
+    "TLS with the proxy",
+    key_option(
+        "--secure-serving",
+        "picker.secure",
+        **_BOOLEAN,
+        help="Speak TLS with the proxy; --secure-serving=false speaks in the clear.  "
+        "[default: true]",
+    ),
+    key_option(
+        "--cert-path",
+        "picker.cert_path",
+        type=click.Path(),
+        metavar="DIR",
+        help="Take the certificate of --grpc-port from tls.crt and tls.key in this directory.  "
+        "[default: self-signed]",
+    ),
+    key_option(
+        "--enable-cert-reload",
+        "picker.reload_cert",
+        **_BOOLEAN,
+        help="Read the certificate of --cert-path again when its files change.",
+    ),
+    option(
+        "--metrics-cert-dir",
+        type=click.Path(),
+        metavar="DIR",
+        help="Speak TLS on --metrics-port, with tls.crt and tls.key in this directory.",
+    ),
+    example="inferway epp --pool-name vllm --cert-path /certs --enable-cert-reload",
 )
-@key_option(
-    "--secure-serving", "picker.secure", **_BOOLEAN, help="TLS for the proxy.  [default: true]"
-)
-@key_option(
-    "--cert-path",
-    "picker.cert_path",
-    metavar="DIR",
-    help="tls.crt and tls.key.  [default: self-signed]",
-)
-@key_option(
-    "--enable-cert-reload",
-    "picker.reload_cert",
-    **_BOOLEAN,
-    help="Read them again when they change.",
-)
-@click.option("--config-file", metavar="FILE", help="The same as --scheduling.")
-@click.option("--config-text", metavar="YAML", help="The same, as text.")
-@number_option(
-    "--fallbacks",
-    "picker.fallbacks",
-    "Addresses told behind the first; 0 for ORIGINAL_DST clusters.",
-)
-@key_option(
-    "--report-cost",
-    "picker.report_cost",
-    type=click.Choice(["prompt", "completion", "total"]),
-    help="Tell the gateway an answer's tokens, as x-gateway-inference-request-cost.",
-)
-@key_option(
-    "--mode-override",
-    "picker.mode_override",
-    **_BOOLEAN,
-    help="Answers that need no change do not pass us, where Envoy has allow_mode_override.",
-)
-@key_option(
-    "--conformance",
-    "picker.conformance",
-    **_BOOLEAN,
-    help="For conformance tests of gateways only.",
-)
-@click.option(
-    "--disable-endpoint-subset-filter",
-    **_BOOLEAN,
-    help="Pay no heed to the addresses that the gateway allows.",
-)
-@click.option("--metrics-cert-dir", metavar="DIR", help="TLS for /metrics: tls.crt and tls.key.")
-@click.option("--drain-timeout", metavar="TIME", help="For streams under way at shutdown; 30s.")
-@click.option(
-    "--refresh-metrics-interval", metavar="TIME", help="As --scrape-seconds; 50ms, 1s, 0.2."
+@section(
+    "Names of llm-d for settings of inferway serve",
+    option(
+        "--metrics-port",
+        type=range_of("port"),
+        metavar="PORT",
+        help="Answer /metrics, /ready and scores on this port.  [default: 9090]",
+    ),
+    option(
+        "--config-file",
+        type=click.Path(),
+        metavar="FILE",
+        help="Choose endpoints as this EndpointPickerConfig says, the same as --scheduling.",
+    ),
+    option(
+        "--config-text",
+        metavar="YAML",
+        help="Choose endpoints as this text of an EndpointPickerConfig says.",
+    ),
+    option(
+        "--drain-timeout",
+        metavar="TIME",
+        help="Give streams this time at shutdown, as in 500ms, 30s or 2m.  [default: 30s]",
+    ),
+    option(
+        "--refresh-metrics-interval",
+        metavar="TIME",
+        help="Read each engine's load once in this time, as in 50ms or 1s; the same as "
+        "--scrape-seconds.",
+    ),
+    example="inferway epp --pool-name vllm --config-file epp.yaml --metrics-port 9090",
 )
 @_ignored
 @serve_options
 def epp(config: Path | None, **flags: Any) -> None:
-    """Say to Envoy which engine each request goes to (ext_proc, Gateway API)."""
+    """Say to Envoy which engine each request goes to (ext_proc, Gateway API).
+
+    It takes the arguments of llm-d's manifests, and the flags of inferway serve.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `run` listens to it; it would end us
     set_up_early(flags["log_format"])
     try:
@@ -149,6 +210,8 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
 
     settings, ignored = picker_settings(config, flags)
     set_up(settings.log_level, settings.access_log, settings.log_format)
+    for warning in warnings_of(click.get_current_context()):
+        log.warning("%s", warning)
     for name in ignored:
         log.warning("the flag --%s changes nothing: %s", name, _NO_USE[name])
     for key in _without_effect(settings):
@@ -262,13 +325,13 @@ def _seconds(flag: str, said: dict[str, Any]) -> float:
 
 def _say_our_defaults() -> None:
     """Two of `inferway serve`'s flags have other defaults here."""
-    for option in epp.params:
-        if not isinstance(option, click.Option):
+    for flag in epp.params:
+        if not isinstance(flag, click.Option):
             continue
-        if option.name == "host":
-            option.help = "Address to listen on.  [default: 0.0.0.0]"
-        elif option.name == "port":
-            option.help = "The same as --metrics-port."
+        if flag.name == "host":
+            flag.help = "Answer --metrics-port at this address.  [default: 0.0.0.0]"
+        elif flag.name == "port":
+            flag.help = "Answer /metrics, /ready and scores on this port, as --metrics-port."
 
 
 _say_our_defaults()

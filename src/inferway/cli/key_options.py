@@ -9,6 +9,7 @@ from typing import Any
 import click
 from msgspec.inspect import Field, FloatType, IntType, StructType, Type, UnionType, type_info
 
+from inferway.cli.flag import Number, Whole, option
 from inferway.config import ServeSettings
 
 Option = Callable[[Any], Any]
@@ -21,7 +22,7 @@ OFF = ON | {"flag_value": False}
 
 def key_option(flag: str, key: str, **how: Any) -> Option:
     """`how`: as click has it."""
-    return click.option(flag, key.replace(".", "__"), **how)
+    return option(flag, key.replace(".", "__"), **how)
 
 
 def number_option(flag: str, key: str, help: str, metavar: str | None = None) -> Option:
@@ -58,7 +59,7 @@ def range_of(key: str) -> click.ParamType[Any]:
         "min_open": kind.gt is not None,
         "max_open": kind.lt is not None,
     }
-    return click.IntRange(**bounds) if isinstance(kind, IntType) else click.FloatRange(**bounds)
+    return Whole(**bounds) if isinstance(kind, IntType) else Number(**bounds)
 
 
 def _field(key: str) -> Field:

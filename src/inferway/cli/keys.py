@@ -10,23 +10,45 @@ from tempfile import NamedTemporaryFile
 import click
 import msgspec
 
+from inferway.cli.command import Command, section
+from inferway.cli.flag import option
 from inferway.errors import ConfigError
 from inferway.flow.callers import Callers, KeyFile, KeySettings, hash_of, new_key, read_keys
 
 
 @click.group()
 def keys() -> None:
-    """Make API keys for callers; see `api_keys` in the configuration."""
+    """Make API keys for callers, for --api-keys of inferway serve."""
 
 
-@keys.command()
+@keys.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("name")
-@click.option("--tenant", default="", help="Whose share of the engines it takes.  [default: NAME]")
-@click.option("--priority", type=int, default=0, help="Higher ones go first.  [default: 0]")
-@click.option("--admin", is_flag=True, help="May use admin paths, and see how is decided.")
+@section(
+    "What the key allows",
+    option(
+        "--tenant",
+        default="",
+        metavar="TENANT",
+        help="Count the caller's requests to this tenant's share of the engines.  [default: NAME]",
+    ),
+    option(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Give the caller's requests this priority; higher ones go first.  [default: 0]",
+    ),
+    option(
+        "--admin",
+        is_flag=True,
+        help="Allow admin paths, and show the caller how its requests were decided.",
+    ),
+    example="inferway keys add keys.yaml search-team --priority 5",
+)
 def add(file: Path, name: str, tenant: str, priority: int, admin: bool) -> None:
-    """Make a key, write its hash into FILE and print the key, which is kept nowhere."""
+    """Make a key for the caller NAME, write its hash into FILE and print the key, which is kept
+    nowhere."""
     key = new_key()
     try:
         known = read_keys(file).keys if file.exists() else []
@@ -43,8 +65,8 @@ def add(file: Path, name: str, tenant: str, priority: int, admin: bool) -> None:
 
 @keys.command("hash")
 def hash_() -> None:
-    """Print the hash of a key of your own, which is read from standard input: arguments are seen by
-    everybody on the machine."""
+    """Print the hash of a key of your own, which is read from standard input, because everybody on
+    the machine sees arguments."""
     try:
         click.echo(hash_of(sys.stdin.readline().strip()))
     except ConfigError as e:

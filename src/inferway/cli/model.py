@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from inferway.cli.command import Command, section
+from inferway.cli.flag import option
 from inferway.errors import ConfigError
 from inferway.prompts.prepare import (
     PACKAGED_SMOLLM2,
@@ -21,15 +23,20 @@ def model() -> None:
     """Prepare a small real model."""
 
 
-@model.command()
+@model.command(cls=Command)
 @click.argument("name", type=click.Choice(["smollm2"]))
-@click.option("--weights", is_flag=True, help="Also write model.safetensors, for vLLM.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to write. The default with --weights is INFERWAY_CACHE/NAME, or "
-    "~/.cache/inferway/NAME.",
+@section(
+    "What is written",
+    option("--weights", is_flag=True, help="Write model.safetensors, too, for vLLM."),
+    option(
+        "--dir",
+        "directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Write this directory. The default with --weights is INFERWAY_CACHE/NAME, or "
+        "~/.cache/inferway/NAME.",
+    ),
+    example="inferway model prepare smollm2 --weights --dir /models/smollm2",
 )
 def prepare(name: str, weights: bool, directory: Path | None) -> None:
     """Write a directory with the tokenizer and chat template of NAME, which are part of this

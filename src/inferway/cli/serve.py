@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from functools import partial
 from pathlib import Path
@@ -9,16 +10,23 @@ from typing import Any
 
 import click
 
+from inferway.cli.command import ServerCommand, warnings_of
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import load_settings
 from inferway.errors import ConfigError
 
+log = logging.getLogger("inferway")
 
-@click.command()
+
+@click.command(cls=ServerCommand)
 @serve_options
 def serve(config: Path | None, **flags: Any) -> None:
-    """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold."""
+    """Route OpenAI requests to a fleet of vLLM engines, by what their KV caches hold.
+
+    Each ENGINE_URL is http://HOST:PORT or unix:/PATH, and may be followed by ,KEY=VALUE… as
+    --engine describes. Clients then send their requests to the gateway, at --port.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `run` listens to it; it would end us
     set_up_early(flags["log_format"])
     try:
@@ -34,4 +42,6 @@ def _run(config: Path | None, given: dict[str, object]) -> None:
 
     settings = load_settings(config, given)
     set_up(settings.log_level, settings.access_log, settings.log_format)
+    for warning in warnings_of(click.get_current_context()):
+        log.warning("%s", warning)
     uvloop.run(run(settings, reread=partial(load_settings, config, given)))

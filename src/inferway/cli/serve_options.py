@@ -2,178 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
 
-from inferway.cli.discovery_options import DISCOVERY_OPTIONS, ports
-from inferway.cli.flow_options import FLOW
+from inferway.cli.command import section
+from inferway.cli.discovery_options import DISCOVERY, ports
+from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
+from inferway.cli.flag import Flag, Lines, option
+from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
-from inferway.cli.surface_options import SURFACE
-from inferway.config import Policy, parse_engine
+from inferway.cli.surface_options import OBSERVABILITY, SECURITY
+from inferway.config import Policy
 from inferway.errors import ConfigError
 
 POLICIES = get_args(Policy)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.argument("urls", nargs=-1, metavar="[ENGINE_URL]…"),
-    click.option(
-        "--engine",
-        "engines",
-        multiple=True,
-        metavar="URL|unix:/PATH[,KEY=VALUE…]",
-        help="An engine, the same as a plain ENGINE_URL; repeat the flag for each. Keys: name, "
-        "events, replay, block_size, api_key_env, label.NAME. The gateway asks the engine for what "
-        "is left out.",
+_SECTIONS = (
+    section(
+        "Engines",
+        ENGINE_URLS,
+        ENGINE,
+        ENGINE_CA,
+        number_option(
+            "--scrape-seconds",
+            "scrape_seconds",
+            "Read each engine's load once in this time.  [default: 0.002 for each engine, at least "
+            "0.2]",
+            "SECONDS",
+        ),
+        example="inferway serve http://10.0.0.5:8000 http://10.0.0.6:8000,name=second",
     ),
-    *DISCOVERY_OPTIONS,
-    click.option(
-        "--config", type=click.Path(path_type=Path), help="A YAML file; flags win over it."
+    DISCOVERY,
+    section(
+        "File of settings",
+        option(
+            "--config",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Read settings from this YAML file; docs/configuration.md lists its keys. Flags "
+            "win over it, and it has settings that are no flags.",
+        ),
+        example="inferway serve --config gateway.yaml --port 9000",
     ),
-    key_option(
-        "--host",
-        "host",
-        metavar="HOST|unix:/PATH",
-        help="Address, or Unix socket, to listen on.  [default: 127.0.0.1]",
+    section(
+        "Listening and TLS",
+        key_option(
+            "--host",
+            "host",
+            metavar="HOST|unix:/PATH",
+            help="Listen on this address, or on this Unix socket.  [default: 127.0.0.1]",
+        ),
+        number_option(
+            "--port",
+            "port",
+            "Listen on this port; 0 takes a free one, which the log names.",
+            "PORT",
+        ),
+        number_option(
+            "--admin-port",
+            "admin_port",
+            "Answer admin paths, scores and /metrics on this port, and no longer on --port.",
+            "PORT",
+        ),
+        key_option(
+            "--tls-cert",
+            "tls_cert",
+            type=click.Path(),
+            metavar="FILE",
+            help="Speak TLS with clients, with the PEM certificate chain in this file. It needs "
+            "--tls-key.",
+        ),
+        key_option(
+            "--tls-key",
+            "tls_key",
+            type=click.Path(),
+            metavar="FILE",
+            help="Read the PEM key of --tls-cert from this file.",
+        ),
+        example="inferway serve http://10.0.0.5:8000 --host 0.0.0.0 --port 80",
     ),
-    number_option("--port", "port", "Port to listen on, 0 for a free one."),
-    key_option(
-        "--tls-cert",
-        "tls_cert",
-        metavar="FILE",
-        help="Speak TLS with clients: a PEM certificate chain.",
+    section(
+        "Prompts",
+        option(
+            "--tokenizer",
+            "tokenizers",
+            type=Lines(),
+            multiple=True,
+            metavar="MODEL=PATH",
+            help="Use this tokenizer for the model's prompts: a directory, a tokenizer.json or a "
+            "hub id. Repeat the flag for more models.",
+        ),
+        option(
+            "--chat-template",
+            "chat_templates",
+            type=Lines(),
+            multiple=True,
+            metavar="MODEL=PATH",
+            help="Use this chat template, a .jinja file, for the model's prompts, as its engines "
+            "do. Repeat the flag for more models.",
+        ),
+        key_option(
+            "--trust-request-chat-template",
+            "trust_request_chat_template",
+            **ON,
+            help="Render chat templates that requests bring, in a process of their own. Give the "
+            "flag if the engines were given it.",
+        ),
+        example="inferway serve http://10.0.0.5:8000 --chat-template org/model=chat.jinja",
     ),
-    key_option("--tls-key", "tls_key", metavar="FILE", help="Its PEM key."),
-    key_option(
-        "--engine-ca",
-        "engine_ca",
-        metavar="FILE",
-        help="PEM certificates that may sign for https engines.  [default: the system's]",
+    section(
+        "Index of cached blocks",
+        key_option(
+            "--index",
+            "index.url",
+            metavar="URL",
+            help="Share the index with other gateways in a Redis or Valkey server: redis://, "
+            "rediss:// or unix://.  [default: in memory, not shared]",
+        ),
+        key_option(
+            "--state-dir",
+            "state_dir",
+            type=click.Path(),
+            metavar="DIR",
+            help="Keep what is known of the engines' caches in this directory, for the next start.",
+        ),
+        number_option(
+            "--heal",
+            "heal",
+            "Ask for a full report of reused blocks with this share of the requests to engines "
+            "whose caches are known in part.",
+            "SHARE",
+        ),
+        example="inferway serve http://10.0.0.5:8000 --state-dir /var/lib/inferway",
     ),
-    click.option(
-        "--tokenizer",
-        "tokenizers",
-        multiple=True,
-        metavar="MODEL=PATH",
-        help="A model's tokenizer: directory, tokenizer.json or hub id.",
+    section(
+        "Scheduling",
+        key_option(
+            "--policy",
+            "policy",
+            type=click.Choice(POLICIES),
+            help="Choose an engine by the expected time to the first token, by cached blocks and "
+            "load in fixed weights, by turns, or by the fewest requests.  "
+            "[default: expected-ttft]",
+        ),
+        key_option(
+            "--scheduling",
+            "scheduling",
+            type=click.Path(),
+            metavar="FILE",
+            help="Choose an engine as this file says in detail: an EndpointPickerConfig, llm-d's "
+            "or in its form. Give it instead of --policy.",
+        ),
+        key_option(
+            "--no-scoring",
+            "scoring",
+            **OFF,
+            help="Do not look at prompts, and choose an engine by load only.",
+        ),
+        example="inferway serve http://10.0.0.5:8000 http://10.0.0.6:8000 --policy least-load",
     ),
-    click.option(
-        "--chat-template",
-        "chat_templates",
-        multiple=True,
-        metavar="MODEL=PATH",
-        help="A model's chat template, as its engines were given it: a .jinja file.",
+    LIMITS,
+    FAILURES,
+    section(
+        "Structured output",
+        key_option(
+            "--structured-trial-compile",
+            "structured.trial_compile",
+            **ON,
+            help="Compile the shape that a request asks for once, in a process with limits, before "
+            "an engine sees it.",
+        ),
+        key_option(
+            "--report-validity",
+            "structured.report_validity",
+            **ON,
+            help="Say at the end of a streamed answer whether it has the shape that was asked for.",
+        ),
+        example="inferway serve http://10.0.0.5:8000 --structured-trial-compile",
     ),
-    key_option(
-        "--trust-request-chat-template",
-        "trust_request_chat_template",
-        **ON,
-        help="Render chat templates that requests bring, in a process of their own. Give it if the "
-        "engines were given it.",
-    ),
-    key_option(
-        "--index",
-        "index.url",
-        metavar="URL",
-        help="Share the index with other gateways in a Redis or Valkey: redis://, rediss://, unix://.",
-    ),
-    key_option(
-        "--state-dir",
-        "state_dir",
-        metavar="DIR",
-        help="Keep what is known of the engines' caches there, for the next start.",
-    ),
-    number_option(
-        "--heal",
-        "heal",
-        "Of the requests to engines whose caches are known in part: have them report what they "
-        "reuse.",
-        "SHARE",
-    ),
-    key_option(
-        "--admin-key-env",
-        "admin_key_env",
-        metavar="NAME",
-        help="Environment variable with the key that scores and admin paths want.",
-    ),
-    key_option(
-        "--api-keys",
-        "api_keys",
-        metavar="FILE",
-        help="Callers need one of these keys (inferway keys); it says their tenant and priority.",
-    ),
-    *FLOW,
-    key_option(
-        "--policy",
-        "policy",
-        type=click.Choice(POLICIES),
-        help="How the gateway chooses an engine: by the expected time to the first token, by "
-        "cached blocks and load in fixed weights, by turns, or by the fewest requests.  "
-        "[default: expected-ttft]",
-    ),
-    key_option(
-        "--scheduling",
-        "scheduling",
-        metavar="FILE",
-        help="A file that says in detail how the gateway chooses an engine: an "
-        "EndpointPickerConfig, llm-d's or in its form. Give it instead of --policy.",
-    ),
-    key_option(
-        "--no-scoring", "scoring", **OFF, help="Route by load only; do not look at prompts."
-    ),
-    key_option(
-        "--structured-trial-compile",
-        "structured.trial_compile",
-        **ON,
-        help="Compile the shape that a request asks for once, in a process with limits, before an "
-        "engine sees it.",
-    ),
-    key_option(
-        "--report-validity",
-        "structured.report_validity",
-        **ON,
-        help="Say at the end of streams, too, whether the answer has the shape that was asked for.",
-    ),
-    key_option(
-        "--publish",
-        "publish",
-        metavar="tcp://…",
-        help="Publish decisions and KV events over ZMQ; a wildcard address binds, any other "
-        "connects.",
-    ),
-    key_option(
-        "--publish-text", "publish_text", **ON, help="Put prompts and messages on those topics too."
-    ),
-    key_option(
-        "--access-log",
-        "access_log",
-        metavar="FILE",
-        help='Write one line for each answered request to this file; "-" is standard error, '
-        '"none" writes no such lines.  [default: -]',
-    ),
-    *SURFACE,
-    key_option(
-        "--log-level",
-        "log_level",
-        help="Log what is at least as severe: debug, info, warning or error.  [default: info]",
-    ),
-    number_option(
-        "--scrape-seconds",
-        "scrape_seconds",
-        "How often each engine's load is read.  [default: 0.002 for each engine, at least 0.2]",
-    ),
+    SECURITY,
+    OBSERVABILITY,
 )
 
 
 def serve_options(command: _Command) -> _Command:
     """Decorates a command with all of them; it gets `config`, and what `overrides` takes."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for part in reversed(_SECTIONS):
+        command = part(command)
     return command
 
 
@@ -188,8 +209,7 @@ def overrides(
     """Only what was said, by the settings' names. Raises ConfigError."""
     given = given_keys(flags)
     if urls or engines:
-        listed = [_given(parse_engine(spec, "engine")) for spec in urls]
-        given["engines"] = listed + [_given(parse_engine(spec)) for spec in engines]
+        given["engines"] = [_given(engine) for engine in listed(urls, engines)]
     if tokenizers or chat_templates:
         given["models"] = _models(tokenizers, chat_templates)
     pods = given.get("discovery", {}).get("kubernetes", {})
@@ -198,6 +218,18 @@ def overrides(
     if given.get("access_log") == "none":
         given["access_log"] = None
     return given
+
+
+def environment_of(context: click.Context) -> Mapping[str, str]:
+    """Keys that a variable of the environment has set -> the variable."""
+    found = {}
+    for flag in context.command.params:
+        if isinstance(flag, Flag) and flag.name and flag.is_from_environment(context):
+            keys = {"tokenizers": "models.*.tokenizer", "chat_templates": "models.*.chat_template"}
+            found[keys.get(flag.name, flag.name.replace("__", "."))] = str(flag.variable)
+    if context.params.get("urls"):
+        found.pop("engines", None)
+    return found
 
 
 def _given(settings: msgspec.Struct) -> dict[str, object]:

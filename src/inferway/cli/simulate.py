@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from inferway.blocks.dialects import DEFAULT_SEED
+from inferway.cli.command import Command, section
+from inferway.cli.flag import Number, Whole, option
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
@@ -24,51 +26,232 @@ DEFAULT_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
 
-def duration(text: str) -> float:
+class Duration(click.ParamType[float]):
     """Seconds, from `250ms`, `1.5s`, `40us`, or a bare number of milliseconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|)", text)
-    if match is None:
-        raise click.BadParameter(f"{text!r}: expected a duration like 250ms, 1.5s or 40us")
-    return float(match[1]) * _UNITS[match[2]]
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|)", str(value))
+        if match is None:
+            self.fail(f"{value!r}: expected a time like 250ms, 1.5s or 40us", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--model", help="Directory or hub id; unset: SmolLM2.")
-@click.option("--tokenizer", help="Directory or hub id of its tokenizer; unset: the model's own.")
-@click.option("--chat-template", metavar="PATH", help="Instead of the model's own.")
-@click.option("--served-model-name", multiple=True, help="What clients call it; repeat for more.")
-@click.option("--lora-modules", multiple=True, metavar="NAME=PATH", help="An adapter; repeatable.")
-@click.option("--host", default="127.0.0.1")
-@click.option("--port", default=8000, help="0 takes a free one.")
-@click.option("--block-size", default=16, help="Tokens per KV block.")
-@click.option("--kv-cache-size", default=1024, help="KV blocks, vLLM's null block among them.")
-@click.option("--max-model-len", type=int, help="Unset: 8192, or what the cache holds if less.")
-@click.option("--max-num-seqs", default=256, help="Requests that run at once; others wait.")
-@click.option("--max-waiting-queue-length", default=1000, help="More are refused with 429.")
-@click.option("--mode", type=click.Choice(["echo", "random"]), default="random")
-@click.option("--seed", default=0, help="Of the random mode's replies.")
-@click.option("--hash-seed", envvar="PYTHONHASHSEED", default=DEFAULT_SEED, help="Of block hashes.")
-@click.option("--time-to-first-token", type=duration, default="0", help="Whatever the prompt.")
-@click.option("--prefill-overhead", type=duration, default="0", help="Of each prefill.")
-@click.option("--prefill-time-per-token", type=duration, default="0", help="Of uncached tokens.")
-@click.option("--inter-token-latency", type=duration, default="0")
-@click.option("--time-factor-under-load", default=1.0, help="Times are so much longer when full.")
-@click.option("--prefill-in-turn", is_flag=True, help="One prefill after the other.")
-@click.option("--enable-scale-out", is_flag=True, help="It renders for others: …/render.")
-@click.option("--structured", is_flag=True, help="It seems to have our structured output.")
-@click.option("--zmq-endpoint", default="tcp://*:0", help="Where KV events go; none: nowhere.")
-@click.option("--kv-events-replay-endpoint", default="tcp://*:0", help="none: no replay.")
-@click.option("--kv-events-replay-queue-size", default=10_000, help="Batches kept for replay.")
-@click.option("--kv-events-topic", default="", help="Topic of the events.")
-@click.option("--event-format", type=click.Choice(["map", "array"]), default="map")
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="Write the log as text, or as one JSON object a line.",
+_ABOVE_0 = Whole(min=1)
+_FROM_0 = Whole(min=0)
+
+
+@click.command(cls=Command, context_settings={"show_default": True})
+@section(
+    "Model",
+    option(
+        "--model",
+        metavar="MODEL",
+        help="Serve this model: a directory with tokenizer and chat template, or a hub id.  "
+        "[default: SmolLM2]",
+    ),
+    option(
+        "--tokenizer",
+        metavar="PATH",
+        help="Use this tokenizer, a directory or a hub id, instead of the model's own.",
+    ),
+    option(
+        "--chat-template",
+        type=click.Path(),
+        metavar="FILE",
+        help="Use this chat template instead of the model's own. The engine tells nobody.",
+    ),
+    option(
+        "--served-model-name",
+        multiple=True,
+        metavar="NAME",
+        help="Answer to this model name. Repeat the flag for more; answers carry the first.",
+    ),
+    option(
+        "--lora-modules",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="Offer this LoRA adapter. Repeat the flag for more.",
+    ),
+    option(
+        "--max-model-len",
+        type=_ABOVE_0,
+        metavar="TOKENS",
+        help="Take prompts with their answers up to this length.  [default: 8192, or what the "
+        "cache holds if that is less]",
+    ),
+    example="inferway simulate --model org/model --served-model-name small",
+)
+@section(
+    "Listening",
+    option("--host", default="127.0.0.1", metavar="HOST", help="Listen on this address."),
+    option(
+        "--port",
+        type=Whole(min=0, max=65535),
+        default=8000,
+        metavar="PORT",
+        help="Listen on this port; 0 takes a free one, which the first line names.",
+    ),
+    example="inferway simulate --port 8001",
+)
+@section(
+    "KV cache and queue",
+    option(
+        "--block-size",
+        type=_ABOVE_0,
+        default=16,
+        metavar="TOKENS",
+        help="Keep this number of tokens in each KV block.",
+    ),
+    option(
+        "--kv-cache-size",
+        type=Whole(min=2),
+        default=1024,
+        metavar="BLOCKS",
+        help="Keep this number of KV blocks, one of which is vLLM's null block.",
+    ),
+    option(
+        "--hash-seed",
+        envvar="PYTHONHASHSEED",
+        default=DEFAULT_SEED,
+        metavar="SEED",
+        help="Hash blocks with this seed, as vLLM does with PYTHONHASHSEED.",
+    ),
+    option(
+        "--max-num-seqs",
+        type=_ABOVE_0,
+        default=256,
+        metavar="N",
+        help="Run at most this number of requests at a time; others wait.",
+    ),
+    option(
+        "--max-waiting-queue-length",
+        type=_FROM_0,
+        default=1000,
+        metavar="N",
+        help="Let at most this number of requests wait; further ones are answered with status 429.",
+    ),
+    example="inferway simulate --block-size 16 --kv-cache-size 4096",
+)
+@section(
+    "Answers and their times",
+    option(
+        "--mode",
+        type=click.Choice(["echo", "random"]),
+        default="random",
+        help="Answer with random words, or with an echo of the prompt.",
+    ),
+    option(
+        "--seed", type=int, default=0, metavar="SEED", help="Draw random answers with this seed."
+    ),
+    option(
+        "--time-to-first-token",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time for the first token of every answer, whatever the prompt.",
+    ),
+    option(
+        "--prefill-overhead",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time for each prefill, in addition to its tokens' time.",
+    ),
+    option(
+        "--prefill-time-per-token",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time for each prompt token that is not in the cache.",
+    ),
+    option(
+        "--inter-token-latency",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time between two tokens of an answer.",
+    ),
+    option(
+        "--time-factor-under-load",
+        type=Number(min=1),
+        default=1.0,
+        metavar="FACTOR",
+        help="Multiply all times by up to this factor, reached when --max-num-seqs requests run.",
+    ),
+    option(
+        "--prefill-in-turn",
+        is_flag=True,
+        help="Compute one prompt after the other, as where one prompt fills the device.",
+    ),
+    example="inferway simulate --prefill-time-per-token 40us --inter-token-latency 5ms",
+)
+@section(
+    "KV events",
+    option(
+        "--zmq-endpoint",
+        default="tcp://*:0",
+        metavar="tcp://…|none",
+        help="Publish KV events at this ZMQ address; none publishes none.",
+    ),
+    option(
+        "--kv-events-replay-endpoint",
+        default="tcp://*:0",
+        metavar="tcp://…|none",
+        help="Let missed events be asked for at this ZMQ address; none lets nobody.",
+    ),
+    option(
+        "--kv-events-replay-queue-size",
+        type=_ABOVE_0,
+        default=10_000,
+        metavar="BATCHES",
+        help="Keep this number of batches of events for replay.",
+    ),
+    option(
+        "--kv-events-topic", default="", metavar="TOPIC", help="Publish events under this topic."
+    ),
+    option(
+        "--event-format",
+        type=click.Choice(["map", "array"]),
+        default="map",
+        help="Write events as maps, as vLLM 0.32 does, or as arrays, as older versions do.",
+    ),
+    example="inferway simulate --zmq-endpoint tcp://*:5557",
+)
+@section(
+    "Abilities of other engines",
+    option(
+        "--enable-scale-out",
+        is_flag=True,
+        help="Render prompts for others at …/render, as vLLM does with this flag.",
+    ),
+    option(
+        "--structured",
+        is_flag=True,
+        help="Act as an engine with Inferway's structured output: take what is said of shapes, and "
+        "answer with any text.",
+    ),
+    example="inferway simulate --enable-scale-out",
+)
+@section(
+    "Log",
+    option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="Write the log as text, or as one JSON object a line.",
+    ),
+    example="inferway simulate --log-format json",
 )
 def simulate(**flags: Any) -> None:
-    """Run a simulated vLLM engine: OpenAI endpoints, a paged KV cache and its events."""
+    """Run a simulated vLLM engine: OpenAI endpoints, a paged KV cache and its events.
+
+    It has no weights and makes up its answers; cache, events and times are as vLLM's. A TIME is
+    written 250ms, 1.5s or 40us; a bare number is milliseconds.
+    """
     import uvloop
 
     set_up("info", log_format=flags["log_format"])

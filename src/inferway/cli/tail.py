@@ -13,6 +13,8 @@ import click
 import msgspec
 import zmq
 
+from inferway.cli.command import Command, section
+from inferway.cli.flag import option
 from inferway.errors import WireError
 
 LONGEST_LIST = 8  # longer ones are printed as their length; --json prints all
@@ -126,14 +128,23 @@ def open_subscriber(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zm
     return socket
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("address")
-@click.option("--topic", default="", help="Print only topics that begin with this.")
-@click.option("--json", "json_lines", is_flag=True, help="JSON lines, nothing shortened.")
+@section(
+    "What is printed",
+    option(
+        "--topic",
+        default="",
+        metavar="PREFIX",
+        help="Print only messages whose topic begins with this.",
+    ),
+    option("--json", "json_lines", is_flag=True, help="Print JSON lines, with nothing shortened."),
+    example="inferway tail tcp://127.0.0.1:5558 --topic kv.chat.",
+)
 def tail(address: str, topic: str, json_lines: bool) -> None:
-    """Print what is published at ADDRESS (tcp://HOST:PORT), one line a message.
+    """Print what a gateway publishes (--publish), one line for each message, until Ctrl-C.
 
-    tcp://*:PORT waits for publishers to connect. Ctrl-C ends.
+    ADDRESS is the gateway's, tcp://HOST:PORT; tcp://*:PORT waits for gateways that connect.
     """
     with zmq.Context() as context, open_subscriber(context, address) as socket:
         click.echo(f"following {address}; Ctrl-C ends", err=True)

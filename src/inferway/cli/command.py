@@ -1,0 +1,109 @@
+"""A command whose `--help` has its flags in sections, each with an example."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inferway.cli.environment import unknown_variables
+from inferway.cli.flag import Flag
+
+Decorator = Callable[[Any], Any]
+
+_ENVIRONMENT = (
+    "An environment variable sets each flag, too: INFERWAY_ and the flag's name, as in "
+    "INFERWAY_{name} for --{flag}. Lists are split at white space there. Flags win over the "
+    "environment{file}."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a command's help."""
+
+    title: str
+    example: str = ""  # one line of a shell
+
+
+def section(title: str, *options: Decorator, example: str = "") -> Decorator:
+    """Decorates a command with options that stand together in its help."""
+    part = Section(title, example)
+
+    def decorate(command: Any) -> Any:
+        before = len(getattr(command, "__click_params__", ()))
+        for option in reversed(options):
+            command = option(command)
+        for param in command.__click_params__[before:]:
+            param.section = part
+        return command
+
+    return decorate
+
+
+class Command(click.Command):
+    """Its flags in sections; a word about the environment; a warning for unknown variables."""
+
+    warns = True  # on standard error, before it runs
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if self.warns:
+            for warning in warnings_of(ctx):
+                click.echo(f"{ctx.command_path}: {warning}", err=True)
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts: dict[Section, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            part = getattr(param, "section", Section("Options"))
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                parts.setdefault(part, []).append(record)
+        for part, records in parts.items():
+            with formatter.section(part.title):
+                formatter.write_dl(records, col_max=26)
+                if part.example:
+                    formatter.write(f"\n  Example: {part.example}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        flags = [param for param in self.params if isinstance(param, Flag) and param.variable]
+        if not flags:
+            return
+        names = [max(flag.opts, key=len).lstrip("-") for flag in flags]
+        name = next((each for each in names if "-" in each), names[0])
+        file = ", which wins over the file of --config" if "config" in names else ""
+        text = _ENVIRONMENT.format(name=name.replace("-", "_").upper(), flag=name, file=file)
+        formatter.write_paragraph()
+        formatter.write_text(text)
+
+
+class ServerCommand(Command):
+    """One that writes such warnings into its log, once that is set up."""
+
+    warns = False
+
+
+def warnings_of(ctx: click.Context) -> Iterator[str]:
+    """Variables with our prefix that no command reads."""
+    from inferway.cli.main import variables  # it imports commands, and so this module
+
+    if ctx.command.params and all(not isinstance(param, Flag) for param in ctx.command.params):
+        return
+    own = {param.variable for param in ctx.command.params if isinstance(param, Flag)}
+    if not any(unknown_variables(os.environ, {str(name) for name in own}, ())):
+        return  # the usual case: no other command needs to be imported
+    yield from unknown_variables(os.environ, variables(), _mentioned(ctx))
+
+
+def _mentioned(ctx: click.Context) -> Iterator[str]:
+    """What the command was given, and the text of its file of settings."""
+    for value in ctx.params.values():
+        yield str(value)
+    file = ctx.params.get("config")
+    if isinstance(file, Path) and file.is_file():
+        yield file.read_text(errors="replace")

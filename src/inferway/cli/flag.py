@@ -1,0 +1,99 @@
+"""A flag of a command: it may come from the environment, and its errors say what is allowed."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from inferway.cli.environment import is_service_link, variable_of
+
+
+class Flag(click.Option):
+    """An option that `INFERWAY_` and its name set, too; a list is split at white space there."""
+
+    def __init__(self, *declarations: Any, **how: Any) -> None:
+        super().__init__(*declarations, **how)
+        long = next((name for name in self.opts if name.startswith("--")), None)
+        if long is None or self.hidden:
+            return
+        given = self.envvar or ()
+        self.envvar = [variable_of(long), *([given] if isinstance(given, str) else given)]
+
+    @property
+    def variable(self) -> str | None:
+        """The variable with our prefix."""
+        return self.envvar[0] if isinstance(self.envvar, list) else None
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002
+        for name in self.envvar or ():
+            if os.environ.get(name) and not is_service_link(name, os.environ):
+                return os.environ[name]
+        return None
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """A switch is on or off there, whatever it sets when it is on."""
+        text = self.resolve_envvar_value(ctx)
+        if text is None or not self.is_flag:
+            return super().value_from_envvar(ctx)
+        try:
+            is_on = click.BOOL.convert(text, self, ctx)
+        except click.BadParameter:
+            words = f"{text!r}: expected true or false, 1 or 0"
+            raise click.BadParameter(words, ctx, self, self.variable) from None
+        return is_on is not (self.flag_value is False)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Where the value stands that is wrong."""
+        if ctx is not None and self.is_from_environment(ctx):
+            names = self.envvar if isinstance(self.envvar, list) else []
+            return next((name for name in names if os.environ.get(name)), str(self.variable))
+        return super().get_error_hint(ctx)
+
+    def is_from_environment(self, ctx: click.Context) -> bool:
+        assert self.name is not None
+        return ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+
+
+option = partial(click.option, cls=Flag)
+
+
+class Lines(click.types.StringParamType):
+    """Text that may have spaces in it: in the environment each line is one."""
+
+    envvar_list_splitter = "\n"
+
+
+class Whole(click.IntRange):
+    """A whole number; an error says which are allowed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number: int = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r}: expected a whole number {_bounds(self)}".rstrip(), param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A number; an error says which are allowed."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number: float = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r}: expected a number {_bounds(self)}".rstrip(), param, ctx)
+        return number
+
+
+def _bounds(kind: click.IntRange | click.FloatRange) -> str:
+    least = "" if kind.min is None else f"{'above' if kind.min_open else 'from'} {kind.min:g}"
+    most = "" if kind.max is None else f"{'below' if kind.max_open else 'to'} {kind.max:g}"
+    if least and not most and not kind.min_open:
+        return f"{least} on"
+    return f"{least} {most}".strip()
