@@ -36,11 +36,7 @@ def named(typed: tuple[str, ...]) -> click.Command:
 
 
 EVERY = [typed for name in COMMANDS for typed in leaves(named((name,)), (name,))]
-USED = [
-    typed
-    for typed in EVERY
-    if typed[0] != "bench" or typed[1] in ("load", "simulate", "validate", "policies")
-]
+USED = [typed for typed in EVERY if typed[0] != "bench"]
 OURS = [typed for typed in USED if isinstance(named(typed), Command)]
 
 
