@@ -4,6 +4,7 @@ accepted."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from inferway.blocks.dialects import DEFAULT_SEED
-from inferway.cli.command import Command, section
+from inferway.cli.command import ServerCommand, section, warnings_of
 from inferway.cli.flag import Number, Whole, option
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
@@ -21,6 +22,8 @@ from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.simulator.config import EventsConfig, Latency, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
+
+log = logging.getLogger("inferway.simulate")
 
 DEFAULT_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
@@ -44,7 +47,7 @@ _ABOVE_0 = Whole(min=1)
 _FROM_0 = Whole(min=0)
 
 
-@click.command(cls=Command, context_settings={"show_default": True})
+@click.command(cls=ServerCommand, context_settings={"show_default": True})
 @section(
     "Model",
     option(
@@ -255,6 +258,8 @@ def simulate(**flags: Any) -> None:
     import uvloop
 
     set_up("info", log_format=flags["log_format"])
+    for warning in warnings_of(click.get_current_context()):
+        log.warning("%s", warning)
     try:
         uvloop.run(_run(flags))
     except InferwayError as e:
