@@ -45,6 +45,7 @@ from inferway.frontends.observers import (
     PromptsForOrphans,
 )
 from inferway.frontends.publisher import Publisher, topic_name
+from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
 from inferway.model import HolderId
 from inferway.prompts.renderer import Renderer
@@ -101,7 +102,8 @@ class Gateway:
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
         self._admin_server: HttpServer | None = None
-        self._logs: list[AnswerLog] = []
+        self._requests = RequestCounts(self.indexer.director.clock)
+        self._logs: list[AnswerLog] = [self._requests]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -165,12 +167,14 @@ class Gateway:
             self._publisher,
             self.indexer.request_templates,
             self._admission,
+            self._requests,
         )
         self._stack.callback(self._admission.control.close)
         tracing = self._open_tracing()
         observers = self._observers()
         routes = Routes(
-            *(self.indexer, pool, metrics, self._admission, self._entrance(), observers),
+            *(self.indexer, pool, metrics, self._admission, self._entrance(), self._requests),
+            observers=observers,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
             tracing=tracing,
@@ -277,7 +281,12 @@ class Gateway:
         from inferway.frontends.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
-            self.settings, self.indexer, observers, self._is_ready, metrics.decided_in
+            self.settings,
+            self.indexer,
+            observers,
+            self._is_ready,
+            metrics.decided_in,
+            self._requests,
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes

@@ -357,8 +357,10 @@ class Journey:
         return msgspec.structs.replace(request, target_model=target)
 
     def _model(self, request: LLMRequest) -> ServedModel:
-        find = self._director.fleet.model
-        return looked_up(find, request.body.model, request.target_model)
+        director, asked, target = self._director, request.body.model, request.target_model
+        model = looked_up(director.fleet.model, asked, target)
+        self.record.known_model = director.rewrites.known(asked, target)
+        return model
 
     async def _match(self, model: ServedModel, request: LLMRequest) -> Reason:
         """Routing must never make an answer impossible: what we cannot render goes by load."""
@@ -400,6 +402,7 @@ class Journey:
             target, self._body, self._matched, self._goes_on, director.fleet, overlay
         )
         self.body = attempt.body
+        self.record.prompt_tokens = attempt.prompt_tokens
         return self._attempt_headers(target)
 
     def _attempt_headers(self, target: Target) -> Headers:
@@ -479,7 +482,6 @@ class Journey:
             if outcome == "upstream_error":
                 self._suspect(endpoint)
             attempt.end()
-        self._director.stats.ended(outcome)
         if self._followers:
             ending = self._ending(outcome, usage)
             for follower in self._followers:

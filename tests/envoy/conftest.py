@@ -41,7 +41,7 @@ class Proxied:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        return self.stream.director.stats.outcomes
+        return self.stream.outcomes
 
 
 StartProxied = Callable[..., Awaitable[Proxied]]

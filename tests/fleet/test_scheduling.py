@@ -192,10 +192,10 @@ def test_metrics_have_what_was_learned(
             times
         ]
         fixed, token = (
-            metric(gateway, "inferway_expected_cost_ms", engine=engine.name, of=of)[0]
+            metric(gateway, "inferway_expected_cost_seconds", engine=engine.name, of=of)[0]
             for of in ("ttft_fixed", "ttft_own_token")
         )
-        assert 100 < fixed + 300 * token < 5_000  # a small model on one core; 50 is usual
+        assert 0.1 < fixed + 300 * token < 5  # a small model on one core; 50 is usual
 
 
 def test_sessions_grow_where_they_are(learned: tuple[str, list[Streamed]]) -> None:

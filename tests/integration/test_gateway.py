@@ -419,7 +419,9 @@ async def test_clients_that_had_gone_before_they_were_read_reach_no_engine(
     await until(lambda: gone(21))
 
     assert await fleet.metric("inferway_upstream_sent_total") == sent
-    assert await fleet.metric("inferway_requests_total", outcome="client_gone") == 21
+    of = {"status": "499", "outcome": "client_gone"}
+    assert await fleet.metric("inferway_requests_total", model="smollm2", **of) == 1
+    assert await fleet.metric("inferway_requests_total", model="other", **of) == 20  # never read
     assert await fleet.metric("inferway_engine_in_flight") == 0
     assert (await fleet.chat("hello")).status == 200
 

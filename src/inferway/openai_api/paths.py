@@ -48,6 +48,14 @@ UNREAD: Mapping[str, str] = {
     "/v1/audio/speech": UNSALTED,
 }
 
+# Whose answers are made token by token.
+GENERATING = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/messages", "/v1/chat/completions/batch"),
+    }
+)
+
 # An engine's path may have a prefix, and then its version is the engine's matter. The chat's
 # suffix is the longer one, so it comes first.
 _SUFFIXES = tuple((path.removeprefix("/v1"), parse) for path, parse in PARSERS.items())

@@ -21,13 +21,9 @@ class DirectorStats:
 
     decisions: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, EngineTokens] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=dict)
 
     def decided(self, reason: str) -> None:
         self.decisions[reason] = self.decisions.get(reason, 0) + 1
-
-    def ended(self, outcome: str) -> None:
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def tokens_of(self, engine: str) -> EngineTokens:
         found = self.tokens.get(engine)

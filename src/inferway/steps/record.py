@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inferway.steps.token_times import TokenTimes
+
 if TYPE_CHECKING:
     from inferway.model import Target
     from inferway.openai_api.usage import Usage
@@ -21,9 +23,13 @@ class Record:
     opened_at: float
     model: str = ""  # that the client asked for, as it wrote it: of any length
     target_model: str = ""  # that it was sent on as; empty until that is known
+    known_model: str = ""  # the one of them that engines or rules name; empty: neither
     reason: str = ""  # why the engine was chosen (model.Reason); empty until that is decided
     target: Target | None = None  # that was tried last
     attempts: int = 0
     begun_at: float = 0.0  # when the first piece of the answer came; 0.0: none has come
+    waited: float = 0.0  # seconds, for its turn (flow)
+    prompt_tokens: int = 0  # as we have counted them; 0: unknown
+    tokens: TokenTimes | None = None  # of the answer; None: nothing is generated
     usage: Usage | None = None  # what the engine has counted; None: it has not told
     outcome: str = ""  # scheduling.plugin.Ending; empty: the journey is not closed

@@ -35,6 +35,11 @@ class Rewrites:
         """Whether a rule is for this very model."""
         return any(model in rule.models for rule in self.rules)
 
+    def known(self, asked: str, target: str) -> str:
+        """Of a model that was asked for and what it is sent on as, which is served, the name that
+        no client has made up."""
+        return asked if asked == target or self.names(asked) else target
+
     def cards(self, served: Mapping[str, Card]) -> dict[str, Card]:
         """Entries of a model list for the names that rules give to models of `served`: as the
         first target that is served, and no longer than the shortest."""

@@ -13,6 +13,7 @@ from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Targ
 from inferway.openai_api.llm_request import Objectives
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.unread import UnreadBody
+from inferway.openai_api.usage import UsageReader
 from inferway.scheduling.plugin import Ending
 from inferway.steps.counts import DirectorStats
 from inferway.steps.entry import Entry
@@ -72,6 +73,7 @@ class UnreadJourney:
     record: Record = field(init=False)
     _edits: list[bytes] = field(default_factory=list)
     _names: ModelNames | None = None
+    _usage: UsageReader = field(default_factory=UsageReader)
     _endpoint: Endpoint | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +110,8 @@ class UnreadJourney:
     def _model(self, read: UnreadBody) -> str:
         asked = read.model
         if asked is None:
-            self.record.target_model = sole = self.endpoints.sole_model()
+            sole = self.endpoints.sole_model()
+            self.record.target_model = self.record.known_model = sole
             return sole
         self.record.model = asked
         self.record.target_model = target = self.rewrites.target(asked)
@@ -117,6 +120,7 @@ class UnreadJourney:
             self._edits.append(b"model")
             self._names = ModelNames(asked)
         looked_up(self.endpoints.model, asked, target)
+        self.record.known_model = self.rewrites.known(asked, target)
         return target
 
     def attempt(self, target: Target) -> Headers:
@@ -147,6 +151,7 @@ class UnreadJourney:
     def on_chunk(self, chunk: bytes) -> bytes:
         if not self.record.begun_at:
             self.record.begun_at = self.clock()
+        self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
     def on_end(self) -> bytes:
@@ -158,10 +163,10 @@ class UnreadJourney:
             return
         self.closed = True
         self.record.outcome = outcome
+        self.record.usage = self._usage.usage()
         if self._endpoint is not None:
             if outcome == "upstream_error":
                 self.endpoints.suspect(self._endpoint)
             self.endpoints.release(self._endpoint)
         if self.shape is not None:
             self.shape.on_end(Ending(outcome, self.clock()))
-        self.stats.ended(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +121,15 @@ class Stream:
         )
         self.picker = Picker(self.director, self.fleet)
         self.exchange = Exchange(Rules(self.fleet.find, counts=self.picker.counts, **rules))
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How requests have ended."""
+        found: Counter[str] = Counter()
+        for model in self.picker.requests.models.values():
+            for (_, outcome), number in model.endings.items():
+                found[outcome] += number
+        return found
 
     async def send(self, *messages: Any) -> list[Any]:
         """The answers to all of them."""

@@ -212,7 +212,7 @@ async def test_who_goes_in_the_middle_of_a_stream_leaves_no_slot() -> None:
     assert stream.fleet.booked == ["a:1"]
     stream.exchange.close()  # the half-close
     assert stream.fleet.booked == []
-    assert stream.director.stats.outcomes == {"client_gone": 1}
+    assert stream.outcomes == {"client_gone": 1}
 
 
 def test_bodies_are_cut_as_the_reference_cuts_them() -> None:
@@ -285,7 +285,7 @@ async def test_an_answer_that_needs_no_change_may_stay_with_the_proxy(why_not: s
         assert stream.fleet.booked == ["10.0.0.1:8000"]
         stream.exchange.close()  # the proxy ends the stream
         assert stream.fleet.booked == []
-        assert stream.director.stats.outcomes == {"ok": 1}
+        assert stream.outcomes == {"ok": 1}
 
 
 class Unkept(Passing):

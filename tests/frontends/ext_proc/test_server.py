@@ -117,7 +117,7 @@ async def test_a_request_and_its_answer_pass_through_one_stream(running: Running
     assert await call.read() is grpc.aio.EOF
     assert running.server.counts.closed == {"OK": 1}
     assert running.stream.fleet.booked == []
-    assert running.stream.director.stats.outcomes == {"ok": 1}
+    assert running.stream.outcomes == {"ok": 1}
 
 
 async def test_who_goes_away_frees_the_slot(running: Running) -> None:
@@ -136,7 +136,7 @@ async def test_who_goes_away_frees_the_slot(running: Running) -> None:
         await other.read()
         other = running.process()
 
-    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+    assert running.stream.outcomes == {"client_gone": 1}
 
 
 async def test_a_body_in_one_message_may_be_larger_than_grpc_takes_by_itself(
@@ -296,7 +296,7 @@ async def test_a_stream_under_way_ends_before_the_server_does(running: Running) 
     assert await call.read() is grpc.aio.EOF
     await running.channel.close()
     await stopped
-    assert running.stream.director.stats.outcomes == {"ok": 1}
+    assert running.stream.outcomes == {"ok": 1}
 
 
 async def test_a_stream_that_does_not_end_is_cut_off_at_last(running: Running) -> None:
@@ -308,7 +308,7 @@ async def test_a_stream_that_does_not_end_is_cut_off_at_last(running: Running) -
     await running.server.stop(0)
 
     assert running.stream.fleet.booked == []
-    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+    assert running.stream.outcomes == {"client_gone": 1}
 
 
 async def test_what_is_no_message_of_envoys_is_an_error(running: Running) -> None:
@@ -406,7 +406,7 @@ async def test_who_goes_while_it_is_decided_leaves_nothing(running: Running) -> 
 
     await given_up.wait()
     assert running.server.counts.open == 0
-    assert running.stream.director.stats.outcomes == {"client_gone": 1}
+    assert running.stream.outcomes == {"client_gone": 1}
 
 
 async def test_who_says_more_while_it_is_decided_than_we_keep_loses_its_stream(

