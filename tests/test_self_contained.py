@@ -18,7 +18,7 @@ THIS = Path(__file__).relative_to(ROOT)
 # Of a sentence or a program: where it begins, and no part of a longer path, URL or query.
 UPWARD = re.compile(r"(?<![\w./=])(?:\.\./)+[\w][\w./-]*")
 # What was beside the checkout once, and folders of a machine on which results were measured.
-OUTSIDE = re.compile(r"\bshared/data\b|/work/|(?<!\w)/root/(?!\.cache/inferway/)")
+OUTSIDE = re.compile(r"\bshared/data\b|/work/|(?<!\w)/root/(?!\.cache/)")
 MADE = re.compile(r"^(__pycache__|node_modules|.*\.egg-info)$")  # by a run; git ignores them
 WRITES_PAGES, PAGES = Path("src/inferway/bench"), Path("docs/benchmarks")
 DIRNAME = re.compile(r"dirname \"?\$\{?(?:BASH_SOURCE\[0\]|0)\}?\"?\)((?:/\.\.)*)")

@@ -26,8 +26,11 @@ from inferway.cli.bench.output import Output, output_options
 def structured(file: Path, model: Path, quick: bool, output: Output) -> None:
     """What is kept of the schemas in FILE, beside llguidance, xgrammar, outlines-core and vLLM.
 
-    FILE has a JSON object a line, {"id", "schema", "tests": [{"valid", "data"}]}, as
-    JSONSchemaBench has. INFERWAY_VLLM_VENV names the environment that has vLLM and xgrammar.
+    FILE has a JSON object a line, {"id", "schema", "tests": [{"valid", "data"}]}. The stored
+    results are of 300 schemas of https://github.com/guidance-ai/jsonschemabench (its folder
+    maskbench/data), which states no licence and is not installed with Inferway:
+    scripts/jsonschemabench_sample.py of Inferway's repository writes this file from a clone.
+    INFERWAY_VLLM_VENV names the environment that has vLLM and xgrammar.
     """
     plan = QUICK if quick else Plan()
     output.measure(
