@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Debian packages: command that shows one is there, package that brings it.
-TOOLS=("wrk wrk" "h2load nghttp2-client" "curl curl" "redis-server redis-server")
+TOOLS=("wrk wrk" "h2load nghttp2-client" "curl curl" "redis-server redis-server" "promtool prometheus" "systemd-analyze systemd")
 
 missing=()
 for pair in "${TOOLS[@]}" "$@"; do

@@ -34,6 +34,11 @@ from inferway.model import Reason
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
+# How PyPI's page of the project reaches documents, and pictures.
+REPOSITORY = (
+    r"https://(?:github\.com/inferway/inferway/blob|raw\.githubusercontent\.com/inferway/inferway)"
+    "/main/"
+)
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
@@ -197,13 +202,20 @@ def test_the_glossary_has_twelve_words() -> None:
 def test_links_lead_somewhere(document: Path) -> None:
     text = document.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("https://"):
+        in_repository = re.match(REPOSITORY, target)
+        if target.startswith("https://") and not in_repository:
             continue
-        path, _, anchor = target.partition("#")
+        path, _, anchor = re.sub(REPOSITORY, f"{ROOT}/", target).partition("#")
         found = (document.parent / path).resolve() if path else document
 
         assert found.exists(), f"{document.name}: {target}"
         assert not anchor or anchor in anchors(found), f"{document.name}: {target}"
+
+
+def test_the_readme_has_no_relative_link_because_pypi_shows_it_too() -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
 
 
 def anchors(document: Path) -> set[str]:
