@@ -107,7 +107,7 @@ def test_a_fleet_is_simulated_without_a_trace_of_ones_own(installed: Installed) 
     assert "expected-ttft" in done.stdout
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"vllm"}))  # which is vLLM's own
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_explains_itself(installed: Installed, command: str) -> None:
     done = installed.run(command, "--help")
 
