@@ -25,7 +25,9 @@ COMMANDS = {
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of vLLM engines."),
     "simulate": ("inferway.cli.simulate", "simulate", "Run a simulated vLLM engine."),
+    "status": ("inferway.cli.status", "status", "Show the fleet of a running gateway."),
     "tail": ("inferway.cli.tail", "tail", "Print published decisions and KV events as they come."),
+    "top": ("inferway.cli.status", "top", "Show the fleet of a running gateway, live."),
     "vllm": ("inferway.cli.vllm", "vllm", "Run vLLM with Inferway's structured output."),
 }
 
