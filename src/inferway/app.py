@@ -74,10 +74,15 @@ class Gateway:
     is given stays the giver's, who closes it."""
 
     def __init__(
-        self, settings: ServeSettings, renderer: Renderer | None = None, *, picks: bool = False
+        self,
+        settings: ServeSettings,
+        renderer: Renderer | None = None,
+        *,
+        picks: bool = False,
+        logs: Sequence[AnswerLog] = (),
     ) -> None:
         """`picks`: it forwards nothing, but says to a proxy where requests go (`inferway epp`).
-        Raises ConfigError."""
+        `logs` are told of each answer, beside those of the settings. Raises ConfigError."""
         self.settings = settings
         keys = read_keys(settings)
         self.picker: PickerServer | None = None
@@ -103,7 +108,7 @@ class Gateway:
         self._server: HttpServer | None = None
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(self.indexer.director.clock)
-        self._logs: list[AnswerLog] = [self._requests]
+        self._logs: list[AnswerLog] = [self._requests, *logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 

@@ -1,0 +1,14 @@
+"""What the demo can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the flags say. The hub's token is HF_TOKEN in the environment."""
+
+    model: str | None = None  # whose tokenizer and template are used; SmolLM2's when absent
+    block_size: int = 16
+    port: int = 8080
