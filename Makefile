@@ -3,6 +3,9 @@
 # from the environment or as `make demo HTTP_PORT=9000`. ARGS="…" is handed to the command run.
 
 .DEFAULT_GOAL := help
+
+# Tests start hundreds of processes; to compile every module anew in each takes most of their time.
+PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
 .PHONY: help demo detect-python check test test-tools wheel envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
 
 help:  ## this list
@@ -20,26 +23,26 @@ check:  ## format, lint, types, import order
 	@./scripts/install.sh dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy
-	.venv/bin/pytest -q tests/test_architecture.py
+	.venv/bin/mypy --num-workers auto
+	$(PYTEST) -q tests/test_architecture.py
 
 test:  ## all tests that need python3 and make alone
 	@./scripts/install.sh dev
-	.venv/bin/pytest -m "not tools and not wheel and not fleet and not envoy" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not tools and not wheel and not fleet and not envoy" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl or redis-server; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
 	@./scripts/install.sh dev
-	.venv/bin/pytest -m tools $(ARGS)
+	$(PYTEST) -m tools $(ARGS)
 
 wheel:  ## builds the wheel, installs it elsewhere, and runs its commands there (2 minutes)
 	@./scripts/install.sh dev
-	.venv/bin/pytest -m wheel tests/wheel $(ARGS)
+	$(PYTEST) -m wheel tests/wheel $(ARGS)
 
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
 	@./scripts/install_envoy.sh >/dev/null
-	.venv/bin/pytest -m envoy tests/envoy $(ARGS)
+	$(PYTEST) -m envoy tests/envoy $(ARGS)
 
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev

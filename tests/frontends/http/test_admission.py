@@ -15,7 +15,8 @@ from inferway.frontends.http.admission import Admission
 from inferway.frontends.http.flow_control import FlowControl
 from inferway.frontends.http.message import Request
 
-USER, ADMIN = new_key(), new_key()
+USER, ADMIN, STRANGER = new_key(), new_key(), new_key()
+NAMES = {USER: "user", ADMIN: "boss", STRANGER: "stranger"}  # a test has the same name in every run
 CALLERS = Callers(
     [
         KeySettings(name="user", hash=hash_of(USER), tenant="team", priority=2),
@@ -55,6 +56,7 @@ def bearing(key: str | None) -> Request:
         (True, True, USER, "team", 2, False, False),
         (True, True, "s3cret", "admin", 0, True, False),
     ],
+    ids=NAMES.get,
 )
 def test_a_request_is_its_bearers(
     admin_key: bool,
@@ -74,7 +76,7 @@ def test_a_request_is_its_bearers(
     assert carried == (b"authorization" in request.fields) == (travels_on and key is not None)
 
 
-@pytest.mark.parametrize("key", [None, "", "s3cret", new_key()])
+@pytest.mark.parametrize("key", [None, "", "s3cret", STRANGER], ids=NAMES.get)
 def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) -> None:
     guarded = admission(keys=True)
 

@@ -42,7 +42,7 @@ def test_comments_wait_for_the_first_event_while_it_matters_who_answers() -> Non
     assert held.whole(COMMENT, comments_wait=False) == COMMENT
 
 
-@pytest.mark.parametrize("piece", [b": no end ", b"data: no end ", COMMENT])
+@pytest.mark.parametrize("piece", [b": no end " * 64, b"data: no end " * 64, COMMENT * 64])
 def test_what_is_held_has_a_limit(piece: bytes) -> None:
     held, passed = WholeEvents(), 0
     for _ in range(4 * MAX_HELD_BYTES // len(piece)):
