@@ -30,7 +30,7 @@ test:  ## all tests that need python3 and make alone
 	@./scripts/install.sh dev
 	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not tools and not wheel and not fleet and not envoy" $(ARGS)
 
-test-tools:  ## tests that run wrk, h2load, curl or redis-server; installs them (root on Debian) or names them
+test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
 	@./scripts/install.sh dev
 	$(PYTEST) -m tools $(ARGS)

@@ -22,3 +22,9 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+# Debian starts these at once, on their usual ports; the tests start their own.
+for service in redis-server prometheus; do
+    case " ${missing[*]} " in
+        *" $service "*) systemctl disable --now "$service" >/dev/null 2>&1 || true ;;
+    esac
+done
