@@ -24,7 +24,17 @@ ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
 
 # Slow enough to be seen, fast enough for a laptop.
 ENGINE = (
-    *("simulate", "--port", "0", "--kv-cache-size", "2048", "--max-num-seqs", "8"),
+    *(
+        "simulate",
+        "--port",
+        "0",
+        "--served-model-name",
+        "smollm2",
+        "--kv-cache-size",
+        "2048",
+        "--max-num-seqs",
+        "8",
+    ),
     *("--prefill-overhead", "20ms", "--prefill-time-per-token", "0.3ms"),
     *("--inter-token-latency", "12ms", "--time-factor-under-load", "2"),
 )

@@ -39,7 +39,7 @@ _REQUEST = (
     *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_QUEUE = (0.001, *_REQUEST)
+_QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 0, not in between
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
