@@ -48,6 +48,7 @@ from inferway.frontends.publisher import Publisher, topic_name
 from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
 from inferway.model import HolderId
+from inferway.prompts.given import check_given
 from inferway.prompts.renderer import Renderer
 from inferway.steps.rewrite import Rewrites
 from inferway.steps.salt import TenantSalt
@@ -353,6 +354,7 @@ async def serve(
 ) -> None:
     """Runs a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings
     that `reread` gives. Raises ConfigError at start only."""
+    check_given(settings.models)
     _raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 from aiohttp import web
 from tests.integration.conftest import StartFleet, answering, simulated
 
-from inferway.config import EngineSettings, ModelRewrite, RewriteTarget
+from inferway.config import EngineSettings, ModelRewrite, ModelSettings, RewriteTarget
 
 # vLLM 0.32, entrypoints/serve/engine/protocol.py: ModelCard and ModelPermission.
 CARD = {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"}
@@ -134,3 +135,29 @@ async def test_an_engine_that_tells_little_is_completed(start_fleet: StartFleet)
 
     assert set(card) == CARD
     assert (card["root"], card["owned_by"], card["max_model_len"]) == ("m", "sglang", None)
+
+
+async def test_settings_for_a_model_that_no_engine_serves_are_one_warning(
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {name: ModelSettings(chat_template="default") for name in ("smolm2", "alias", "other")}
+
+    fleet = await start_fleet(2, models=given)
+    await fleet.get("/ready")
+
+    [said] = [r.getMessage() for r in caplog.records if "no engine serves" in r.getMessage()]
+    assert "no engine serves 'other', 'smolm2', so" in said
+    assert "the engines serve 'alias', 'smollm2'" in said
+
+
+async def test_settings_for_a_model_are_not_warned_of_before_every_engine_has_answered(
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        away = EngineSettings(url=f"http://127.0.0.1:{unused.getsockname()[1]}")
+
+        await start_fleet(1, [away], models={"other": ModelSettings(chat_template="default")})
+
+    assert "is not there" in caplog.text
+    assert "no engine serves" not in caplog.text

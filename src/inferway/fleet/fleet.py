@@ -265,6 +265,7 @@ class Fleet:
                 if engine.settings.events is None:
                     log.warning("engine %s: %s", engine.name, finding)
             await self._admit(engine)
+            self._served.name_unserved(self.engines)
         if first:
             self._found(engine)
         elif engine.base_models != others:

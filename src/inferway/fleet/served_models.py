@@ -49,6 +49,7 @@ class ServedModels:
         self._prompts: dict[str, PromptSource] = {}  # by key
         self._keys: dict[str, str] = {}  # by model
         self._live: set[str] = set()  # models that an engine serves now
+        self._has_named_unserved = False
         self._settled = False  # the first tokenizers have come, or cannot be had
 
     def learn(self, engine: Engine, card: ModelCard) -> None:
@@ -66,6 +67,21 @@ class ServedModels:
         self.by_name[card.name] = ServedModel(
             card.name, self._prompts[source.key], lora=lora, answers_as=answers_as
         )
+
+    def name_unserved(self, engines: Sequence[Engine]) -> None:
+        """Warns once of settings for models that no engine serves, when all have answered."""
+        if self._has_named_unserved or any(engine.facts is None for engine in engines):
+            return
+        self._has_named_unserved = True
+        names = {card.name for engine in engines for card in engine.base_models}
+        unserved = sorted(self._given.keys() - names)
+        if unserved:
+            log.warning(
+                "models (--tokenizer, --chat-template): no engine serves %s, so what is said of it"
+                " has no effect; the engines serve %s: give one of these names",
+                ", ".join(map(repr, unserved)),
+                ", ".join(map(repr, sorted(names))) or "no model",
+            )
 
     def refresh(self, name: str, engines: Sequence[Engine]) -> None:
         """What its engines, those that are well, make of a model: block sizes, and whether we

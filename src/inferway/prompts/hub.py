@@ -90,10 +90,7 @@ def _check_access(model: str, revision: str | None, token: str | None, url: str)
 
 
 def _unavailable(model: str, why: str) -> RenderError:
-    return RenderError(
-        f"model {model!r}: no tokenizer: {why}; give its directory with --tokenizer MODEL=PATH",
-        reason=Reason.NO_TOKENIZER,
-    )
+    return RenderError(f"model {model!r}: no tokenizer: {why}", reason=Reason.NO_TOKENIZER)
 
 
 def _answers(endpoint: str) -> bool:
