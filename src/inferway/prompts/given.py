@@ -82,7 +82,7 @@ def _check_hub_id(given: str) -> None:
         raise _UnusableError("no such file or directory")
     # Half a second of import that only who gives a hub id pays, and would pay later.
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(given)
