@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import tokenizers
@@ -48,9 +47,15 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
+class Tricky(dict[str, tuple[tokenizers.Tokenizer, Boundaries]]):
+    def __repr__(self) -> str:
+        """Short: hypothesis shows it beside the texts that were drawn."""
+        return "Tricky()"
+
+
 @pytest.fixture(scope="module")
-def tricky() -> dict[str, tuple[tokenizers.Tokenizer, Boundaries]]:
-    found = {}
+def tricky() -> Tricky:
+    found = Tricky()
     for kind in KINDS:
         tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json(kind))
         tokenizer.no_truncation()
@@ -68,7 +73,7 @@ def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(known=texts, rest=texts)
 def test_an_open_texts_ids_hold_up_to_the_boundary_whatever_follows(
-    tricky: Any, kind: str, known: str, rest: str
+    tricky: Tricky, kind: str, known: str, rest: str
 ) -> None:
     tokenizer, boundaries = tricky[kind]
     start = ids(tokenizer, known[: boundaries.of_open_text(known)])
@@ -79,7 +84,7 @@ def test_an_open_texts_ids_hold_up_to_the_boundary_whatever_follows(
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts, share=st.floats(0, 1))
 def test_a_whole_text_is_encoded_apart_on_both_sides_of_a_boundary(
-    tricky: Any, kind: str, text: str, share: float
+    tricky: Tricky, kind: str, text: str, share: float
 ) -> None:
     tokenizer, boundaries = tricky[kind]
     place = round(share * len(text))
@@ -103,10 +108,11 @@ def test_a_whole_text_is_encoded_apart_on_both_sides_of_a_boundary(
         ("one word, two", 0),  # the next time it may be part of a longer word
         ("\n\n", 0),  # as may a second \n
         ("\n\n.", 2),
+        ("<rstrip>\n\n world", 10),  # the first token is found with all spaces, and \n\n again
     ],
 )
 def test_an_open_texts_last_boundary_is_the_end_of_an_added_token(
-    tricky: Any, text: str, end: int
+    tricky: Tricky, text: str, end: int
 ) -> None:
     assert tricky["gpt-2"][1].of_open_text(text) == end
 
@@ -120,15 +126,16 @@ def test_an_open_texts_last_boundary_is_the_end_of_an_added_token(
         ("hello<a>c", 5, 5),
         ("hello<a>c", 4, 0),
         ("hello  <lstrip>c", 9, 5),
+        ("a<rstrip>\n\n world", 9, 1),
     ],
 )
 def test_a_whole_texts_boundaries_are_both_ends_of_an_added_token(
-    tricky: Any, text: str, place: int, end: int
+    tricky: Tricky, text: str, place: int, end: int
 ) -> None:
     assert tricky["gpt-2"][1].before(text, place) == end
 
 
-def test_tokens_that_are_found_in_normalised_text_only_are_no_boundaries(tricky: Any) -> None:
+def test_tokens_that_are_found_in_normalised_text_only_are_no_boundaries(tricky: Tricky) -> None:
     _, lowering = tricky["bert-bge"]
     _, plain = tricky["gpt-2"]
 
@@ -136,7 +143,7 @@ def test_tokens_that_are_found_in_normalised_text_only_are_no_boundaries(tricky:
     assert plain.of_open_text("mild weather") == 4
 
 
-def test_a_long_text_is_searched_in_no_time_worth_speaking_of(tricky: Any) -> None:
+def test_a_long_text_is_searched_in_no_time_worth_speaking_of(tricky: Tricky) -> None:
     _, boundaries = tricky["gpt-2"]
     text = json.dumps(["<" * 1000] * 300) + "<a>c"
 

@@ -54,13 +54,22 @@ class Boundaries:
         return last
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
-        """[start, end) of the added tokens in `text`, in order."""
+        """[start, end) of the added tokens in `text`, in order. Those that overlap count as one:
+        a token that takes the spaces behind it is found with them, and so is a token that begins
+        with one of these spaces; what is encoded next begins at the end of the latter."""
         [encoding] = self._finder.encode_batch([text], add_special_tokens=False)
+        first, last, is_certain = 0, 0, False
         for id, (start, end), content in zip(
             encoding.ids, encoding.offsets, encoding.tokens, strict=True
         ):
-            if id and content not in self._words:
-                yield start, end
+            if start >= last:
+                if is_certain:
+                    yield first, last
+                first, is_certain = start, True
+            last = end
+            is_certain = is_certain and bool(id) and content not in self._words
+        if is_certain:
+            yield first, last
 
     def _unsettled_from(self, text: str) -> int:
         """The first place at which an added token may begin that `text` shows in part only."""
