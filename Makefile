@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-tools wheel envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -26,9 +26,13 @@ check:  ## format, lint, types, import order
 	.venv/bin/mypy --num-workers auto
 	$(PYTEST) -q tests/test_architecture.py
 
-test:  ## all tests that need python3 and make alone
+test:  ## the tests that need python3 and make alone, side by side
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not tools and not wheel and not fleet and not envoy" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy" $(ARGS)
+
+test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
+	@./scripts/install.sh dev
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh

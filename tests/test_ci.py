@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     assert machine.calls == [
         "make check",
         "make test",
+        "make test-slow",
         "make test-tools",
         "make wheel",
         "make fuzz ARGS=--seconds 60 --out /dev/null",
@@ -89,6 +92,20 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     ]
 
 
+def test_each_marked_test_has_a_target_that_is_run() -> None:
+    markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
+        "markers"
+    ]
+    targets = dict(re.findall(r"^(\w+): .*\(make ([\w-]+)\)", "\n".join(markers), re.MULTILINE))
+    steps = re.findall(r"^step \w+ make ([\w-]+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    rest = re.search(r'-m "(not [^"]*)"', (ROOT / "Makefile").read_text())
+
+    assert len(targets) == len(markers)
+    assert set(targets.values()) <= set(steps)
+    assert rest is not None
+    assert rest[1] == " and ".join(f"not {marker}" for marker in targets)
+
+
 def test_each_step_is_timed(machine: Machine) -> None:
     timings = machine.run().stdout.split("=== timings\n")[1].splitlines()
 
@@ -96,6 +113,7 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "system",
         "check",
         "test",
+        "slow",
         "tools",
         "wheel",
         "fuzz",

@@ -335,6 +335,7 @@ def run() -> ChatOverheadRun:
     return run_chat_overhead(default_data_dir(), MINIATURE, print)
 
 
+@pytest.mark.slow
 def test_all_requests_succeed_and_all_pairs_are_alike(run: ChatOverheadRun) -> None:
     [measured] = run.stages
 
@@ -343,6 +344,7 @@ def test_all_requests_succeed_and_all_pairs_are_alike(run: ChatOverheadRun) -> N
     assert sum(len(pairs.ttft_us["chat"]) for pairs in measured.pairs.values()) == 10
 
 
+@pytest.mark.slow
 def test_the_gateway_matches_what_the_engines_have_cached(run: ChatOverheadRun) -> None:
     [measured] = run.stages
 
@@ -351,6 +353,7 @@ def test_the_gateway_matches_what_the_engines_have_cached(run: ChatOverheadRun) 
     assert measured.cached_tokens == (16 * least, 16 * most)
 
 
+@pytest.mark.slow
 def test_the_fleet_is_about_as_slow_as_the_seeds(run: ChatOverheadRun) -> None:
     times = run.pooled("text").ttft_us["completion"]
 

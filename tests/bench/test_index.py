@@ -119,6 +119,7 @@ def test_the_peers_side_needs_nothing_of_ours_but_the_workload() -> None:
 # a whole run
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_everything() -> None:
     steps: list[str] = []
     run = run_index(TINY, steps.append, beside_peer=False)

@@ -135,6 +135,7 @@ def test_a_workers_error_says_which_system_and_what_was_asked(tmp_path: Path) ->
         worker.ask("load", model="/nowhere")
 
 
+@pytest.mark.slow
 def test_both_systems_find_the_same_ids_and_the_same_text(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Grüße, 你好!  Twice  two."}]
     answers = []
@@ -155,6 +156,7 @@ def run() -> PromptsRun:
     return run_prompts(default_data_dir(), MINIATURE, print, HERE)
 
 
+@pytest.mark.slow
 def test_each_thing_is_measured_as_often_as_planned(run: PromptsRun) -> None:
     by_name = {row.name: row for row in run.rows}
     first = by_name["400 tokens, first in the process"]
@@ -167,11 +169,13 @@ def test_each_thing_is_measured_as_often_as_planned(run: PromptsRun) -> None:
     assert all(min(row.ours.wall) > 0 for row in run.rows)
 
 
+@pytest.mark.slow
 def test_the_run_has_every_table_and_says_what_is_left_out(run: PromptsRun) -> None:
     assert len({row.table for row in run.rows}) == 4
     assert "--no-npm" in run.left_out[0]
 
 
+@pytest.mark.slow
 def test_chats_have_about_the_tokens_that_their_row_says(run: PromptsRun) -> None:
     tokens = [int(row.note.split()[0].replace(",", "")) for row in run.rows[:5]]
 

@@ -72,17 +72,20 @@ def by_turn(kept: Kept) -> list[tuple[int, int, int | None]]:
     return sorted((s.session, s.turn, s.prompt_tokens) for s in kept.samples)
 
 
+@pytest.mark.slow
 def test_every_router_answers_all_that_is_asked(run: PeersRun) -> None:
     assert run.routers == [OURS, "double round_robin"]
     assert [(cell.requests, cell.errors) for cell in run.cells] == [(18, 0), (18, 0)]
 
 
+@pytest.mark.slow
 def test_who_knows_the_caches_finds_more_in_them(run: PeersRun) -> None:
     ours, theirs = (run.select(router, 1.0)[0].cached_share for router in run.routers)
 
     assert ours > theirs > 0
 
 
+@pytest.mark.slow
 def test_the_engines_answers_agree_with_what_the_gateway_matched(run: PeersRun) -> None:
     note = next(note.text for note in run.notes if note.router == OURS)
     matched = float(note.partition("process; ")[2].partition("%")[0])
@@ -91,12 +94,14 @@ def test_the_engines_answers_agree_with_what_the_gateway_matched(run: PeersRun) 
     assert matched / 100 == pytest.approx(run.select(OURS, 1.0)[0].cached_share, abs=0.05)
 
 
+@pytest.mark.slow
 def test_all_routers_get_the_same_prompts(run: PeersRun, kept: list[Kept]) -> None:
     assert run.cells
     assert by_turn(kept[0]) == by_turn(kept[1])
     assert all(isinstance(sample, Sample) for sample in kept[0].samples)
 
 
+@pytest.mark.slow
 def test_what_a_router_costs_is_counted(run: PeersRun) -> None:
     ours = run.select(OURS, 1.0)[0]
 
@@ -105,6 +110,7 @@ def test_what_a_router_costs_is_counted(run: PeersRun) -> None:
     assert sum(ours.per_engine.values()) == 18
 
 
+@pytest.mark.slow
 def test_the_rate_is_looked_for_from_where_requests_hardly_meet() -> None:
     plan = msgspec.structs.replace(MINIATURE, rate=None, bisections=1, warm_up_requests=6)
     double = RoundRobin()
