@@ -272,6 +272,10 @@ class Journey:
         """What the engine says it has taken and made, as far as it has said so."""
         return self._usage.usage()
 
+    def finish_reasons(self) -> Sequence[str]:
+        """Why the engine has ended its answers, as far as it has said so."""
+        return self._usage.finish_reasons()
+
     @property
     def changes_length(self) -> bool:
         """Whether the answer's bytes are not as many as the engine's."""

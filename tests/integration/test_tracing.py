@@ -75,7 +75,7 @@ async def test_a_request_is_a_trace_down_to_the_engine() -> None:
             )
         # the gateway's end sends what is left
 
-    requests = collector.named("POST /v1/chat/completions")
+    requests = collector.named("chat m")
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
     assert {span.parent_span_id.hex() for span in requests} == {SPAN}
     assert (
@@ -97,6 +97,57 @@ async def test_a_request_is_a_trace_down_to_the_engine() -> None:
     assert told == {f"00-{TRACE}-{span.span_id.hex()}-01" for span in attempts}
     assert engine.seen[0].headers["tracestate"] == "vendor=1"
     assert SECRET.encode() not in collector.raw
+
+
+ANSWER = json.dumps(
+    {
+        "model": "m",
+        "choices": [{"finish_reason": "stop", "message": {"content": SECRET}}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 4},
+    }
+)
+
+
+async def test_a_chat_s_span_has_the_conventions_names_for_models_and_tokens() -> None:
+    collector, engine = Collector(), Recorder(answer=ANSWER.encode())
+    body = json.loads(CHAT) | {"max_tokens": 7}
+    async with (
+        answering(collector.handle) as url,
+        in_front_of(engine, otlp=url + "/v1/traces", scoring=False) as front,
+    ):
+        while not engine.seen:
+            await front.ask("/v1/chat/completions", json.dumps(body).encode())
+        await front.ask("/v1/chat/completions", CHAT.replace('"m"', f'"{SECRET}"').encode())
+
+    told = attributes(collector.named("chat m")[-1])
+    reasons = told.pop("gen_ai.response.finish_reasons")
+    assert [value.string_value for value in reasons.values] == ["stop"]
+    assert {name: told[name] for name in told if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m",
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.usage.input_tokens": 9,
+        "gen_ai.usage.output_tokens": 4,
+    }
+    unknown = collector.named("chat")[-1]
+    assert "gen_ai.request.model" not in attributes(unknown)
+    assert SECRET.encode() not in collector.raw
+
+
+async def test_probes_have_no_spans() -> None:
+    collector, engine = Collector(), Recorder()
+    async with (
+        answering(collector.handle) as url,
+        in_front_of(engine, otlp=url + "/v1/traces") as front,
+    ):
+        for path in ("/health", "/ready", "/metrics"):
+            await front.ask(path, method="GET")
+        await front.ask("/v1/models", method="GET", user_agent="kube-probe/1.31")
+        await front.ask("/v1/models", method="GET")
+
+    assert [span.name for span in collector.spans] == ["GET /v1/models"]
 
 
 async def test_without_spans_the_client_s_context_travels_on_as_it_came() -> None:

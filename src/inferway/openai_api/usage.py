@@ -13,11 +13,15 @@ engine sends back may have a member "usage" of its own, but not in these places.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 
 import msgspec
 
 _MARK = b'"usage"'
+_FINISH_REASON = re.compile(
+    rb'"finish_reason":\s*"(stop|length|tool_calls|function_call|content_filter|abort|error|repetition)"'
+)
 _STREAM_TAIL_BYTES = 32 * 1024
 _BODY_TAIL_BYTES = 256 * 1024  # token ids may follow
 _LAST_EVENTS = 4  # of a stream: one has the usage, one is [DONE]
@@ -88,6 +92,11 @@ class UsageReader:
             if found is not None:
                 return found
         return None
+
+    def finish_reasons(self) -> list[str]:
+        """Why the engine has ended its choices, in the order of the answer; those that OpenAI and
+        vLLM have words for."""
+        return [found.decode() for found in _FINISH_REASON.findall(b"".join(self._pieces))]
 
 
 # What stands before a member: of the outermost object, and of an event's `response`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -78,6 +78,10 @@ class UnreadJourney:
 
     def __post_init__(self) -> None:
         self.record = Record(self.clock())
+
+    def finish_reasons(self) -> Sequence[str]:
+        """Why the engine has ended its answers, as far as it has said so."""
+        return self._usage.finish_reasons()
 
     @property
     def changes_length(self) -> bool:

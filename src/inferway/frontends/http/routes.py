@@ -198,7 +198,7 @@ class Routes:
             raise
         watched: JourneyLike = Watched(journey, ended) if ended else journey
         if self._tracing is not None:
-            watched = self._tracing.follow(responder, watched, decision, seconds)
+            watched = self._tracing.follow(responder, watched, journey, decision, seconds)
         record, shape = journey.record, journey.shape
         if place is not None:
             record.waited = place.waited

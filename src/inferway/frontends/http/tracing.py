@@ -1,9 +1,11 @@
 """OpenTelemetry's spans of requests (extra `otel`; off unless `otlp` says where they go).
 
-POST /v1/chat/completions   server    from a complete request to the end of its answer
-  decide                    internal  until it was known where it goes, and why
-  attempt                   client    one for each engine that was tried; the engine is its child
+chat MODEL   server    from a complete request to the end of its answer; of paths that are no
+                       operation of `gen_ai`: METHOD PATH
+  decide     internal  until it was known where it goes, and why
+  attempt    client    one for each engine that was tried; the engine is its child
 
+Probes have none.
 A span begins below the client's `traceparent`, or begins a trace; each engine is told the
 attempt's. What is not valid is replaced, and its `tracestate` dropped (W3C trace context, section
 4.3). Spans hold methods, paths, names, numbers and reasons: nothing of a body, a query or an error.
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from inferway import __version__
+from inferway.director import Routed
 from inferway.errors import ConfigError
+from inferway.frontends.http.access_log import PROBES
 from inferway.frontends.http.forward import Journey
+from inferway.frontends.http.gen_ai import OPERATIONS, attributes, max_tokens, span_name
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import Handler
@@ -32,6 +37,15 @@ if TYPE_CHECKING:
 
 _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
 _MAX_PATH = 200
+_KUBE = b"kube-probe/"
+
+
+class Asked(Protocol):
+    """What a span is told of a request (director.Journey, steps.unread.UnreadJourney)."""
+
+    @property
+    def routed(self) -> Routed | None: ...
+    def finish_reasons(self) -> Sequence[str]: ...
 
 
 def otlp(endpoint: str) -> SpanProcessor:
@@ -64,7 +78,8 @@ class Tracing:
         """`handler`, with a span for each request. Paths that are not `known` name no span."""
 
         async def traced(request: Request, responder: Responder) -> None:
-            self._begin(request, responder, request.path in known)
+            if not _is_probe(request):
+                self._begin(request, responder, request.path in known)
             await handler(request, responder)
 
         return traced
@@ -95,9 +110,14 @@ class Tracing:
         status = responder.status
         span.set_attribute("http.response.status_code", status)
         span.set_attribute("http.response.body.size", responder.body_bytes)
+        operation, record = OPERATIONS.get(responder.request.path), responder.record
+        if operation is not None and record is not None:
+            span.update_name(span_name(operation, record))
+            span.set_attributes(attributes(operation, record, status))
         if responder.engine != "-":
             span.set_attribute("inferway.engine", responder.engine)
         if status >= 500:
+            span.set_attribute("error.type", str(status))
             _fail(span)
         span.end()
 
@@ -105,9 +125,15 @@ class Tracing:
         """Spans are sent in their own time."""
 
     def follow(
-        self, responder: Responder, journey: Journey, decision: Decision, seconds: float
+        self,
+        responder: Responder,
+        journey: Journey,
+        asked: Asked,
+        decision: Decision,
+        seconds: float,
     ) -> Journey:
-        """`journey`, with a span for each attempt; it took so long until it was decided."""
+        """`journey`, with a span for each attempt; it took so long until it was decided. `asked`
+        knows what it is about."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._spans.get(responder)
@@ -122,7 +148,11 @@ class Tracing:
             attributes={"inferway.reason": decision.reason},
         )
         decided.end(now)
-        return _Followed(self, journey, context)
+        if asked.routed is not None:
+            most = max_tokens(asked.routed.request.body)
+            if most is not None:
+                span.set_attribute("gen_ai.request.max_tokens", most)
+        return _Followed(self, journey, context, asked.finish_reasons)
 
     async def close(self) -> None:
         """Sends what is left."""
@@ -135,9 +165,16 @@ class Tracing:
 class _Followed:
     """A journey whose attempts have spans."""
 
-    __slots__ = ("_began", "_context", "_journey", "_span", "_tracing")
+    __slots__ = ("_began", "_context", "_finish_reasons", "_journey", "_span", "_tracing")
 
-    def __init__(self, tracing: Tracing, journey: Journey, context: Context) -> None:
+    def __init__(
+        self,
+        tracing: Tracing,
+        journey: Journey,
+        context: Context,
+        finish_reasons: Callable[[], Sequence[str]],
+    ) -> None:
+        self._finish_reasons = finish_reasons
         self._tracing = tracing
         self._journey = journey
         self._context = context
@@ -185,7 +222,13 @@ class _Followed:
         return self._journey.on_end()
 
     def close(self, outcome: str) -> None:
+        from opentelemetry.trace import get_current_span
+
         self._journey.close(outcome)
+        reasons = self._finish_reasons()
+        if reasons:
+            request = get_current_span(self._context)
+            request.set_attribute("gen_ai.response.finish_reasons", reasons)
         self._end(outcome)
 
     def _end(self, outcome: str) -> None:
@@ -195,6 +238,11 @@ class _Followed:
             if outcome not in ("ok", "client_gone"):
                 _fail(span)
             span.end()
+
+
+def _is_probe(request: Request) -> bool:
+    """Of who asks every few seconds whether we are well, or for our numbers."""
+    return request.path in PROBES or request.fields.get(b"user-agent", b"").startswith(_KUBE)
 
 
 def _context_of(request: Request) -> Context | None:
