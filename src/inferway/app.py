@@ -205,7 +205,7 @@ class Gateway:
         gc.collect()
         gc.freeze()
         self._started.set()
-        log.info("listening on %s", server.url)
+        log.info("the gateway is listening on %s", server.url)
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -255,7 +255,7 @@ class Gateway:
         )
         await server.start()
         self._closes("admin port", server.stop)
-        log.info("admin paths and metrics at %s", server.url)
+        log.info("the gateway answers admin paths and metrics at %s", server.url)
 
     def _find_engines(self) -> None:
         """Those that are not listed."""
@@ -300,7 +300,7 @@ class Gateway:
         metrics.joined_by(lambda: picker_families(picker.counts, self.fleet.engines, pool))
         self._closes("endpoint picker", partial(picker.stop, self.settings.timeouts.drain))
         log.info(
-            "picking for a proxy at %s:%d (%s), health on port %s",
+            "the picker is picking for a proxy at %s:%d (%s), with health checks on port %s",
             *(picker.host, picker.port, "TLS" if self.settings.picker.secure else "in the clear"),
             picker.health_port,
         )
@@ -361,7 +361,7 @@ async def serve(
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, stop.set)
     gateway = Gateway(settings, picks=picks)
-    reloads = Tasks(log, "a reload failed")
+    reloads = Tasks(log, "the settings could not be reloaded, by a fault of the gateway")
     if reread is not None:
         loop.add_signal_handler(signal.SIGHUP, lambda: reloads.spawn(gateway.reload(reread)))
     try:
@@ -371,7 +371,10 @@ async def serve(
     finally:
         await reloads.close()
     drain = settings.timeouts.drain
-    log.info("shutting down; running answers have %g s, another Ctrl-C cuts them off", drain)
+    log.info(
+        "the gateway is shutting down; running answers have %g s, another Ctrl-C cuts them off",
+        drain,
+    )
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, gateway.hurry)
     await gateway.close()
@@ -386,7 +389,7 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     if starting.done():
         await starting
         return True
-    log.info("stopped before everything had started")
+    log.info("the gateway was stopped before everything had started")
     starting.cancel()
     await asyncio.wait({starting})
     return False

@@ -380,7 +380,7 @@ class Journey:
             raise
         except Exception as e:
             log.error(
-                "model %r: deriving a prompt failed; it goes by load only: %s",
+                "a prompt for model %r could not be derived, and its request goes by load only: %s",
                 model.name,
                 crash_report(e),
             )

@@ -212,7 +212,7 @@ class TestJoining:
         lines = [message for message in caplog.messages if "goes by load only" in message]
         assert len(lines) == 1
         assert "engine e0 renders other prompts than we do" in lines[0]
-        assert caplog.messages[-1] == "model 'm': engine e0 renders as we do now"
+        assert caplog.messages[-1] == "model 'm' is rendered by engine e0 as by the gateway, now"
 
     async def test_no_verdict_is_asked_for_again(self, start: Start) -> None:
         async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
@@ -260,7 +260,7 @@ class TestJoining:
         assert len(asked.bench.asked) == 1
         assert asked.engine.proofs["m"].fault is None
         assert "is it an older vLLM?" in asked.engine.proofs["m"].why
-        assert "how engine e0 renders is unproven" in caplog.text
+        assert "it is unproven how engine e0 renders" in caplog.text
 
     async def test_an_engine_that_refuses_everything_is_unproven(self, start: Start) -> None:
         async def refusing(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001

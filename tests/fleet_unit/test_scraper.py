@@ -203,7 +203,7 @@ async def test_an_error_of_ours_is_told_and_the_engine_asked_again(
     async with scraping(asked, engines(1)):
         await asked.until(lambda: len(asked.names) >= 3)
 
-    assert "engine e0: asking it failed" in caplog.text
+    assert "engine e0 could not be asked how it is" in caplog.text
 
 
 async def test_answers_are_counted_and_timed() -> None:

@@ -333,7 +333,7 @@ def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
     with caplog.at_level(logging.ERROR):
         run(scenario)
 
-    assert "engine e1: cannot bind tcp://127.0.0.1:" in caplog.text
+    assert "engine e1: the gateway cannot bind tcp://127.0.0.1:" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ class Line:
 
     # ------------------------------------------------------------------ asyncio.Transport
 
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
     def write(self, data: bytes) -> None:
         if not self.closing:
             self.written.append(data)

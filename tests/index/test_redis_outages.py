@@ -121,7 +121,7 @@ async def test_an_outage_is_in_the_log_once_and_so_is_its_end(
     words = [record.getMessage().partition(server.url)[2] for record in caplog.records]
 
     assert len(words) == 2
-    assert words[0].startswith(" is away, requests go by load only: ")
+    assert words[0].startswith(" is away, and requests go by load only: ")
     assert words[1] == " is back"
     assert index.stats.outages == 1
 

@@ -32,8 +32,8 @@ def test_a_proxy_is_told_an_engine_and_the_pages_say_so(start: Start) -> None:
         "--secure-serving=false",
     )
     port, health = picker.read_until(
-        r"picking for a proxy at 127\.0\.0\.1:(\d+ \(in the clear\), health on port \d+)"
-    ).split(" (in the clear), health on port ")
+        r"proxy at 127\.0\.0\.1:(\d+ \(in the clear\), with health checks on port \d+)"
+    ).split(" (in the clear), with health checks on port ")
     url = picker.read_until(r"listening on (http://\S+)")
 
     with grpc.insecure_channel(f"127.0.0.1:{health}") as channel:

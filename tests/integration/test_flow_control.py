@@ -314,7 +314,7 @@ async def test_what_cannot_hold_changes_nothing_and_is_named(
     assert (await fleet.chat("hi")).status == 200
     assert await fleet.metric("inferway_reloads_total", outcome="refused") == 2
     assert "keys.yaml: expected `array`, got `int` - at `$.keys`" in caplog.text
-    assert "not reloaded, all stays as it was: gw.yaml: not valid YAML" in caplog.text
+    assert "not reloaded, and all stays as it was: gw.yaml: not valid YAML" in caplog.text
 
 
 async def test_what_needs_a_restart_is_said(

@@ -169,7 +169,7 @@ class TestJoining:
 
         assert await reasons(fleet) == {"smollm2": "kv-aware", "alias": "kv-aware"}
         assert len(load_only_lines(caplog)) == 1
-        assert any("renders as we do now" in message for message in caplog.messages)
+        assert any("as by the gateway, now" in message for message in caplog.messages)
 
     async def test_probes_leave_what_prompts_find_as_it_was(self, start_fleet: StartFleet) -> None:
         fleet = await start_fleet(2)

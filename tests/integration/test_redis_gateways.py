@@ -289,7 +289,7 @@ async def test_a_gateway_starts_without_the_server_and_heals(
     assert await fleet.metric("inferway_decisions_total", reason="index-away") == 1
     models = (await fleet.get("/ready")).body["models"]
     assert {model["reason"] for model in models.values()} == {"index-away"}
-    assert "is away, requests go by load only" in caplog.text
+    assert "is away, and requests go by load only" in caplog.text
     answer = await fleet.post("/score_chat_completions", _chat(LONG))
     assert (answer.status, answer.body["error"]["code"]) == (503, "index_away")
 

@@ -52,9 +52,12 @@ def test_its_own_column_is_not_written_to() -> None:
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        (np.ones(2), "plugin Theirs returned shape (2,), expected (3,)"),
-        (1.0, "plugin Theirs returned shape (), expected (3,)"),
-        (KeyError("a secret prompt"), "plugin Theirs failed; it is done without\nKeyError"),
+        (np.ones(2), "the plugin Theirs returned shape (2,), expected (3,)"),
+        (1.0, "the plugin Theirs returned shape (), expected (3,)"),
+        (
+            KeyError("a secret prompt"),
+            "the plugin Theirs failed; the gateway goes on without it\nKeyError",
+        ),
     ],
 )
 def test_one_that_fails_rates_all_zero_and_the_log_has_it_once(
@@ -107,7 +110,7 @@ def test_one_that_fails_never_stands_in_the_way(caplog: pytest.LogCaptureFixture
     follower.on_first_chunk(1.0)
     follower.on_end(Ending("ok", 2.0))
 
-    assert {message.partition(" failed")[0] for message in caplog.messages} == {"plugin Fails"}
+    assert {message.partition(" failed")[0] for message in caplog.messages} == {"the plugin Fails"}
     assert "secret" not in caplog.text
 
 

@@ -58,14 +58,18 @@ class DnsName:
             addresses = tuple(await self.resolve(parts.hostname, parts.port))
         except OSError as e:
             if not self._warned:
-                log.warning("%s: not resolved: %s; the engines stay as they were", self.url, e)
+                log.warning(
+                    "the name in %s was not resolved: %s; the engines stay as they were",
+                    self.url,
+                    e,
+                )
             self._warned = True
             return
         self._warned = False
         if not addresses or (addresses == self._addresses and self.synced):
             return
         self._addresses, self.synced = addresses, True
-        log.info("%s: %s", self.url, ", ".join(addresses))
+        log.info("the name in %s has these addresses now: %s", self.url, ", ".join(addresses))
         tell([self._engine(parts.scheme, address, parts.port) for address in addresses])
 
     def _engine(self, scheme: str, address: str, port: int) -> EngineSettings:

@@ -72,8 +72,12 @@ class EnginesFile:
         try:
             engines = read_engines(self.path)
         except ConfigError as e:
-            log.warning("engines file: %s; the engines stay as they were", e)
+            log.warning("the file of engines cannot be used: %s; the engines stay as they were", e)
             return
         if not first:
-            log.info("engines file %s: changed, %d engines", self.path, len(engines))
+            log.info(
+                "the file of engines %s has changed and lists %d engines now",
+                self.path,
+                len(engines),
+            )
         tell(engines)

@@ -72,7 +72,10 @@ class Members:
             try:
                 await self.changed(self._all())
             except Exception as e:
-                log.error("engines not changed: %s", crash_report(e))
+                log.error(
+                    "the list of engines could not be changed, and stays as it was: %s",
+                    crash_report(e),
+                )
 
     def _all(self) -> list[EngineSettings]:
         found = [*self.listed, *(e for told in self._told.values() for e in told)]

@@ -257,4 +257,7 @@ def _may_need_prompts(subscriber: EventSubscriber) -> bool:
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("orphans are no longer adopted", exc_info=error)
+        log.error(
+            "events without a known parent block are no longer adopted, by a fault of the gateway",
+            exc_info=error,
+        )

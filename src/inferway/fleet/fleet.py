@@ -131,14 +131,16 @@ class Fleet:
             if going:
                 self._refresh()
             for engine in coming:
-                log.info("engine %s: has come, at %s", engine.name, engine.url)
+                log.info(
+                    "engine %s has come to the list of engines, at %s", engine.name, engine.url
+                )
                 self._by_name[engine.name] = engine
             await asyncio.gather(*(self._look(engine) for engine in coming))
             for engine in coming:
                 self.scraper.add(engine)
 
     async def _dismiss(self, engine: Engine) -> None:
-        log.info("engine %s: is no longer in the list of engines", engine.name)
+        log.info("engine %s is no longer in the list of engines", engine.name)
         engine.healthy = False
         self.scraper.remove(engine)
         for model in list(engine.proofs):
@@ -305,7 +307,7 @@ class Fleet:
         """Its events show blocks of another size than it, or somebody, had told."""
         if engine.block_size_told is not None:
             log.warning(
-                "engine %s: caches blocks of %s tokens, not of %s as told; going by its events",
+                "engine %s caches blocks of %s tokens, not of %s as told; its events count",
                 engine.name,
                 engine.block_size,
                 engine.block_size_told,
@@ -319,7 +321,9 @@ class Fleet:
             return
         if engine.healthy or not engine.warned:
             engine.warned = True
-            log.warning("engine %s is not there: %s; it is looked for again", engine.name, error)
+            log.warning(
+                "engine %s does not answer: %s; the gateway asks it again", engine.name, error
+            )
         if engine.healthy:
             engine.healthy = False
             for model in engine.proofs:
@@ -330,7 +334,7 @@ class Fleet:
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
         log.info(
-            "engine %s: serves %s, block size %s, KV events %s",
+            "engine %s serves %s, with block size %s and KV events %s",
             engine.name,
             ", ".join(engine.model_names),
             engine.block_size or "unknown (give block_size=N)",

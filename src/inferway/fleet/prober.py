@@ -157,7 +157,11 @@ class Prober:
             self._unproven(engine, model, proof, str(e))
             return not isinstance(e, NoOracleError)
         except Exception as e:
-            log.error("engine %s: a probe failed: %s", engine.name, crash_report(e))
+            log.error(
+                "engine %s could not be probed, by a fault of the gateway: %s",
+                engine.name,
+                crash_report(e),
+            )
             self._unproven(engine, model, proof, "a fault of ours; it is in the log")
             return False
         before = proof.fault
@@ -171,7 +175,7 @@ class Prober:
     def _agrees(self, engine: Engine, model: str, proof: Proof) -> None:
         self._count("join", ProofState.AGREES)
         if proof.fault is not None:
-            log.info("model %r: engine %s renders as we do now", model, engine.name)
+            log.info("model %r is rendered by engine %s as by the gateway, now", model, engine.name)
         proof.state, proof.why, proof.live = ProofState.AGREES, "", None
         proof.told = set()
 
@@ -198,7 +202,9 @@ class Prober:
         proof.state, proof.why = ProofState.UNPROVEN, why
         if why not in proof.told:
             proof.told = {why}
-            log.info("model %r: how engine %s renders is unproven: %s", model, engine.name, why)
+            log.info(
+                "of model %r it is unproven how engine %s renders: %s", model, engine.name, why
+            )
 
     async def _ask_all(
         self, engine: Engine, model: str, prompts: PromptSource
@@ -328,7 +334,11 @@ class Prober:
         proof.live_left -= 1
         if proof.live_left == 0:
             proof.live = None
-            log.info("model %r: engine %s renders live prompts as we do", model, engine.name)
+            log.info(
+                "live prompts of model %r are rendered by engine %s as by the gateway",
+                model,
+                engine.name,
+            )
 
     # both
 
@@ -357,4 +367,7 @@ class Prober:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.asking.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a comparison of a live prompt failed: %s", crash_report(error))
+            log.error(
+                "a live prompt could not be compared, by a fault of the gateway: %s",
+                crash_report(error),
+            )

@@ -269,7 +269,11 @@ class RemotePrompts:
         error = task.exception()
         if error is not None:
             if not isinstance(error, UpstreamError):
-                log.error("model %r: asking an engine failed: %s", self.model, crash_report(error))
+                log.error(
+                    "no engine of model %r could be asked to render, by a fault of the gateway: %s",
+                    self.model,
+                    crash_report(error),
+                )
             return
         ids = task.result()[0]
         for start in flight.starts:

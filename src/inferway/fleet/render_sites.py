@@ -158,7 +158,9 @@ class RenderSites:
             raise
         if site.way is not Way.RENDER:
             site.way = Way.RENDER
-            log.info("model %r: engine %s renders", self._model, site.engine.name)
+            log.info(
+                "the prompts of model %r are rendered by engine %s", self._model, site.engine.name
+            )
         return prompts
 
     async def _prove(self, site: Site, why: str) -> None:
@@ -167,7 +169,11 @@ class RenderSites:
         except UpstreamError as e:
             fault = str(e)
         except Exception as e:
-            log.error("engine %s: proving /tokenize failed: %s", site.engine.name, crash_report(e))
+            log.error(
+                "the gateway could not prove /tokenize of engine %s: %s",
+                site.engine.name,
+                crash_report(e),
+            )
             fault = "a fault of ours"
         site.way = Way.TOKENIZE if fault is None else Way.NOTHING
         site.until = asyncio.get_running_loop().time() + RECHECK_SECONDS

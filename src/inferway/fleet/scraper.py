@@ -164,7 +164,11 @@ class Scraper:
                 turn.answers += 1
                 turn.took += turn.answered - turn.asked
         except Exception as e:
-            log.error("engine %s: asking it failed: %s", turn.engine.name, crash_report(e))
+            log.error(
+                "engine %s could not be asked how it is, by a fault of the gateway: %s",
+                turn.engine.name,
+                crash_report(e),
+            )
         finally:
             turn.task = None
             self._free_slot(turn)

@@ -170,7 +170,13 @@ class EventSubscriber:
                 socket.connect(self.source.endpoint)
         except zmq.ZMQError as e:
             verb = "bind" if self.source.bind else "connect to"
-            log.error("engine %s: cannot %s %s: %s", self._name, verb, self.source.endpoint, e)
+            log.error(
+                "engine %s: the gateway cannot %s %s, where its KV events come from: %s",
+                self._name,
+                verb,
+                self.source.endpoint,
+                e,
+            )
             return
         self._tasks.spawn(self._watch_link(monitor))
         self._tasks.spawn(self._miss_the_engine())
@@ -361,7 +367,7 @@ class EventSubscriber:
             if self.stats.batches != batches:
                 self.last_batch_at = self._clock()
             if self.stats.forgotten != forgotten:
-                log.info("engine %s: what we believed of its cache is dropped", self._name)
+                log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
             self._tell()
 
     def _tell(self) -> None:

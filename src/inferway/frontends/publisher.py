@@ -46,11 +46,11 @@ class Publisher:
             raise ConfigError(f"publish {address!r}: {e.strerror}; choose another port") from e
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         if _binds(address):
-            log.info("publishing on %s", self.endpoint)
+            log.info("decisions and KV events are published on %s", self.endpoint)
         else:
             log.info(
-                "publishing to %s: we connect, a subscriber must bind there "
-                "(`inferway tail 'tcp://*:PORT'`); a wildcard address would bind here",
+                "decisions and KV events are published to %s: we connect, a subscriber must bind "
+                "there (`inferway tail 'tcp://*:PORT'`); a wildcard address would bind here",
                 self.endpoint,
             )
 

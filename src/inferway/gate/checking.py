@@ -46,7 +46,10 @@ class Checking:
         except SpecError:
             raise
         except BaseException as e:  # a panic in Rust is no Exception
-            log.error("a verdict failed: %s", crash_report(e))
+            log.error(
+                "the grammar library failed on a request's shape: %s",
+                crash_report(e),
+            )
             raise SpecError(f"the grammar library fails on it: {type(e).__name__}") from None
         return Verdict(backend, unenforced, estimated_seconds(spec) * 1000)
 
@@ -69,5 +72,8 @@ class Checking:
         try:
             return self._validator.verdict(spec, text).valid
         except BaseException as e:
-            log.error("judging an answer failed: %s", crash_report(e))
+            log.error(
+                "an answer could not be judged by the shape that was asked for: %s",
+                crash_report(e),
+            )
             return None

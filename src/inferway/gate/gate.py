@@ -167,7 +167,10 @@ class Gate:
         except InferwayError:
             raise
         except Exception as e:
-            log.error("a shape could not be checked, it passes: %s", crash_report(e))
+            log.error(
+                "a request's shape could not be checked, and the request passes: %s",
+                crash_report(e),
+            )
             outcome = "unchecked"
             return None
         finally:
@@ -332,7 +335,9 @@ class Gate:
             if not self._engines.is_up(engine):
                 self.costs.forget(engine)
                 self.quarantine.strike(key, self._clock())
-                log.warning("engine %s was lost with a shape alone, %s", engine, key)
+                log.warning(
+                    "engine %s was lost while it had only one request with a shape, %s", engine, key
+                )
             elif len(waits) > 1:
                 self._confirm(engine, key, waits[1:])
 
@@ -350,7 +355,10 @@ class Gate:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("telling what an answer keeps failed: %s", crash_report(error))
+            log.error(
+                "a fault of the gateway kept it from telling what an answer keeps of its shape: %s",
+                crash_report(error),
+            )
 
     async def judge(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
         """Whether what was said has the shape. Counts it."""
@@ -375,7 +383,10 @@ class Gate:
     def _judged_one(self, done: asyncio.Future[bool | None]) -> None:
         self._num_judged -= 1
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("an answer could not be judged: %s", crash_report(error))
+            log.error(
+                "an answer could not be judged by the shape that was asked for: %s",
+                crash_report(error),
+            )
 
 
 class _Quarantined(Exception):

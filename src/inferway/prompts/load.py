@@ -38,6 +38,10 @@ async def load_prompts(
         cure = f"give --tokenizer {name}=PATH"
         return NoPrompts(reason, f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}")
     log.info(
-        "model %s: tokenizer from %s, encoder %s (%s)", name, root, prompts.encoder, prompts.why
+        "model %s has its tokenizer from %s, and the encoder %s (%s)",
+        name,
+        root,
+        prompts.encoder,
+        prompts.why,
     )
     return prompts

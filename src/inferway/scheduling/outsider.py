@@ -49,7 +49,7 @@ class _Guard:
         if kind not in self.told:
             self.told.add(kind)
             name = type(self.plugin).__name__
-            log.error("plugin %s %s; it is done without\n%s", name, what, details)
+            log.error("the plugin %s %s; the gateway goes on without it\n%s", name, what, details)
 
     def column(self, given: object, rows: int) -> NDArray[Any] | None:
         """None if it is not one value a row."""

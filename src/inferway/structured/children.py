@@ -76,7 +76,11 @@ class Children:
         try:
             compiled = job.finish(data)
         except Exception as error:  # whole, but not what the library reads: built again
-            logger.warning("%s in the disk cache cannot be used: %s", name, type(error).__name__)
+            logger.warning(
+                "the file %s in the disk cache of grammars cannot be used: %s",
+                name,
+                type(error).__name__,
+            )
             self._disk.forget(name)
             return None
         self._counts.cache_hits.add("disk")

@@ -291,7 +291,9 @@ class CompilationManager:
         except InferwayError as error:
             self._refuse(build, error)
         except BaseException as error:  # of Rust's panics, too, which are no Exceptions
-            logger.error("a build failed: %s", crash_report(error))
+            logger.error(
+                "a grammar could not be built, by a fault of ours: %s", crash_report(error)
+            )
             self._refuse(build, CompileError(f"a grammar library failed: {type(error).__name__}"))
 
     def _make(self, build: Build) -> None:
@@ -365,7 +367,9 @@ class CompilationManager:
         except InferwayError:
             pass  # counted where it was raised
         except BaseException as error:
-            logger.error("a build failed: %s", crash_report(error))
+            logger.error(
+                "a grammar could not be built, by a fault of ours: %s", crash_report(error)
+            )
 
     # Ending.
 
@@ -425,7 +429,10 @@ class CompilationManager:
             try:
                 self.expire()
             except Exception as error:
-                logger.error("keeping watch over builds failed: %s", crash_report(error))
+                logger.error(
+                    "the watch over builds of grammars failed, by a fault of ours: %s",
+                    crash_report(error),
+                )
 
 
 def _saturated(num_builds: int) -> SaturatedError:

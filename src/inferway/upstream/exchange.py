@@ -83,7 +83,11 @@ class Exchange:
         what will never come."""
         self.over = True
         self.connection = None
-        log.error("an answer of engine %s: %s", self.origin.label, crash_report(error))
+        log.error(
+            "an answer of engine %s was lost by a fault of the gateway: %s",
+            self.origin.label,
+            crash_report(error),
+        )
         self.sink.on_error(OurFaultError("internal error; the gateway's log has the reason"))
 
     def fail(self, error: UpstreamError) -> None:

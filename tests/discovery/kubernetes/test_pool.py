@@ -198,7 +198,9 @@ async def test_a_pool_that_is_not_there_yet_is_waited_for(
     async with running(source) as told:
         await told.until()
         assert source.synced
-        assert "InferencePool ns/pool: there is none; it is waited for" in caplog.text
+        assert (
+            "the InferencePool ns/pool does not exist yet; the gateway waits for it" in caplog.text
+        )
         await either.put("inferencepools", pool())
         await told.until("10.0.0.1:8000")
 

@@ -61,7 +61,7 @@ class Follower:
                 await self._watch()
                 self._pause = 0.0
             except Expired as e:
-                log.info("%s: %s; listing anew", self.path, e)
+                log.info("following %s ended: %s; it is listed anew", self.path, e)
                 listed = False
             except InferwayError as e:
                 listed = False
@@ -72,7 +72,7 @@ class Follower:
         self._mirror.replace(list(items), version)
         self.synced = True
         if self._warned:
-            log.info("%s: answered again", self.path)
+            log.info("the API server answers again for %s", self.path)
             self._warned = ""
         self._tell()
 

@@ -106,12 +106,14 @@ class PoolPods:
             self._following, self._pods = None, None
         if pool is None:
             log.warning(
-                "InferencePool %s/%s: there is none; it is waited for", self.namespace, self.name
+                "the InferencePool %s/%s does not exist yet; the gateway waits for it",
+                self.namespace,
+                self.name,
             )
             tell([])
             return
         log.info(
-            "InferencePool %s/%s: pods with %s, ports %s",
+            "the InferencePool %s/%s selects pods with %s, on the ports %s",
             *(self.namespace, self.name, pool.selector),
             ", ".join(map(str, pool.ports)),
         )

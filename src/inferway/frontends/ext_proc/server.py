@@ -154,7 +154,9 @@ class _Driver:
         except InferwayError as e:
             answered = exchange.refused(e)
         except Exception as e:
-            log.error("request %s: %s", ask.request_id, crash_report(e))
+            log.error(
+                "request %s failed by a fault of the picker: %s", ask.request_id, crash_report(e)
+            )
             error = InferwayError("internal error; the picker's log has the reason")
             answered = exchange.refused(error)
         for answer in answered:
@@ -176,7 +178,10 @@ class _Driver:
             self._call.release()
 
     def _crashed(self, error: Exception) -> None:
-        log.error("a proxy's message: %s", crash_report(error))
+        log.error(
+            "a proxy's message could not be answered, by a fault of the picker: %s",
+            crash_report(error),
+        )
         self._over(Status.INTERNAL, "the picker's log has the reason")
 
     def _over(self, status: Status = Status.OK, words: str = "") -> None:
@@ -191,4 +196,7 @@ class _Driver:
             try:
                 self._exchange.close()
             except Exception as e:  # other calls of the connection go on
-                log.error("a stream's end: %s", crash_report(e))
+                log.error(
+                    "a proxy's stream could not be ended cleanly, by a fault of the picker: %s",
+                    crash_report(e),
+                )

@@ -76,11 +76,11 @@ class CertificateFiles:
             old = self._pair
             new = self.read()
         except (OSError, ConfigError) as e:
-            log.warning("certificate not reloaded, the old one stays: %s", e)
+            log.warning("the certificate was not reloaded, and the old one stays: %s", e)
             return None
         if new == old:
             return None
-        log.info("certificate of %s reloaded", self.directory)
+        log.info("the certificate in %s was reloaded", self.directory)
         return new
 
     def _stamps(self) -> tuple[int, int]:

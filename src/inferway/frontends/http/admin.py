@@ -67,7 +67,7 @@ class AdminPages:
             drained.add(name)
         else:
             drained.discard(name)
-        log.info("engine %s: %s", name, "drained" if what == "drain" else "gets requests again")
+        log.info("engine %s %s", name, "is drained" if what == "drain" else "gets requests again")
         responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
 
     def _engine(self, engine: Engine) -> dict[str, Any]:

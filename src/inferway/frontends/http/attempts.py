@@ -56,7 +56,9 @@ class Attempts:
         self._has_failed = True
         traffic = self._traffic
         if traffic.standing.failed(self.engine, traffic.clock()):
-            log.warning("engine %s failed too often; it gets no requests for now", self.engine)
+            log.warning(
+                "engine %s failed too often; it gets no requests for now (ejection)", self.engine
+            )
 
     def abandoned(self) -> None:
         """The client did not wait for how it would go."""

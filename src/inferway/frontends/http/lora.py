@@ -41,7 +41,12 @@ class Lora:
         engines = self._engines(parse_qs(request.query).get("engine", []))
         said = await asyncio.gather(*(self._ask(engine, request) for engine in engines))
         for engine, answer in zip(engines, said, strict=True):
-            log.info("engine %s: %s: %d", engine.name, request.path, answer["status"])
+            log.info(
+                "engine %s was told to change its adapters by %s, and answered %d",
+                engine.name,
+                request.path,
+                answer["status"],
+            )
             for endpoint in engine.endpoints[:1]:
                 self._fleet.suspect(endpoint)  # it is asked at once for what it serves
         body = {"engines": {e.name: answer for e, answer in zip(engines, said, strict=True)}}

@@ -46,7 +46,7 @@ class Reloading:
                 await self._apply(read())
             except ConfigError as e:
                 counts["refused"] += 1
-                log.error("not reloaded, all stays as it was: %s", e)
+                log.error("the settings were not reloaded, and all stays as it was: %s", e)
             else:
                 counts["done"] += 1
 
@@ -71,11 +71,14 @@ class Reloading:
         admission.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)
-        log.info("reloaded: engines, keys, limits, timeouts, certificates")
+        log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")
         later = [
             name
             for name in ServeSettings.__struct_fields__
             if name not in _TAKEN and getattr(new, name) != getattr(old, name)
         ]
         if later:
-            log.warning("reloaded, but for what needs a restart: %s", ", ".join(later))
+            log.warning(
+                "the settings were reloaded, but for what needs a restart: %s",
+                ", ".join(later),
+            )

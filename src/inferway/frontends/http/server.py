@@ -145,7 +145,9 @@ class HttpServer:
     def cut(self) -> None:
         """Closes every connection as it is: for who does not want to wait for `stop`."""
         if self.stats.answering:
-            _log.warning("%d answers were cut off at shutdown", self.stats.answering)
+            _log.warning(
+                "%d answers were cut off at shutdown (timeouts.drain)", self.stats.answering
+            )
         for connection in list(self._connections):
             connection.cut("shutdown")
 
@@ -223,7 +225,12 @@ class HttpServer:
         if not isinstance(error, InferwayError):
             self.stats.crashed += 1
             request = responder.request
-            _log.error("%s %s failed: %s", request.method, request.path, crash_report(error))
+            _log.error(
+                "the request %s %s failed by a fault of the gateway: %s",
+                request.method,
+                request.path,
+                crash_report(error),
+            )
             error = InferwayError("internal error; the gateway's log has the reason")
         if responder.started:
             responder.cut = "error"

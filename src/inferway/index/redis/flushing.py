@@ -117,6 +117,8 @@ class Flushing:
         """Out of memory, no permission, a replica: the picture gets old, so we let go of it."""
         until = asyncio.get_running_loop().time() + self._rest_seconds
         if holder not in self._resting:
-            log.warning("index %s refuses what is written: %s", self._link.shown, error)
+            log.warning(
+                "the shared index %s refuses what is written to it: %s", self._link.shown, error
+            )
         self._resting[holder] = until
         writer.leased(None)

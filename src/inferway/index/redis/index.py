@@ -61,7 +61,7 @@ class RedisIndex:
         self._keeping = Keeping(
             link, roll, self._flushing, limits, self.gateway, fence, self._keep_wanted
         )
-        self._tasks = Tasks(log, f"index {link.shown}: a task of it ended")
+        self._tasks = Tasks(log, f"a task of the shared index {link.shown} ended")
 
     async def start(self) -> None:
         """Connects. A server that is not there is a warning, and is looked for again."""
@@ -77,7 +77,9 @@ class RedisIndex:
                     await self.flushed()
                     await asyncio.gather(*map(self._keeping.leave, self._roll.leased_names()))
             except TimeoutError:
-                log.info("index %s: closed before all was written", self._link.shown)
+                log.info(
+                    "the shared index %s was closed before all was written to it", self._link.shown
+                )
         await self._tasks.close()
         await self._link.close()
 

@@ -128,7 +128,7 @@ class Lane:
                 if calls:
                     await self._round_trip(connection, calls)
         except Exception as e:
-            log.exception("index: a connection is given up")
+            log.exception("a connection to the shared index is given up")
             self.fail(LostError(type(e).__name__))
 
     async def _round_trip(self, connection: AbstractConnection, calls: Sequence[_Call]) -> None:

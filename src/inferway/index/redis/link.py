@@ -51,7 +51,7 @@ class Link:
         self.is_up = True
         if self._warned:
             self._warned = False
-            log.info("index %s is back", self.shown)
+            log.info("the shared index %s is back", self.shown)
 
     async def close(self) -> None:
         self.is_up = False
@@ -65,7 +65,9 @@ class Link:
         if not self._warned:
             self._warned = True
             self._stats.outages += 1
-            log.warning("index %s is away, requests go by load only: %s", self.shown, error)
+            log.warning(
+                "the shared index %s is away, and requests go by load only: %s", self.shown, error
+            )
 
     def in_time(self) -> None:
         """A match was answered."""

@@ -96,7 +96,7 @@ class GrpcServer:
         elif not self._warned:
             self._warned = True
             log.warning(
-                "port %d: a connection has come to no TLS handshake; if the proxy speaks none,"
+                "a connection to port %d has come to no TLS handshake; if the proxy speaks none,"
                 " say --secure-serving=false (said once)",
                 self.port,
             )

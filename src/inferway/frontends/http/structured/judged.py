@@ -191,7 +191,10 @@ class JudgedAnswer:
         try:
             return await self._shape.judge(said)
         except Exception as e:
-            log.error("an answer could not be judged: %s", crash_report(e))
+            log.error(
+                "an answer could not be judged by the shape that was asked for: %s",
+                crash_report(e),
+            )
             return None
 
 
