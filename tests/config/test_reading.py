@@ -68,7 +68,10 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engins: []", "object contains unknown field `engins`; known: engines, host, port"),
+        (
+            "engins: []",
+            "object contains unknown field `engins`; did you mean `engines`?; known: ",
+        ),
         ("port: 99999\nengines: [{url: 'http://h:1'}]", "port: 99999: expected `int` <= 65535"),
         ("engines: []", "no engine: give at least one URL"),
         ("engines: [{url: 'h:1'}]", "engine 'h:1': expected http://HOST:PORT"),
@@ -81,7 +84,7 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
         (
             "engines: [{url: 'http://h:1'}]\nmodels: {m: {template: x}}",
-            "models.m: object contains unknown field `template`; known: tokenizer, chat_template",
+            "object contains unknown field `template`; did you mean `chat_template`?; known: ",
         ),
         (
             "engines: [{url: 'http://h:1'}]\nmodels: {m: {chat_template_content_format: text}}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 
@@ -58,6 +59,8 @@ def demo(model: str | None, block_size: int, port: int, exit_after: bool) -> Non
     from inferway.demo import DemoSettings, run_demo
 
     set_up("warning")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 has no bars
     console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False)
     console.width = min(console.width, _WIDTH)
     try:

@@ -7,6 +7,7 @@ a map `...`, and does not name what else there is: that is looked up here, along
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -91,5 +92,8 @@ def _allowed(kind: Any, words: str) -> str:
         return f"expected one of {', '.join(get_args(kind))}"
     words = words[0].lower() + words[1:]
     if words.startswith("object contains unknown field"):
-        return f"{words}; known: {', '.join(kind.__struct_fields__)}"
+        known = kind.__struct_fields__
+        close = get_close_matches(words.partition("`")[2].strip("`"), known, n=1)
+        meant = f"; did you mean `{close[0]}`?" if close else ""
+        return f"{words}{meant}; known: {', '.join(known)}"
     return words

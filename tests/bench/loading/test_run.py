@@ -21,7 +21,7 @@ from inferway.bench.loading.run import ask_model, hidden
 from inferway.bench.processes import BenchError
 from inferway.bench.results import load_run
 from inferway.cli.bench import bench
-from inferway.cli.bench.load import least_most, request_rates, user_counts
+from inferway.cli.bench.load_options import least_most, request_rates, user_counts
 
 SHORT = ["--systems", "1", "--system-tokens", "8", "--turns", "2", "--message-tokens", "4"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import numpy as np
@@ -27,226 +25,21 @@ from inferway.bench.loading.run import Load, OnProgress, Plan, run_load
 from inferway.bench.loading.samples import Sample
 from inferway.bench.loading.sources import Source, generated, of_file
 from inferway.bench.results import load_run, write_run
-from inferway.cli.bench.output import TOLERANCE, show, show_comparison
+from inferway.cli.bench.load_options import results, schedule, server, workload
+from inferway.cli.bench.output import show, show_comparison
+from inferway.cli.command import Command
 from inferway.errors import InferwayError
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-# Between a rate and ten times as much; seed 000's own ladder is 3..20.
-_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _REFRESH_SECONDS = 1.0  # of the progress bar, whose drawing takes a millisecond
 _INTERRUPTED = 130
 
 
-def request_rates(text: str) -> tuple[float, ...]:
-    """`3,4,5.5`, or `3..20`: the two, and the round numbers between them."""
-    number = r"\d+(?:\.\d+)?"
-    ladder = re.fullmatch(rf"({number})\.\.({number})", text)
-    if ladder is not None:
-        low, high = float(ladder[1]), float(ladder[2])
-        if 0 < low <= high:
-            return _ladder(low, high)
-    elif re.fullmatch(rf"{number}(,{number})*", text):
-        rates = tuple(float(part) for part in text.split(","))
-        if min(rates) > 0:
-            return rates
-    raise click.BadParameter(
-        f"{text!r}: expected requests per second like 3,4,5.5 or 3..20, all above 0"
-    )
-
-
-def _ladder(low: float, high: float) -> tuple[float, ...]:
-    decade = 10.0 ** np.floor(np.log10(low))
-    rates = [low]
-    while decade <= high:
-        rates += [r for s in _STEPS if low < (r := float(f"{s * decade:.6g}")) < high]
-        decade *= 10
-    return (*rates, high) if high > low else (low,)
-
-
-def user_counts(text: str) -> tuple[int, ...]:
-    """`8`, or `1,8,64`."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise click.BadParameter(f"{text!r}: expected numbers of users like 8 or 1,8,64")
-    return tuple(int(part) for part in text.split(","))
-
-
-def least_most(text: str) -> tuple[int, int]:
-    """`600-800`, or one number."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high:
-        raise click.BadParameter(f"{text!r}: expected a number from 1 on, or two like 600-800")
-    return low, high
-
-
-def header(text: str) -> tuple[str, str]:
-    """`Name: value`. The value may be secret: no error says it."""
-    match = re.fullmatch(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)", text)
-    if match is None:
-        raise click.BadParameter("expected 'Name: value', in one line of printable ASCII")
-    return match[1], match[2]
-
-
-def _where(command: _Command) -> _Command:
-    """The options that say whom to ask."""
-    options = [
-        click.option("--model", metavar="NAME", help="[default: the first of /v1/models]"),
-        click.option("--api-key-env", metavar="NAME", help="The variable that has the API key."),
-        click.option(
-            "--header", "headers", type=header, multiple=True, metavar="'NAME: VALUE'",
-            help="Sent with each request; repeat for more.",
-        ),
-        click.option(
-            "--ca-file", type=click.Path(exists=True, dir_okay=False), metavar="PEM",
-            help="Who may vouch for the server.  [default: the system's authorities]",
-        ),
-        click.option("--insecure", is_flag=True, help="Do not ask who the server is (TLS)."),
-        click.option(
-            "--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0,
-            show_default=True, metavar="SECONDS", help="For a whole answer.",
-        ),
-    ]  # fmt: skip
-    return _with(options, command)
-
-
-def _when(command: _Command) -> _Command:
-    """The options that say how much, and when."""
-    seconds = click.FloatRange(min=0)
-    options = [
-        click.option(
-            "--rates", type=request_rates, metavar="RATES",
-            help="Open loop: requests per second, one rate after the other: 3,4,5.5 or 3..20.",
-        ),
-        click.option(
-            "--users", type=user_counts, metavar="USERS",
-            help="Closed loop: so many at a time, each sends when it has its answer: 8 or 1,8,64.",
-        ),
-        click.option("--trace-times", is_flag=True, help="Open loop: the trace's own times."),
-        click.option(
-            "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0,
-            show_default=True, help="Of the trace's own times.",
-        ),
-        click.option("--uniform", is_flag=True, help="Arrivals evenly spaced, not Poisson."),
-        click.option(
-            "--sessions", "live", type=click.IntRange(min=1), default=40, show_default=True,
-            help="Open at a time, in an open loop whose requests all have their times.",
-        ),
-        click.option(
-            "--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-            help="Measured, of each load.  [default: 60]",
-        ),
-        click.option(
-            "--requests", type=click.IntRange(min=1), help="Of each load, instead of --duration."
-        ),
-        click.option(
-            "--warm-up", type=seconds, metavar="SECONDS",
-            help="Before it, left out.  [default: 5; with --requests 0]",
-        ),
-        click.option(
-            "--cool-down", type=seconds, metavar="SECONDS",
-            help="Behind it, left out.  [default: 2; with --requests 0]",
-        ),
-    ]  # fmt: skip
-    return _with(options, command)
-
-
-def _what(command: _Command) -> _Command:
-    """The options that say what is sent."""
-    default = ChatSpec()
-    options = [
-        click.option(
-            "--dataset", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="FILE", help="Conversations, OpenAI bodies or a trace, instead of generated "
-            "chats.",
-        ),
-        click.option(
-            "--max-prompt-tokens", type=click.IntRange(min=1),
-            help="Leave out what a trace has of longer prompts.",
-        ),
-        click.option(
-            "--systems", type=click.IntRange(min=0), default=default.systems, show_default=True,
-            help="System prompts that generated chats share.",
-        ),
-        click.option(
-            "--system-tokens", type=click.IntRange(min=1), default=default.system_tokens,
-            show_default=True, help="Of each of them.",
-        ),
-        click.option(
-            "--turns", type=least_most, metavar="LEAST-MOST",
-            help="Of a generated chat.  [default: 3-8]",
-        ),
-        click.option(
-            "--message-tokens", type=least_most, metavar="LEAST-MOST",
-            help="Of a generated user's message.  [default: 50-200]",
-        ),
-        click.option(
-            "--output-tokens", type=least_most, metavar="LEAST-MOST",
-            help="Of an answer.  [default: 50-150; of a dataset its own]",
-        ),
-        click.option(
-            "--think", type=click.FloatRange(min=0), default=0.0, show_default=True,
-            metavar="SECONDS", help="Between an answer and the next turn of a generated chat: "
-            "the mean of an exponential. For --users.",
-        ),
-        click.option(
-            "--answers", type=click.Choice(["server", "given"]),
-            help="What the history keeps: the server's answers, or the dataset's (generated "
-            "ones).  [default: server; with a dataset given]",
-        ),
-        click.option(
-            "--no-ignore-eos", is_flag=True,
-            help="Answers end where the model ends them; for servers that refuse ignore_eos.",
-        ),
-        click.option("--no-stream", is_flag=True, help="Ask for whole answers."),
-        click.option(
-            "--same-text", is_flag=True,
-            help="The same words in each run with the same seed: caches may know them. Else "
-            "generated text is new each time, and all lengths and times are the same.",
-        ),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn."),
-    ]  # fmt: skip
-    return _with(options, command)
-
-
-def _then(command: _Command) -> _Command:
-    """The options that say what is done with what was found."""
-    limit = click.FloatRange(min=0, min_open=True)
-    file = click.Path(dir_okay=False, path_type=Path)
-    options = [
-        click.option("--slo-ttft", type=limit, metavar="SECONDS", help="Goal: to the first token."),
-        click.option("--slo-itl", type=limit, metavar="SECONDS", help="Goal: between tokens."),
-        click.option("--slo-e2e", type=limit, metavar="SECONDS", help="Goal: the whole answer."),
-        click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output."),
-        click.option("--save", type=file, metavar="FILE", help="Write the same lines to FILE."),
-        click.option(
-            "--plot", type=click.Path(exists=True, file_okay=False, path_type=Path),
-            metavar="DIR", help="Draw DIR/load.png and .svg.",
-        ),
-        click.option(
-            "--compare", "old", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="OLD.json", help="Compare with what --save wrote; status 1 if it is worse.",
-        ),
-        click.option(
-            "--tolerance", type=click.FloatRange(min=0), default=TOLERANCE, show_default=True,
-            help="By what share something may be worse.",
-        ),
-    ]  # fmt: skip
-    return _with(options, command)
-
-
-def _with(options: Sequence[Callable[[_Command], _Command]], command: _Command) -> _Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@click.command()
+@click.command(cls=Command)
 @click.argument("url")
-@_when
-@_what
-@_where
-@_then
+@schedule
+@workload
+@server
+@results
 def load(url: str, **given: Any) -> None:
     """Load an OpenAI endpoint and measure it: URL, as in http://127.0.0.1:8000.
 

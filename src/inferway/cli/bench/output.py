@@ -84,21 +84,30 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
     is the name of its results."""
     a_folder = click.Path(exists=True, file_okay=False, path_type=Path)
     options = [
-        click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON lines, not tables."),
         click.option(
-            "--save", type=a_folder, metavar="DOCS",
+            "--save",
+            type=a_folder,
+            metavar="DOCS",
             help=f"Write DOCS/results/{file}.json and its page in DOCS/benchmarks.",
         ),
-        click.option("--plot", type=a_folder, metavar="DIR", help="Draw DIR/*.png and *.svg."),
         click.option(
-            "--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="OLD.json", help="Compare with that run; status 1 if something is worse.",
+            "--plot", type=a_folder, metavar="DIR", help="Draw the run as DIR/*.png and DIR/*.svg."
         ),
         click.option(
-            "--tolerance", type=click.FloatRange(min=0), default=TOLERANCE, show_default=True,
-            help="By what share something may be worse, beyond its noise.",
+            "--compare",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="OLD.json",
+            help="Compare with that run; the status is 1 if something is worse.",
         ),
-    ]  # fmt: skip
+        click.option(
+            "--tolerance",
+            type=click.FloatRange(min=0),
+            default=TOLERANCE,
+            show_default=True,
+            help="Let a figure be worse by this share, beyond its noise.",
+        ),
+    ]
 
     def decorate(command: _Command) -> _Command:
         @functools.wraps(command)

@@ -16,44 +16,85 @@ from inferway.cli.bench.output import OnStep, Output, output_options
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Few requests, one load: a look, not a result.")
 @click.option(
-    "--fleet", "is_fleet", is_flag=True,
-    help="16 engines alike behind 1 and 4 gateways, with and without pressure on caches: "
-    "results/policies_fleet.json.",
-)  # fmt: skip
-@click.option("--only", multiple=True, metavar="POLICY", help="This policy alone; repeat for more.")
+    "--quick", is_flag=True, help="Simulate few requests at one load: a look, not a result."
+)
 @click.option(
-    "--workload", "workloads", multiple=True, metavar="NAME",
-    help="This workload alone: mooncake, agentic, chats, azure, servegen; NAME@TOKENS: with caches "
-    "of so many.  [default: the first three; with --fleet all]",
-)  # fmt: skip
+    "--fleet",
+    "is_fleet",
+    is_flag=True,
+    help="Simulate 16 engines alike behind 1 and 4 gateways, with and without pressure on caches "
+    "(results/policies_fleet.json).",
+)
 @click.option(
-    "--load", "loads", type=click.FloatRange(min=0, min_open=True), multiple=True, metavar="SHARE",
-    help="Of the rate at which round-robin's mean TTFT doubles; repeat for more.  "
-    "[default: 0.5, 0.75, 0.9; with --fleet without the first]",
-)  # fmt: skip
-@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: one a core]")
-@click.option("--seeds", type=click.IntRange(min=1), help="How many.  [default: 5]")
-@click.option("--engines", type=click.IntRange(min=2), help="How many.  [default: 8]")
+    "--only",
+    multiple=True,
+    metavar="POLICY",
+    help="Simulate this policy alone. Repeat the flag for more.",
+)
 @click.option(
-    "--gateways", type=click.IntRange(min=1), multiple=True,
-    help="How many stand in front of the fleet; repeat for more cases.  [default: 1, 4]",
-)  # fmt: skip
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME",
+    help="Simulate this workload alone: mooncake, agentic, chats, azure or servegen. NAME@TOKENS "
+    "gives the engines caches of this number of tokens. Repeat the flag for more.  "
+    "[default: the first three; with --fleet all]",
+)
 @click.option(
-    "--attention-tokens", type=click.IntRange(min=1), metavar="TOKENS",
-    help="A prompt token costs twice where it looks at so many.  [default: all cost the same]",
-)  # fmt: skip
+    "--load",
+    "loads",
+    type=click.FloatRange(min=0, min_open=True),
+    multiple=True,
+    metavar="SHARE",
+    help="Send requests at this share of the rate at which round-robin's mean TTFT doubles. Repeat "
+    "the flag for more.  [default: 0.5, 0.75, 0.9; with --fleet without the first]",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Simulate in this number of processes at a time.  [default: one a core]",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Simulate each case with this number of seeds.  [default: 5]",
+)
+@click.option(
+    "--engines",
+    type=click.IntRange(min=2),
+    metavar="NUMBER",
+    help="Simulate a fleet of this number of engines.  [default: 8]",
+)
+@click.option(
+    "--gateways",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Put this number of gateways before the fleet. Repeat the flag for more cases.  "
+    "[default: 1, 4]",
+)
+@click.option(
+    "--attention-tokens",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Let a prompt token cost twice where it looks at this number of tokens before it.  "
+    "[default: all cost the same]",
+)
 @data_option("traces")
 @click.option(
-    "--again", multiple=True, metavar="POLICY",
-    help="Simulate this policy anew and keep the rest of what --save has written before; repeat "
-    "for more.",
-)  # fmt: skip
+    "--again",
+    multiple=True,
+    metavar="POLICY",
+    help="Simulate this policy anew and keep the rest of what --save has written before. "
+    "Repeat the flag for more.",
+)
 @click.option(
-    "--add", is_flag=True,
+    "--add",
+    is_flag=True,
     help="Keep the other workloads of what --save has written before, and add --workload to them.",
-)  # fmt: skip
+)
 @output_options("policies")
 def policies(
     quick: bool,
@@ -71,8 +112,8 @@ def policies(
     add: bool,
     output: Output,
 ) -> None:
-    """Policies compared on one simulated fleet, in virtual time: real traces and generated chats,
-    the same scheduling code as in production, and an oracle."""
+    """Compare policies on one simulated fleet in virtual time: real traces and generated chats, the
+    scheduling code of production, and an oracle."""
     plan = FLEET if is_fleet else QUICK if quick else Plan()
     benchmark = POLICIES_FLEET if is_fleet else POLICIES
     engine = msgspec.structs.replace(plan.fleet.engine, attention_tokens=attention_tokens or 0)

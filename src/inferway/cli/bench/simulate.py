@@ -22,47 +22,101 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
 
 @click.command()
 @click.option(
-    "--trace", default="chats", show_default=True, metavar="FILE",
-    help="Mooncake's JSON lines, an agent's sessions, Azure's CSV or ServeGen's clients (the file "
-    "shows which), packed by gzip or xz, or not; mooncake, agentic, azure, servegen: that of "
-    "--data; chats: generated multi-turn chats.",
-)  # fmt: skip
+    "--trace",
+    default="chats",
+    show_default=True,
+    metavar="FILE",
+    help="Replay this trace: Mooncake's JSON lines, an agent's sessions, Azure's CSV or ServeGen's "
+    "clients, packed by gzip or xz, or not. The names mooncake, agentic, azure and servegen take "
+    "the one of --data, and chats generates multi-turn chats.",
+)
 @click.option(
-    "--engines", "sizes", type=click.IntRange(min=1), multiple=True, metavar="NUMBER",
-    help="Repeat for several fleets with the same load for each engine: "
-    "results/simulate_engines.json; the rate is the first one's.  [default: 8]",
-)  # fmt: skip
-@click.option("--slow", type=click.IntRange(min=0), default=0, help="Engines 3 × as slow.")
-@click.option("--gateways", type=click.IntRange(min=1), default=1, show_default=True)
+    "--engines",
+    "sizes",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="NUMBER",
+    help="Simulate a fleet of this number of engines. Repeat the flag for several fleets with the "
+    "same load for each engine (results/simulate_engines.json).  [default: 8]",
+)
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME",
-    help=f"Repeat for more.  [default: {', '.join(_DEFAULT.policies)}]",
-)  # fmt: skip
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
+    "--slow",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="NUMBER",
+    help="Make this number of the engines three times as slow.  [default: 0]",
+)
 @click.option(
-    "--load", type=click.FloatRange(min=0, min_open=True), metavar="SHARE",
-    help="Of the rate at which round-robin's mean TTFT doubles.  [default: the trace's own rate]",
-)  # fmt: skip
-@click.option("--seed", "seeds", type=int, multiple=True, help="Repeat for more.  [default: 1]")
+    "--gateways",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    help="Put this number of gateways before the fleet; each knows its own requests only.",
+)
 @click.option(
-    "--requests", type=click.IntRange(min=1),
-    help="The first so many; of more than the trace has, copies of it run side by side, each with "
-    "blocks of its own.  [default: the trace's]",
-)  # fmt: skip
-@click.option("--cache-tokens", type=click.IntRange(min=1), help="Of an engine's KV cache.")
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="Simulate this policy, one of those of `inferway serve --policy` or of a peer. Repeat the "
+    f"flag for more.  [default: {', '.join(_DEFAULT.policies)}]",
+)
 @click.option(
-    "--engine", "words", multiple=True, metavar="KEY=VALUE",
-    help=f"Of every engine: {', '.join(_OF_ENGINES)}.",
-)  # fmt: skip
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATE",
+    help="Send this number of requests a second.  [default: the trace's own rate]",
+)
 @click.option(
-    "--think", type=click.FloatRange(min=0), default=1.0, show_default=True, metavar="FACTOR",
-    help="Between an answer and the next turn, times what the trace says.",
-)  # fmt: skip
+    "--load",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SHARE",
+    help="Send requests at this share of the rate at which round-robin's mean TTFT doubles, "
+    "instead of --rate.",
+)
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    metavar="SEED",
+    help="Draw what is drawn with this seed. Repeat the flag for more runs.  [default: 1]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    help="Simulate this number of requests. If the trace has fewer, copies of it run side by side, "
+    "each with blocks of its own.  [default: the trace's]",
+)
+@click.option(
+    "--cache-tokens",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Give each engine a KV cache of this number of tokens.",
+)
+@click.option(
+    "--engine",
+    "words",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set this constant of every engine. Repeat the flag for more. The keys are "
+    f"{', '.join(_OF_ENGINES)}.",
+)
+@click.option(
+    "--think",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="FACTOR",
+    help="Multiply the time between an answer and the next turn by this.",
+)
 @data_option("traces")
 @click.option(
-    "--add", is_flag=True,
+    "--add",
+    is_flag=True,
     help="Keep the other policies of what --save has written before, and their rate.",
-)  # fmt: skip
+)
 @output_options("simulate")
 def simulate(
     trace: str,
@@ -81,8 +135,8 @@ def simulate(
     add: bool,
     output: Output,
 ) -> None:
-    """A trace on a simulated fleet in virtual time: the scheduling code of production, an engine's
-    steps and its KV cache."""
+    """Replay a trace on a simulated fleet in virtual time, with the scheduling code of production,
+    an engine's steps and its KV cache."""
     if rate is not None and load is not None:
         raise click.UsageError("--rate and --load: give one of them")
     if add and output.save is None:

@@ -16,12 +16,31 @@ from inferway.cli.bench.vllm import layers_option, vllm_option
 
 
 @click.command()
-@click.option("--real", is_flag=True, help="Real vLLM on the CPU, with constants fitted to it.")
+@click.option(
+    "--real", is_flag=True, help="Compare with real vLLM on the CPU, with constants fitted to it."
+)
 @vllm_option
 @layers_option
-@click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
-@click.option("--seed", "seeds", type=int, multiple=True, help="Repeat for more.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Compare only routers whose name has TEXT. Repeat the flag for more.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATE",
+    help="Send this number of requests a second.",
+)
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    metavar="SEED",
+    help="Draw the chats with this seed. Repeat the flag for more runs.",
+)
 @output_options("validate")
 def validate(
     real: bool,
@@ -32,8 +51,8 @@ def validate(
     seeds: tuple[int, ...],
     output: Output,
 ) -> None:
-    """Is the simulation right? Chats over HTTP beside the same simulated: real routers before
-    engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
+    """Say whether the simulation is right: the same chats over HTTP and simulated, through real
+    routers before engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
 
     def measure(on_step: OnStep) -> ValidateRun:
         plan = plan_of(real, layers, rate, seeds)

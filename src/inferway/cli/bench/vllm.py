@@ -18,13 +18,13 @@ vllm_option = click.option(
     type=click.Path(path_type=Path),
     default=_default,
     metavar="PATH",
-    help="The command of real engines.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
+    help="Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
 )
 
 layers_option = click.option(
     "--layers",
     type=click.IntRange(min=1, max=30),
     metavar="N",
-    help="Real engines with N layers of SmolLM2's shape and weights that mean nothing, where the "
+    help="Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
     "CPU is slow.  [default: the model, all 30]",
 )
