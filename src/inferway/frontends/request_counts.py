@@ -43,6 +43,11 @@ _QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
+# Of a whole answer: seconds, and of them those in the queue; tokens of the prompt and of the
+# answer; seconds a token. None: unknown.
+_Row = tuple[float, float, int | None, int | None, float | None]
+
+
 class Answered(Protocol):
     """What is read of an answer that has ended (http.responder.Responder)."""
 
@@ -69,27 +74,34 @@ class ModelRequests:
     queued: Histogram = field(default_factory=_histogram(_QUEUE))
     prompt_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
     output_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
-    gaps: list[float] = field(default_factory=list)  # between tokens, not in their histogram yet
+    # Not in their histograms yet: many at a time take a tenth of what each takes alone.
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Puts the gaps in their buckets."""
-        if self.gaps:
-            self.inter_token.observe_all(self.gaps)
-            self.gaps.clear()
+        """Puts all that has come in its buckets."""
+        self.first_token.observe_all(self.firsts)
+        self.inter_token.observe_all(self.gaps)
+        self.firsts.clear()
+        self.gaps.clear()
+        if self.rows:
+            rows, self.rows = self.rows, []
+            each = (self.whole, self.queued, self.prompt_tokens, self.output_tokens, self.per_token)
+            for histogram, values in zip(each, zip(*rows, strict=True), strict=True):
+                histogram.observe_all([value for value in values if value is not None])
 
     def answered(self, record: Record, times: TokenTimes, seconds: float) -> None:
         """One has been answered, with all of its tokens."""
-        self.whole.observe(seconds)
-        self.queued.observe(record.waited)
         usage = record.usage
-        prompt = record.prompt_tokens if usage is None else usage.prompt
-        if prompt:
-            self.prompt_tokens.observe(prompt)
-        output = times.events if usage is None else usage.completion
-        if output:
-            self.output_tokens.observe(output)
-            if output > 1 and times.first_at:
-                self.per_token.observe((times.last_at - times.first_at) / (output - 1))
+        if usage is None:
+            prompt, output = record.prompt_tokens, times.events
+        else:
+            prompt, output = usage.prompt, usage.completion
+        per_token = None
+        if output > 1 and times.first_at:
+            per_token = (times.last_at - times.first_at) / (output - 1)
+        self.rows.append((seconds, record.waited, prompt or None, output or None, per_token))
 
 
 @dataclass(slots=True)
@@ -102,9 +114,9 @@ class RequestCounts:
 
     def follow(self, record: Record) -> TokenTimes:
         """The times of its answer's tokens, from now on: its model is known, and generates."""
-        model = self._of_model(record.known_model)
+        model = self.models.get(record.known_model) or self._of_model(record.known_model)
         record.tokens = times = TokenTimes(
-            record.opened_at, self.clock, model.first_token.observe, model.gaps.append
+            record.opened_at, self.clock, model.firsts.append, model.gaps.append
         )
         return times
 
@@ -117,7 +129,7 @@ class RequestCounts:
         """So has its request. `status` 0: its client has gone before there was one."""
         status = status or CLIENT_GONE
         outcome = record.outcome or ("client_gone" if status == CLIENT_GONE else "error")
-        model = self._of_model(record.known_model)
+        model = self.models.get(record.known_model) or self._of_model(record.known_model)
         model.endings[status, outcome] += 1
         if record.tokens is not None and status == 200 and outcome == "ok":
             model.answered(record, record.tokens, self.clock() - record.opened_at)

@@ -4,23 +4,33 @@ dialect                      events without tokens
 chats, completions           the assistant's role alone, the usage alone, an error, [DONE]
 /v1/responses, /v1/messages  all whose name does not end in `delta`; `message_delta`: the usage
 
-Generated text has its quotes escaped, so that nothing in it looks like one of these.
+In generated text quotes are escaped, so that nothing in it looks like a member.
 """
 
 from __future__ import annotations
 
-_DONE = b"data: [DONE]"
-_WITHOUT = (b'"choices":[]', b'"role":"assistant","content":""', b'data: {"error"', _DONE)
+_CHOICES = b'"choices":['
+# What follows it where there are no tokens.
+_EMPTY = (
+    b"]",
+    *(b'{"index":%d,"delta":{"role":"assistant","content":""' % index for index in range(8)),
+)
+_NO_CHOICES = (b"data: [DONE]", b'data: {"error"', b":")
 
 
 def bears_tokens(events: bytes) -> bool:
     """Whether at least one of these whole events does."""
-    if events.startswith(b"event:"):
-        return any(map(_is_delta, events.split(b"\n\n")))
-    if events.startswith(_DONE):
-        return False
-    without = sum([events.count(mark) for mark in _WITHOUT])
-    return num_events(events) > without
+    at = events.find(_CHOICES)
+    if at < 0:
+        if events.startswith(b"event:"):
+            return any(map(_is_delta, events.split(b"\n\n")))
+        return not events.startswith(_NO_CHOICES) and num_events(events) > 0
+    while at >= 0:
+        at += len(_CHOICES)
+        if not events.startswith(_EMPTY, at):
+            return True
+        at = events.find(_CHOICES, at)
+    return False
 
 
 def num_events(events: bytes) -> int:
