@@ -149,8 +149,8 @@ def test_the_example_file_is_a_valid_one() -> None:
     assert [engine.label for engine in settings.engines] == ["10.0.0.5:8000", "second"]
 
 
-async def exposed_metrics() -> set[str]:
-    """What a gateway with every part switched on has on its /metrics."""
+async def exposed_metrics() -> dict[str, str]:
+    """Name -> HELP, of a gateway with every part switched on."""
     settings = ServeSettings(
         engines=[EngineSettings(url="http://127.0.0.1:1")],
         port=0,
@@ -165,13 +165,37 @@ async def exposed_metrics() -> set[str]:
             page = await response.text()
     finally:
         await gateway.close()
-    return set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    return dict(re.findall(r"^# HELP (\S+) (.*)", page, re.MULTILINE))
+
+
+def explained_metrics() -> dict[str, str]:
+    """Name -> what docs/metrics.md says of it, without Markdown's marks."""
+    text = (ROOT / "docs/metrics.md").read_text()
+    found: dict[str, str] = {}
+    for names, meaning in re.findall(r"^\| ((?:`[^`]+` )+)\|[^|]*\| (.*) \|$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", meaning).replace("`", "")
+        found |= dict.fromkeys(re.findall(r"`([^`]+)`", names), plain)
+    return found
 
 
 def test_the_metrics_are_exactly_the_documented_ones() -> None:
-    documented = first_column((ROOT / "docs/metrics.md").read_text())
+    exposed, explained = asyncio.run(exposed_metrics()), explained_metrics()
 
-    assert set(documented) == asyncio.run(exposed_metrics())
+    assert set(explained) == set(exposed)
+    told = {name: explained[name][: len(text)] for name, text in exposed.items()}
+    assert told == exposed  # and the page may go on
+
+
+def test_the_help_of_each_metric_is_a_sentence_that_can_be_read_alone() -> None:
+    for name, text in asyncio.run(exposed_metrics()).items():
+        assert re.match(r"[A-Z0-9]", text), name
+        assert text.endswith("."), name
+        assert len(text.split()) >= 4, name
+        assert not re.search(r"\b(we|us|our|ours|it says)\b|^Of ", text), name
+        if name.endswith("_seconds"):
+            assert re.search("[Ss]econds", text), name
+        if name.endswith("_bytes"):
+            assert re.search("[Bb]ytes", text), name
 
 
 def test_the_reasons_of_decisions_are_exactly_the_documented_ones() -> None:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.scheduler import Scheduler
 
+_TEXT = "The simulated engine's value of the metric that vLLM has under this name."
 _LABELS = ("model_name", "engine")
 # vLLM 0.32, v1/metrics/buckets.py: TIME_TO_FIRST_TOKEN_BUCKETS
 _TTFT_BUCKETS = (
@@ -61,12 +62,12 @@ class EngineMetrics(Collector):
         yield self._counter("num_preemptions", totals.preemptions)
 
     def _gauge(self, name: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", "As vLLM's.", labels=_LABELS)
+        family = GaugeMetricFamily(f"vllm:{name}", _TEXT, labels=_LABELS)
         family.add_metric(self._values, value)
         return family
 
     def _counter(self, name: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", "As vLLM's.", labels=_LABELS)
+        family = CounterMetricFamily(f"vllm:{name}", _TEXT, labels=_LABELS)
         family.add_metric(self._values, value)
         return family
 
@@ -78,6 +79,6 @@ class EngineMetrics(Collector):
             "prefix_caching_hash_algo": "sha256",
             "engine": "0",
         }
-        family = GaugeMetricFamily("vllm:cache_config_info", "As vLLM's.", labels=tuple(labels))
+        family = GaugeMetricFamily("vllm:cache_config_info", _TEXT, labels=tuple(labels))
         family.add_metric(tuple(labels.values()), 1)
         return family

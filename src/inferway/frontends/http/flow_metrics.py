@@ -14,11 +14,16 @@ def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
     yield from _queue(admission)
     yield from _engines(admission, fleet)
     retries = admission.traffic.retries
-    yield counter("retries", "Tries of a request on a further engine.", value=retries.made)
-    yield counter("retries_refused", "Tries not made for want of budget.", value=retries.refused)
+    yield counter("retries", "Further tries of requests on another engine.", value=retries.made)
+    yield counter(
+        "retries_refused",
+        "Further tries of requests that were not made because there were too many.",
+        value=retries.refused,
+    )
     yield counter(
         "reloads",
-        "Times that the settings were read again.",
+        "Times that SIGHUP had the settings read again, by outcome: done, or"
+        " refused with the old settings kept.",
         ["outcome"],
         {(outcome,): n for outcome, n in admission.reloads.items()},
     )
@@ -28,23 +33,31 @@ def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
         ["key"],
         {(name,): n for name, n in admission.requests.items()},
     )
-    yield counter("key_refused", "Requests without a known key.", value=admission.refused)
+    yield counter(
+        "key_refused",
+        "Requests that were refused because they had no known API key.",
+        value=admission.refused,
+    )
 
 
 def _queue(admission: Admission) -> Iterator[Family]:
     control = admission.control
     turnstile = control.turnstile
     stats = turnstile.stats
-    yield gauge("flow_in_flight", "Requests that have had their turn.", value=turnstile.in_flight)
+    yield gauge(
+        "flow_in_flight",
+        "Requests that have had their turn and whose answers have not ended.",
+        value=turnstile.in_flight,
+    )
     yield gauge(
         "flow_waiting",
-        "Requests that wait for their turn.",
+        "Requests that wait for their turn in the gateway's queue, by priority.",
         ["priority"],
         {(str(priority),): size for priority, size in turnstile.queue.sizes().items()},
     )
     yield counter(
         "flow_refused",
-        "Requests refused with 429, by why: full, displaced, too-long.",
+        "Requests that flow control refused with 429, by reason: full, displaced or too-long.",
         ["why"],
         {
             ("full",): stats.full,
@@ -53,7 +66,9 @@ def _queue(admission: Admission) -> Iterator[Family]:
         },
     )
     yield counter(
-        "flow_left", "Requests whose client went away while they waited.", value=stats.left
+        "flow_left",
+        "Requests whose client left while they waited for their turn.",
+        value=stats.left,
     )
 
 
@@ -64,25 +79,26 @@ def _engines(admission: Admission, fleet: Fleet) -> Iterator[Family]:
     label = ["engine"]
     yield gauge(
         "engine_drained",
-        "1 if it gets no new requests because an operator says so.",
+        "1 if the engine gets no new requests because an operator has drained it; else 0.",
         label,
         {(name,): name in standing.drained for name in names},
     )
     yield gauge(
         "engine_ejected",
-        "1 if it gets no new requests, or one at a time, because it has failed too often.",
+        "1 if the engine gets no requests, or one at a time, because it has failed"
+        " too often; else 0.",
         label,
         {(name,): standing.state(name, now) is not BreakerState.CLOSED for name in names},
     )
     yield counter(
         "engine_failures",
-        "Requests that it has not answered, or with 502, 503 or 504, or not to the end.",
+        "Requests that the engine did not answer completely, or answered with 502, 503 or 504.",
         label,
         {(name,): standing.failures.get(name, 0) for name in names},
     )
     yield counter(
         "engine_ejections",
-        "Times that it was ejected.",
+        "Times that the engine was ejected because it failed too often.",
         label,
         {(name,): standing.ejections.get(name, 0) for name in names},
     )

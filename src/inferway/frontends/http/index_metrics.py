@@ -22,9 +22,16 @@ def index_families(index: Index, engines: Sequence[Engine]) -> Iterator[Family]:
     )
     report = index.report()
     yield gauge(
-        "index_bytes", "Memory that the index takes in this process, about.", value=report.num_bytes
+        "index_bytes",
+        "Bytes of memory that the index takes in this process, approximately.",
+        value=report.num_bytes,
     )
-    yield counter("index_evicted", "Blocks dropped for want of room.", value=report.evicted)
+    yield counter(
+        "index_evicted",
+        "Blocks that the index dropped for want of room, counted once for each"
+        " engine that holds them.",
+        value=report.evicted,
+    )
     yield from _shared(report.shared)
 
 
@@ -32,34 +39,67 @@ def _shared(report: SharedReport | None) -> Iterator[Family]:
     def of(value: Callable[[SharedReport], float]) -> float | None:
         return None if report is None else value(report)
 
-    yield gauge("index_away", "1 while its server is away.", value=of(lambda r: r.is_away))
-    yield counter(
-        "index_outages", "Times that its server went away.", value=of(lambda r: r.outages)
+    yield gauge(
+        "index_away",
+        "1 while the server of the shared index does not answer, so that requests"
+        " go by load only; else 0.",
+        value=of(lambda r: r.is_away),
     )
-    yield counter("index_matches", "Matches asked of its server.", value=of(lambda r: r.matches))
-    yield counter("index_late", "Matches not answered in time.", value=of(lambda r: r.late))
-    yield counter("index_refused", "Matches failed or not tried.", value=of(lambda r: r.refused))
+    yield counter(
+        "index_outages",
+        "Times that the server of the shared index went away.",
+        value=of(lambda r: r.outages),
+    )
+    yield counter(
+        "index_matches",
+        "Matches that were asked of the shared index.",
+        value=of(lambda r: r.matches),
+    )
+    yield counter(
+        "index_late",
+        "Matches that were given up because the shared index did not answer in time.",
+        value=of(lambda r: r.late),
+    )
+    yield counter(
+        "index_refused",
+        "Matches that failed, or were not tried, because the server of the shared index was away.",
+        value=of(lambda r: r.refused),
+    )
     seconds = SummaryMetricFamily(
-        "inferway_index_match_seconds", "Round trips of matches that were answered."
+        "inferway_index_match_seconds",
+        "Seconds that the shared index took for the matches that it answered, the"
+        " network included.",
     )
     if report is not None:
         seconds.add_metric([], report.answered, report.answer_seconds)
     yield seconds
-    yield gauge("index_leases", "Engines and ranks that we write.", value=of(lambda r: r.leases))
     yield gauge(
-        "index_pending_keys", "Keys that wait to be written.", value=of(lambda r: r.pending_keys)
+        "index_leases",
+        "Engines and ranks that this gateway writes to the shared index.",
+        value=of(lambda r: r.leases),
     )
-    yield counter("index_written_keys", "Keys written.", value=of(lambda r: r.written_keys))
+    yield gauge(
+        "index_pending_keys",
+        "Keys that wait to be written to the shared index.",
+        value=of(lambda r: r.pending_keys),
+    )
+    yield counter(
+        "index_written_keys",
+        "Keys that were written to the shared index.",
+        value=of(lambda r: r.written_keys),
+    )
     yield counter(
         "index_pictures",
-        "Times that an engine was written from scratch.",
+        "Times that all of an engine's blocks were written to the shared index anew.",
         value=of(lambda r: r.pictures),
     )
     yield counter(
         "index_fenced",
-        "Batches refused: another gateway had taken over.",
+        "Batches that the shared index refused because another gateway had taken over the engine.",
         value=of(lambda r: r.fenced),
     )
     yield counter(
-        "index_repairs", "Times that its server had lost something.", value=of(lambda r: r.repairs)
+        "index_repairs",
+        "Times that the shared index had lost entries, so that an engine was written anew.",
+        value=of(lambda r: r.repairs),
     )

@@ -24,13 +24,26 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
         return {labels: value(journal) for labels, journal in journals.items()}
 
     batches, num_bytes = each(lambda j: j.stats.batches), each(lambda j: j.stats.bytes)
-    yield counter("journal_batches", "Batches of events written to the journal.", LABELS, batches)
-    yield counter("journal_bytes", "Bytes written to the journal.", LABELS, num_bytes)
+    yield counter(
+        "journal_batches",
+        "Batches of events that were written to the engine's journal.",
+        LABELS,
+        batches,
+    )
+    yield counter(
+        "journal_bytes", "Bytes that were written to the engine's journal.", LABELS, num_bytes
+    )
     given_up = each(lambda j: j.stats.given_up)
-    yield gauge("journal_given_up", "1 if the journal has ended for this run.", LABELS, given_up)
+    yield gauge(
+        "journal_given_up",
+        "1 if the engine's journal has ended for this run because the disk is full"
+        " or too slow; else 0.",
+        LABELS,
+        given_up,
+    )
     yield counter(
         "journal_compactions",
-        "Times that the journal was made a snapshot, or could not be.",
+        "Times that the engine's journal was made a snapshot, by outcome: done or failed.",
         [*LABELS, "outcome"],
         {
             (*labels, outcome): number
@@ -43,12 +56,20 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
     )
     loaded, seconds = each(lambda j: j.stats.loaded_blocks), each(lambda j: j.stats.load_seconds)
     yield gauge(
-        "journal_loaded_blocks", "Blocks loaded from the journal at the start.", LABELS, loaded
+        "journal_loaded_blocks",
+        "Blocks that were loaded from the engine's journal at the start.",
+        LABELS,
+        loaded,
     )
-    yield gauge("journal_load_seconds", "How long it took to load the journal.", LABELS, seconds)
+    yield gauge(
+        "journal_load_seconds",
+        "Seconds that loading the engine's journal took at the start.",
+        LABELS,
+        seconds,
+    )
     yield gauge(
         "journal_proof",
-        "1 for what became of the blocks that were loaded, else 0.",
+        "1 for what became of the blocks that were loaded from the engine's journal, else 0.",
         [*LABELS, "proof"],
         {
             (*labels, proof): journal.proof is proof

@@ -19,24 +19,33 @@ def scrape_families(scraper: Scraper) -> Iterator[Family]:
     """Times are the loop's; a loop's clock is the monotonic one."""
     turns, label = scraper.turns, ["engine"]
     yield gauge(
-        "scrape_interval_seconds", "Between two turns of an engine.", value=scraper.interval
+        "scrape_interval_seconds",
+        "Seconds between two scrapes of an engine's load, as planned.",
+        value=scraper.interval,
     )
-    yield gauge("scrape_lag_seconds", "By how much turns come late.", value=scraper.lag)
+    yield gauge(
+        "scrape_lag_seconds",
+        "Seconds by which scrapes of engines came later than planned, at worst, in the last round.",
+        value=scraper.lag,
+    )
     took = SummaryMetricFamily(
-        "inferway_scrape_seconds", "How long the engine took to say how it is.", labels=label
+        "inferway_scrape_seconds",
+        "Seconds that the engine took to answer a scrape of its load.",
+        labels=label,
     )
     for name, turn in turns.items():
         took.add_metric([name], turn.answers, turn.took)
     yield took
     yield counter(
         "scrapes_passed_over",
-        "Turns that came while the engine had not answered the last one.",
+        "Scrapes of the engine's load that were left out because it had not"
+        " answered the one before.",
         label,
         {(name,): turn.passed_over for name, turn in turns.items()},
     )
     yield gauge(
         "engine_load_age_seconds",
-        "Since the engine last said how busy it is.",
+        "Seconds since the engine last said how busy it is.",
         label,
         {
             (name,): max(0.0, time.monotonic() - turn.answered)
@@ -50,7 +59,8 @@ def expectation_families(plugins: Sequence[object]) -> Iterator[Family]:
     """Of the plugins that expect times; without one, no samples."""
     error = HistogramMetricFamily(
         "inferway_ttft_prediction_error",
-        "Time to the first token, divided by what was expected.",
+        "Time to the first token, divided by the time that was expected; 1 is"
+        " exact, 2 is twice as long.",
         labels=["engine"],
     )
     costs: dict[tuple[str, ...], float] = {}
@@ -68,8 +78,8 @@ def expectation_families(plugins: Sequence[object]) -> Iterator[Family]:
     yield error
     yield gauge(
         "expected_cost_seconds",
-        "Seconds that each part of a request is expected to cost on the engine, as learned from"
-        " its answers; `of` names the part.",
+        "Seconds that each part of a request is expected to cost on the engine, as"
+        " learned from its answers.",
         ["engine", "of"],
         costs,
     )

@@ -86,7 +86,9 @@ class MetricsPage(Collector):
         return CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        yield gauge("build_info", "Always 1.", ["version"], {(__version__,): 1})
+        yield gauge(
+            "build_info", "Always 1; the label has the version.", ["version"], {(__version__,): 1}
+        )
         if self._requests is not None:
             yield from request_families(self._requests)
         yield from self._answers()
@@ -104,10 +106,12 @@ class MetricsPage(Collector):
         yield from self._remote()
         yield from self._proofs()
         if self._publisher is not None:
-            yield counter("published", "Messages published.", value=self._publisher.published)
+            yield counter(
+                "published", "Messages that were published.", value=self._publisher.published
+            )
             yield counter(
                 "publish_lost",
-                "Messages dropped: the socket could not take more.",
+                "Messages that were not published because the socket could not take more.",
                 value=self._publisher.lost,
             )
         for families in self._others:
@@ -117,39 +121,64 @@ class MetricsPage(Collector):
         stats = self._director.stats
         yield counter(
             "decisions",
-            "Routing decisions: kv-aware, or why it went by load only.",
+            "Routing decisions by reason: why a request went to its engine.",
             ["reason"],
             {(reason,): n for reason, n in stats.decisions.items()},
         )
         yield histogram(
             "inferway_decision_seconds",
-            "From a complete request to where it goes.",
+            "Seconds from a complete request to the choice of its engine; parsing,"
+            " rendering and tokenizing are included.",
             values=[((), self._decisions)],
         )
         if self._server is not None:
             http = self._server.stats
             yield counter(
                 "http_answers",
-                "Answers to clients by status.",
+                "Answers to clients of all paths, by HTTP status.",
                 ["status"],
                 {(str(status),): n for status, n in self._server.statuses.items()},
             )
-            yield gauge("http_connections", "Clients connected now.", value=http.open)
-            yield gauge("http_answering", "Requests being answered now.", value=http.answering)
-            yield counter(
-                "http_refused", "Requests that were not HTTP, or over a limit.", value=http.refused
+            yield gauge(
+                "http_connections", "Client connections that are open now.", value=http.open
             )
-            yield counter("http_timed_out", "Client connections timed out.", value=http.timed_out)
+            yield gauge(
+                "http_answering", "Requests that are being answered now.", value=http.answering
+            )
             yield counter(
-                "http_crashed", "Handlers that failed: a fault of ours.", value=http.crashed
+                "http_refused",
+                "Requests that were refused because they were not HTTP or exceeded a limit.",
+                value=http.refused,
+            )
+            yield counter(
+                "http_timed_out",
+                "Client connections that were closed because the client was silent for too long.",
+                value=http.timed_out,
+            )
+            yield counter(
+                "http_crashed",
+                "Requests whose handler failed because of a fault of the gateway; the log"
+                " has the traceback.",
+                value=http.crashed,
             )
         pool = self._pool.stats
-        yield counter("upstream_sent", "Requests sent to engines.", value=pool.sent)
         yield counter(
-            "upstream_failed", "Requests to engines without a whole answer.", value=pool.failed
+            "upstream_sent",
+            "Requests that were sent to engines, further tries included.",
+            value=pool.sent,
         )
-        yield counter("upstream_aborted", "Requests to engines that we ended.", value=pool.aborted)
-        yield counter("upstream_connects", "Connections opened to engines.", value=pool.connected)
+        yield counter(
+            "upstream_failed", "Requests to engines that got no complete answer.", value=pool.failed
+        )
+        yield counter(
+            "upstream_aborted",
+            "Requests to engines that the gateway ended because the client left or a"
+            " timeout passed.",
+            value=pool.aborted,
+        )
+        yield counter(
+            "upstream_connects", "Connections that were opened to engines.", value=pool.connected
+        )
 
     def _engines(self) -> Iterator[Family]:
         engines = self._fleet.engines
@@ -159,9 +188,16 @@ class MetricsPage(Collector):
 
         tokens = self._director.stats.tokens
         for name, text in (
-            ("prompt", "Prompt tokens of requests that the engine answered."),
-            ("matched", "Prompt tokens believed to be in its cache."),
-            ("delivered", "Prompt tokens taken from its cache, as the engine itself says."),
+            ("prompt", "Prompt tokens of the requests that the engine answered."),
+            (
+                "matched",
+                "Prompt tokens that the gateway believed to be in the engine's cache, of requests"
+                " that it answered.",
+            ),
+            (
+                "delivered",
+                "Prompt tokens that the engine took from its cache, as its answers say.",
+            ),
         ):
             values: dict[tuple[str, ...], float] = {
                 (engine,): getattr(counts, name) for engine, counts in tokens.items()
@@ -169,31 +205,44 @@ class MetricsPage(Collector):
             yield counter(f"{name}_tokens", text, ["engine"], values)
         label = ["engine"]
         up = each(lambda e: e.healthy)
-        yield gauge("engine_up", "1 if it answers.", label, up)
+        yield gauge("engine_up", "1 if the engine answers, else 0.", label, up)
         in_flight = each(self._fleet.in_flight)
         yield gauge(
             "engine_in_flight",
-            "Requests we sent there and have not seen the end of.",
+            "Requests that were sent to the engine and have not ended.",
             label,
             in_flight,
         )
         running = each(lambda e: e.load.running)
-        yield gauge("engine_running", "Requests running, as it says.", label, running)
+        yield gauge(
+            "engine_running", "Requests that run in the engine, as the engine says.", label, running
+        )
         waiting = each(lambda e: e.load.waiting)
-        yield gauge("engine_waiting", "Requests waiting, as it says.", label, waiting)
+        yield gauge(
+            "engine_waiting",
+            "Requests that wait in the engine, as the engine says.",
+            label,
+            waiting,
+        )
         usage = each(lambda e: e.load.kv_usage)
-        yield gauge("engine_kv_usage", "Share of its KV blocks in use.", label, usage)
+        yield gauge(
+            "engine_kv_usage",
+            "Share of the engine's KV blocks in use, from 0 to 1, as the engine says.",
+            label,
+            usage,
+        )
 
     def _prompts(self) -> Iterator[Family]:
         yield counter(
             "render_off_loop",
-            "Prompts rendered in a thread because of their size or encoder.",
+            "Prompts that were rendered or encoded in a thread because of their size,"
+            " their template or their encoder.",
             value=self._renderer.num_off_loop,
         )
         models = self._fleet.models.values()
         yield gauge(
             "encoder_info",
-            "Always 1: what makes a model's tokens, and why.",
+            "Always 1; the labels say what makes the model's tokens, and why.",
             ["model", "encoder", "why"],
             {
                 (model.name, local.encoder, local.why.partition(":")[0]): 1
@@ -203,7 +252,8 @@ class MetricsPage(Collector):
         )
         yield gauge(
             "model_faithful",
-            "0 if an engine renders otherwise than we do, so that it goes by load only.",
+            "0 if an engine renders the model's prompts otherwise than the gateway, so"
+            " that its requests go by load only; else 1.",
             ["model"],
             {(model.name,): model.unfaithful is None for model in models},
         )
@@ -221,34 +271,55 @@ class MetricsPage(Collector):
         def each(name: str, text: str, value: Callable[[HelperStats], int]) -> Family:
             return counter(name, text, ["work"], {key: value(s) for key, s in stats.items()})
 
-        yield each("helper_jobs", "Jobs given to a helper process.", lambda s: s.jobs)
-        yield each("helper_refused", "Jobs refused: too many waited.", lambda s: s.refused)
-        yield each("helper_starts", "Helper processes started.", lambda s: s.started)
+        yield each(
+            "helper_jobs",
+            "Jobs that were given to the helper process, by kind of work.",
+            lambda s: s.jobs,
+        )
+        yield each(
+            "helper_refused",
+            "Jobs that were refused because too many waited for the helper process, by"
+            " kind of work.",
+            lambda s: s.refused,
+        )
+        yield each(
+            "helper_starts",
+            "Times that a helper process was started, by kind of work.",
+            lambda s: s.started,
+        )
         yield counter(
             "helper_kills",
-            "Jobs killed with their process, by the limit they passed.",
+            "Jobs of the helper process that were killed with it, by kind of work and"
+            " by the limit they passed.",
             ["work", "limit"],
             {(*key, limit): n for key, s in stats.items() for limit, n in s.kills.items()},
         )
-        yield counter("helper_cache_hits", "Jobs that were not needed.", ["work"], hits)
+        yield counter(
+            "helper_cache_hits",
+            "Jobs that no helper process had to do because their result was known, by"
+            " kind of work.",
+            ["work"],
+            hits,
+        )
 
     def _remote(self) -> Iterator[Family]:
         models = self._fleet.remote.models.values()
         yield counter(
             "remote_prompts",
-            "Prompts that engines were needed for, by what became of them.",
+            "Prompts that an engine had to render, by model and outcome.",
             ["model", "outcome"],
             {(m.model, outcome): n for m in models for outcome, n in m.stats.prompts.items()},
         )
         yield counter(
             "remote_questions",
-            "Prompts that an engine was asked to render.",
+            "Questions to an engine for the rendering of a prompt, by outcome.",
             ["model", "engine", "outcome"],
             {(m.model, *key): n for m in models for key, n in m.stats.questions.items()},
         )
         yield counter(
             "remote_prefixes",
-            "Starts of prompts that were routed on before the engine's rendering came.",
+            "Prompts that were routed by a known prefix, by whether the engine's"
+            " rendering began with it: right or wrong.",
             ["model", "was"],
             {
                 (m.model, was): n
@@ -257,12 +328,17 @@ class MetricsPage(Collector):
             },
         )
         size: dict[tuple[str, ...], float] = {(m.model,): m.renderings.num_bytes for m in models}
-        yield gauge("remote_bytes", "Memory that renderings of engines take.", ["model"], size)
+        yield gauge(
+            "remote_bytes",
+            "Bytes of memory that renderings kept from engines take.",
+            ["model"],
+            size,
+        )
 
     def _proofs(self) -> Iterator[Family]:
         state = GaugeMetricFamily(
             "inferway_engine_proof",
-            "1 for what the probe last said of an engine and model.",
+            "1 for the state that the last comparison of token ids with the engine found, else 0.",
             labels=["engine", "model", "state"],
         )
         for engine in self._fleet.engines:
@@ -272,7 +348,7 @@ class MetricsPage(Collector):
         yield state
         yield counter(
             "probes",
-            "Comparisons of our token ids with an engine's.",
+            "Comparisons of the gateway's token ids with an engine's, by occasion and result.",
             ["occasion", "result"],
             self._fleet.prober.counts,
         )

@@ -10,29 +10,29 @@ from inferway.frontends.request_counts import ModelRequests, RequestCounts
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRequests], Histogram]], ...] = (
     (
         "time_to_first_token_seconds",
-        "Seconds from a complete request to the first tokens of its streamed answer, by model.",
+        "Seconds from a complete request to the first tokens of its streamed answer.",
         lambda m: m.first_token,
     ),
     (
         "inter_token_latency_seconds",
-        "Seconds between two successive pieces of a streamed answer that carry tokens, by model.",
+        "Seconds between two successive pieces of a streamed answer that carry tokens.",
         lambda m: m.inter_token,
     ),
     (
         "request_time_per_output_token_seconds",
         "Seconds from the first to the last token of a streamed answer, divided by the number of"
-        " its tokens after the first, by model.",
+        " its tokens after the first.",
         lambda m: m.per_token,
     ),
     (
         "e2e_request_latency_seconds",
-        "Seconds from a complete request to the end of its answer, by model.",
+        "Seconds from a complete request to the end of its answer.",
         lambda m: m.whole,
     ),
     (
         "request_queue_time_seconds",
-        "Seconds that a request waited for its turn in the gateway's own queue, by model; 0 for a"
-        " request that did not have to wait.",
+        "Seconds that a request waited for its turn in the gateway's own queue; 0 for a request"
+        " that did not have to wait.",
         lambda m: m.queued,
     ),
     (

@@ -30,7 +30,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     }
     state = GaugeMetricFamily(
         "inferway_stream_state",
-        "1 for how true what we believe of its cache is, else 0.",
+        "1 for the state of what is believed of the engine's cache, else 0.",
         labels=[*LABELS, "state"],
     )
     for labels, endpoint in endpoints.items():
@@ -39,7 +39,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     yield state
     yield gauge(
         "stream_age_seconds",
-        "Since the engine's last batch of events.",
+        "Seconds since the last message of the engine's event stream.",
         LABELS,
         {
             labels: time.monotonic() - stream.last_batch_at
@@ -49,13 +49,13 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     )
     yield gauge(
         "orphans",
-        "Blocks it holds that no prompt can be matched with: their parents were missed.",
+        "Blocks that the engine holds and that no prompt matches because their parent is unknown.",
         LABELS,
         {labels: stream.blocks.num_orphans for labels, stream in streams.items()},
     )
     yield gauge(
         "hash_dialect_info",
-        "Always 1: how the engine hashes its blocks.",
+        "Always 1; the labels say how the engine hashes its blocks, and whether that is known.",
         [*LABELS, "state", "dialect"],
         {
             (engine.name, str(rank), finder.state, finder.name or ""): 1
@@ -66,7 +66,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     yield from _counters(streams)
     yield counter(
         "heal_requests",
-        "Requests that asked for a report of what they reuse.",
+        "Requests that asked the engine to report all blocks that they reuse.",
         LABELS,
         {
             labels: fleet.healer.num_asked.get(endpoint.holder, 0)
@@ -83,31 +83,61 @@ def _counters(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
     def each(name: str, text: str, value: Callable[[EventSubscriber], int]) -> Family:
         return counter(name, text, LABELS, {labels: value(s) for labels, s in streams.items()})
 
-    yield each("event_batches", "Batches of events received.", lambda s: s.stats.batches)
-    yield each("events", "Events applied to the index.", lambda s: s.stats.events)
-    yield each("blocks_stored", "Copies of blocks stored.", lambda s: s.blocks.stats.stored)
-    yield each("blocks_removed", "Copies of blocks removed.", lambda s: s.blocks.stats.removed)
+    yield each(
+        "event_batches",
+        "Messages that came from the engine's event stream.",
+        lambda s: s.stats.batches,
+    )
+    yield each(
+        "events",
+        "KV events of the engine that were applied to the index.",
+        lambda s: s.stats.events,
+    )
+    yield each(
+        "blocks_stored",
+        "Copies of blocks that the engine has stored, as its events say.",
+        lambda s: s.blocks.stats.stored,
+    )
+    yield each(
+        "blocks_removed",
+        "Copies of blocks that the engine has removed, as its events say.",
+        lambda s: s.blocks.stats.removed,
+    )
     yield each(
         "blocks_orphaned",
-        "Blocks whose parent was not known.",
+        "Blocks that the engine stored while their parent was unknown, so that no"
+        " prompt matches them.",
         lambda s: s.blocks.stats.orphans,
     )
     yield each(
         "blocks_adopted",
-        "Blocks without known parents that a prompt has met since.",
+        "Blocks with an unknown parent that are known since a prompt met them, and"
+        " the blocks before them.",
         lambda s: s.blocks.stats.adopted,
     )
-    yield each("stream_gaps", "Gaps in the sequence numbers.", lambda s: s.stream.stats.gaps)
-    yield each("stream_replays", "Replays asked for.", lambda s: s.stream.stats.replays)
-    yield each("stream_restarts", "Engine restarts.", lambda s: s.stream.stats.restarts)
+    yield each(
+        "stream_gaps",
+        "Gaps in the sequence numbers of the engine's event stream.",
+        lambda s: s.stream.stats.gaps,
+    )
+    yield each(
+        "stream_replays",
+        "Replays that were asked of the engine's event stream.",
+        lambda s: s.stream.stats.replays,
+    )
+    yield each(
+        "stream_restarts",
+        "Restarts of the engine that its event stream showed.",
+        lambda s: s.stream.stats.restarts,
+    )
     yield each(
         "stream_unreadable",
-        "Batches that could not be read and were asked for again.",
+        "Batches of events that could not be read and were asked for again, counted each time.",
         lambda s: s.stream.stats.unreadable,
     )
     yield each(
         "stream_forgotten",
-        "Times that all we believed of it was forgotten.",
+        "Times that everything believed of the engine's cache had to be forgotten.",
         lambda s: s.stats.forgotten,
     )
     skipped: dict[Labels, float] = {
@@ -115,4 +145,9 @@ def _counters(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
         for labels, s in streams.items()
         for reason, num in (*s.stats.skipped.items(), *s.blocks.stats.skipped.items())
     }
-    yield counter("events_skipped", "Messages and events not used.", [*LABELS, "reason"], skipped)
+    yield counter(
+        "events_skipped",
+        "Messages and KV events of the engine that were not used, by reason.",
+        [*LABELS, "reason"],
+        skipped,
+    )

@@ -15,26 +15,31 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
     counts = GateCounts() if gate is None else gate.counts
     yield counter(
         "gate_requests",
-        "Requests that ask for a shape.",
+        "Requests that ask for a shape of their answer, by the kind of the shape and by outcome.",
         ["kind", "outcome"],
         dict(counts.requests),
     )
-    yield counter("gate_check_seconds", "They waited so long for the check.", value=counts.waited)
+    yield counter(
+        "gate_check_seconds",
+        "Seconds that requests waited for the check of their shape, in total.",
+        value=counts.waited,
+    )
     yield counter(
         "gate_answers",
-        "Their answers, by whether they have the shape.",
+        "Answers to requests with a shape, by whether the answer has the shape:"
+        " true, false or unknown.",
         ["valid"],
         {(valid,): n for valid, n in counts.answers.items()},
     )
     yield counter(
         "gate_warmed",
-        "Shapes that an engine was to be told in advance.",
+        "Shapes that engines were to compile in advance, by outcome: sent, failed or dropped.",
         ["outcome"],
         {(outcome,): n for outcome, n in counts.warmed.items()},
     )
     yield gauge(
         "gate_quarantined",
-        "Shapes that are refused for what they have brought down.",
+        "Shapes that are refused now because they have brought down an engine.",
         value=0 if gate is None else len(gate.quarantine),
     )
 
