@@ -53,6 +53,9 @@ class Wire:
         self.written = b""
         self.closed = False
 
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
     def write(self, data: bytes) -> None:
         self.written += data
 
