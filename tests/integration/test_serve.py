@@ -51,7 +51,7 @@ def test_a_signal_ends_the_start_before_everything_has_answered(start: Start) ->
         connection.close()
     assert "stopped before everything had started" in gateway.output
     assert "HTTP server stopped" in gateway.output
-    assert "is not there" not in gateway.output
+    assert "does not answer" not in gateway.output
 
 
 def test_a_second_signal_cuts_off_what_the_first_waits_for(start: Start) -> None:

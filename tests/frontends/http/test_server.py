@@ -352,7 +352,9 @@ async def test_a_handler_that_crashes_is_500_logged_and_counted(
 
         assert (answer.status, server.stats.crashed) == (500, 1)
         assert b"secret" not in answer.body
-        assert "POST /v1/chat/completions failed: ValueError" in caplog.text
+        assert (
+            "POST /v1/chat/completions failed by a fault of the gateway: ValueError" in caplog.text
+        )
         assert "in crash" in caplog.text
 
 
