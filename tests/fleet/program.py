@@ -31,7 +31,7 @@ class Program:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._arguments,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -101,10 +101,10 @@ def gateway(
     new_log: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """It has no tokenizer, and knows how each engine renders."""
+    """It has no tokenizer, for the hub is not asked; and it knows how each engine renders."""
     config = {
         "engines": [{"url": engine.url} for engine in engines],
-        "models": {MODEL: {"tokenizer": "/nonexistent"}},
+        "models": {MODEL: {"tokenizer": "nobody/has-this"}},
         "remote_render_ms": BUDGET_SECONDS * 1000,
     }
     path = tmp_path_factory.mktemp("gateway") / "config.yaml"
