@@ -18,6 +18,7 @@ from inferway.config import EngineSettings, ModelSettings, ServeSettings
 from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.scheduling.policies import CONFIGURATIONS
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
@@ -136,23 +137,7 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 
 # What most tests are about is not what machines that are busy take time for: by weights, a held
 # prefix keeps its chat (docs/scheduling.md). `scheduling=None` is the default.
-BY_WEIGHTS: dict[str, Any] = {
-    "plugins": [
-        {"type": "precise-prefix-cache-scorer"},
-        {"type": "relative-load-scorer"},
-        {"type": "recent-work-scorer"},
-    ],
-    "schedulingProfiles": [
-        {
-            "name": "kv-aware",
-            "plugins": [
-                {"pluginRef": "precise-prefix-cache-scorer", "weight": 1},
-                {"pluginRef": "relative-load-scorer", "weight": 2},
-                {"pluginRef": "recent-work-scorer", "weight": 0.4},
-            ],
-        }
-    ],
-}
+BY_WEIGHTS = CONFIGURATIONS["kv-aware"]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from inferway.bench.loading.generated import ChatSpec
-from inferway.cli.bench.output import TOLERANCE
+from inferway.cli.bench.output import TOLERANCE_OPTION
 from inferway.cli.command import section
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -326,13 +326,7 @@ def results(command: _Command) -> _Command:
             metavar="OLD.json",
             help="Compare with a run that --save wrote; the status is 1 if it is worse.",
         ),
-        click.option(
-            "--tolerance",
-            type=click.FloatRange(min=0),
-            default=TOLERANCE,
-            show_default=True,
-            help="Let a figure be worse by this share, beyond its noise.",
-        ),
+        TOLERANCE_OPTION,
     ]
     part = section(
         "Results and goals",

@@ -26,6 +26,13 @@ from inferway.errors import InferwayError
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 TOLERANCE = 0.1
+TOLERANCE_OPTION = click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=TOLERANCE,
+    show_default=True,
+    help="Let a figure be worse by this share, beyond its noise.",
+)
 _WIDE = 140  # characters, where there is no terminal that has a width
 
 
@@ -100,13 +107,7 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
             metavar="OLD.json",
             help="Compare with that run; the status is 1 if something is worse.",
         ),
-        click.option(
-            "--tolerance",
-            type=click.FloatRange(min=0),
-            default=TOLERANCE,
-            show_default=True,
-            help="Let a figure be worse by this share, beyond its noise.",
-        ),
+        TOLERANCE_OPTION,
     ]
 
     def decorate(command: _Command) -> _Command:

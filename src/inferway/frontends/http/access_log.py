@@ -18,6 +18,7 @@ import msgspec
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.trace_context import trace_id_of
 from inferway.frontends.log_lines import LogFormat, quoted, stamp
+from inferway.frontends.request_counts import CLIENT_GONE
 from inferway.steps.record import Record
 
 # Paths that a load balancer, Kubernetes or Prometheus asks again and again.
@@ -27,7 +28,6 @@ _LOGGER = "inferway.access"
 _FLUSH_LINES = 256
 _MAX_PATH = 200
 _MAX_MODEL = 128
-_CLIENT_GONE = 499
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -145,7 +145,7 @@ def _milliseconds(seconds: float) -> float:
 
 def _outcome_of(status: int) -> str:
     """Of an answer that no journey knows of."""
-    if status == _CLIENT_GONE:
+    if status == CLIENT_GONE:
         return "client_gone"
     if status >= 500:
         return "error"
