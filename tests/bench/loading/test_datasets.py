@@ -12,8 +12,10 @@ import pytest
 
 from inferway.bench.chats import default_data_dir
 from inferway.bench.loading.datasets import Dataset, read_dataset
+from inferway.bench.loading.sources import dataset_file
 from inferway.bench.processes import BenchError
 
+INSTALLED = sorted((default_data_dir() / "chat").iterdir())
 CHAT = {
     "messages": [
         {"role": "system", "content": "s"},
@@ -119,11 +121,28 @@ def test_each_stage_begins_elsewhere_and_all_come_before_any_comes_again(tmp_pat
     assert prompts(1)[0] != prompts(0)[0]
 
 
-def test_the_installed_chats_are_read() -> None:
-    read = read_dataset(default_data_dir() / "chat" / "mt_bench_101.jsonl.xz")
+@pytest.mark.parametrize("path", INSTALLED, ids=lambda path: path.name)
+def test_the_installed_chats_are_conversations(path: Path) -> None:
+    read = read_dataset(path)
 
-    assert len(read.sessions) > 100
+    assert len(read.sessions) > 10
     assert all(turn.answer for session in read.sessions for turn in session.turns)
+
+
+def test_installed_data_has_short_names() -> None:
+    data = default_data_dir()
+
+    assert dataset_file("mooncake", data).name == "mooncake_conversation_trace.jsonl.xz"
+    assert dataset_file("mt_bench_101", data) == data / "chat" / "mt_bench_101.jsonl.xz"
+
+
+def test_a_file_wins_over_installed_data_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mooncake").touch()
+
+    assert dataset_file("mooncake", default_data_dir()) == Path("mooncake")
 
 
 @pytest.mark.parametrize(

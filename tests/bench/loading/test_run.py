@@ -169,6 +169,16 @@ def test_a_trace_is_sent_at_its_own_times_faster(tmp_path: Path) -> None:
     assert asked[0][:512] == asked[1][:512]
 
 
+def test_an_installed_trace_is_sent_by_its_short_name() -> None:
+    server = Recording()
+
+    result = load("--rates", "200", "--dataset", "azure", "--requests", "3", answer=server)
+
+    assert result.exit_code == 0, result.output
+    asked = [body["messages"][0]["content"].split() for body in server.bodies]
+    assert sorted(len(words) for words in asked) == [374, 396, 879]
+
+
 def test_a_file_that_is_too_short_is_sent_again_and_that_is_said(tmp_path: Path) -> None:
     path = tmp_path / "bodies.jsonl"
     path.write_text('{"prompt": "p"}\n{"prompt": "q"}\n')
@@ -208,6 +218,12 @@ def test_a_key_comes_from_the_environment_and_headers_are_not_shown(
         (["--users", "1", "--api-key-env", "NOT_SET"], "--api-key-env NOT_SET: the variable is"),
         (["--users", "1", "--header", "secret"], "expected 'Name: value'"),
         (["--users", "1", "--dataset", __file__], "line 1: not JSON"),
+        (
+            ["--users", "1", "--dataset", "mooncak"],
+            "--dataset': 'mooncak': there is no such file, and no installed data of this name; "
+            "expected the path of a file, or one of mooncake, agentic, azure, servegen, "
+            "arena_hard_v01,",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_an_error_with_its_place(arguments: list[str], error: str) -> None:

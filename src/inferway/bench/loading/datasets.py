@@ -3,10 +3,9 @@
 A file is JSON lines or one JSON array, packed by gzip or xz, or not packed. What an entry is shows
 by its keys:
 
-* `conversations` (ShareGPT: `from`, `value`), or `messages` that end with the assistant's answer:
-  a conversation, sent turn by turn;
-* `messages` that end otherwise, or `prompt`: an OpenAI body, sent as it is but for what the
-  command says;
+* `conversations` (ShareGPT: `from`, `value`), `messages` that end with the assistant's answer, or
+  `messages` beside a `source` (the form of the installed chats): a conversation, sent turn by turn;
+* other `messages`, or `prompt`: an OpenAI body, sent as it is but for what the command says;
 * `body`: a line of OpenAI's batch files, its body sent so.
 """
 
@@ -119,7 +118,7 @@ def _turns(entry: Any, place: str) -> list[Turn]:
     if isinstance(messages, list) and messages:
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
             raise BenchError(f"{place}: `messages` holds what has no `role`")
-        if messages[-1]["role"] == "assistant":
+        if messages[-1]["role"] == "assistant" or "source" in entry:
             tools = {"tools": entry["tools"]} if isinstance(entry.get("tools"), list) else {}
             return _conversation(messages, tools)
     elif "prompt" not in entry:

@@ -15,7 +15,7 @@ from inferway.bench.loading.generated import ChatSpec, generated_chats
 from inferway.bench.loading.traced import shortened, traced
 from inferway.bench.loading.workload import Session
 from inferway.bench.policies.requests import Workload
-from inferway.bench.policies.trace_files import read_trace
+from inferway.bench.policies.trace_files import FILES, read_trace, stored
 from inferway.bench.processes import BenchError
 
 _STAGE_SEED = 1_000_003  # apart from each other's sessions
@@ -39,6 +39,24 @@ def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
         return generated_chats(spec, seed * _STAGE_SEED + stage, tag)
 
     return Source(spec.about, untimed)
+
+
+def dataset_file(given: str, data: Path) -> Path:
+    """`given` if it is a file, else the trace or the chats of `data` with this short name: that of
+    `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        return path
+    named = {name: stored(data / "traces", name) for name in FILES}
+    named |= {
+        file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
+    }
+    if given not in named:
+        raise BenchError(
+            f"{given!r}: there is no such file, and no installed data of this name; expected the "
+            f"path of a file, or one of {', '.join(named)}"
+        )
+    return named[given]
 
 
 def of_file(

@@ -115,7 +115,9 @@ def _source(given: dict[str, Any]) -> Source:
             )
         return source
     if given["trace_times"]:
-        raise click.UsageError("--trace-times: of which trace? The cure: --dataset FILE")
+        raise click.UsageError(
+            "--trace-times: of which trace? The cure: --dataset mooncake, or a file"
+        )
     default = ChatSpec()
     spec = ChatSpec(
         systems=given["systems"],

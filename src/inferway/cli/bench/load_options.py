@@ -9,8 +9,12 @@ from typing import Any, TypeVar
 
 import click
 import numpy as np
+from click.shell_completion import CompletionItem
 
+from inferway.bench.chats import default_data_dir
 from inferway.bench.loading.generated import ChatSpec
+from inferway.bench.loading.sources import dataset_file
+from inferway.bench.processes import BenchError
 from inferway.cli.bench.output import TOLERANCE_OPTION
 from inferway.cli.command import section
 
@@ -70,6 +74,26 @@ def header(text: str) -> tuple[str, str]:
     if match is None:
         raise click.BadParameter("expected 'Name: value', in one line of printable ASCII")
     return match[1], match[2]
+
+
+class _Dataset(click.ParamType[Path]):
+    """A file, or installed data by its short name."""
+
+    name = "file or name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        try:
+            return dataset_file(str(value), default_data_dir())
+        except BenchError as e:
+            self.fail(str(e), param, ctx)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
 
 
 def server(command: _Command) -> _Command:
@@ -199,10 +223,11 @@ def workload(command: _Command) -> _Command:
     options = [
         click.option(
             "--dataset",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="FILE",
-            help="Send the conversations, OpenAI bodies or trace in this file, "
-            "instead of generated chats.",
+            type=_Dataset(),
+            metavar="FILE|NAME",
+            help="Send the conversations, OpenAI bodies or trace in this file, instead of "
+            "generated chats. The names mooncake, agentic, azure and servegen take the traces "
+            "that are installed with Inferway, and names such as mt_bench_101 its chats.",
         ),
         click.option(
             "--max-prompt-tokens",
