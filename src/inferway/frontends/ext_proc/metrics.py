@@ -42,8 +42,8 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[ModelCounts], Histogram]], ...
     ),
     (
         *("", "request_streaming_tpot_seconds"),
-        "Seconds from the first piece of a streamed answer to its end, divided by its tokens but"
-        " one.",
+        "Seconds from the first piece of a streamed answer to its end, divided by the number of"
+        " its tokens after the first.",
         lambda c: c.seconds_per_later_token,
     ),
     (
@@ -216,8 +216,8 @@ def _of_decisions(counts: PickerCounts) -> Iterator[Family]:
         )
         attempts = CounterMetricFamily(
             f"{prefix}scheduler_attempts",
-            "Decisions of the endpoint picker, by status: success, or failure for want of an"
-            " engine.",
+            "Decisions of the endpoint picker, by status: success, or failure if no engine was"
+            " available.",
             labels=["status", "target_model_name", "endpoint_name"],
         )
         for names, number in counts.attempts.items():

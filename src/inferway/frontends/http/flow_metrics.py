@@ -22,8 +22,8 @@ def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
     )
     yield counter(
         "reloads",
-        "Times that SIGHUP had the settings read again, by outcome: done, or"
-        " refused with the old settings kept.",
+        "Reloads of the settings by SIGHUP, by outcome: done, or refused with the old settings"
+        " kept.",
         ["outcome"],
         {(outcome,): n for outcome, n in admission.reloads.items()},
     )

@@ -28,8 +28,8 @@ def index_families(index: Index, engines: Sequence[Engine]) -> Iterator[Family]:
     )
     yield counter(
         "index_evicted",
-        "Blocks that the index dropped for want of room, counted once for each"
-        " engine that holds them.",
+        "Blocks that the index dropped because it was full, counted once for each engine that"
+        " holds them.",
         value=report.evicted,
     )
     yield from _shared(report.shared)
@@ -90,7 +90,7 @@ def _shared(report: SharedReport | None) -> Iterator[Family]:
     )
     yield counter(
         "index_pictures",
-        "Times that all of an engine's blocks were written to the shared index anew.",
+        "Times that all blocks of an engine were written to the shared index again.",
         value=of(lambda r: r.pictures),
     )
     yield counter(
@@ -100,6 +100,7 @@ def _shared(report: SharedReport | None) -> Iterator[Family]:
     )
     yield counter(
         "index_repairs",
-        "Times that the shared index had lost entries, so that an engine was written anew.",
+        "Times that the blocks of an engine were written again because the shared index had lost"
+        " entries.",
         value=of(lambda r: r.repairs),
     )

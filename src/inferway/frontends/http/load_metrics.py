@@ -45,7 +45,7 @@ def scrape_families(scraper: Scraper) -> Iterator[Family]:
     )
     yield gauge(
         "engine_load_age_seconds",
-        "Seconds since the engine last said how busy it is.",
+        "Seconds since the engine last reported its load.",
         label,
         {
             (name,): max(0.0, time.monotonic() - turn.answered)

@@ -111,8 +111,8 @@ def _counters(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
     )
     yield each(
         "blocks_adopted",
-        "Blocks with an unknown parent that are known since a prompt met them, and"
-        " the blocks before them.",
+        "Blocks with an unknown parent whose keys a later prompt has shown, and the blocks before"
+        " them.",
         lambda s: s.blocks.stats.adopted,
     )
     yield each(

@@ -39,7 +39,7 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
     )
     yield gauge(
         "gate_quarantined",
-        "Shapes that are refused now because they have brought down an engine.",
+        "Shapes that are refused now because they have crashed an engine or a trial compile.",
         value=0 if gate is None else len(gate.quarantine),
     )
 
