@@ -5,5 +5,6 @@ set -eu
 
 cd "$(dirname "$0")/.."
 ./scripts/install_vllm.sh
+./scripts/install_guidellm.sh
 .venv/bin/inferway model prepare smollm2 --weights
 exec .venv/bin/pytest -m fleet tests/fleet "$@"

@@ -102,6 +102,7 @@ def test_arms_differ_in_prompt_and_salt_only() -> None:
     assert all(chat[name] == text[name] == ids[name] for name in same)
 
 
+@pytest.mark.slow
 def test_prompts_have_the_length_asked_for_and_only_the_system_prompt_in_common() -> None:
     turns = Turns(load_conversations(default_data_dir() / "chat"), seed=0)
     maker = PromptMaker(str(prepare_smollm2()), turns, (600, 800), (1, 100), seed=0)
@@ -115,6 +116,7 @@ def test_prompts_have_the_length_asked_for_and_only_the_system_prompt_in_common(
     assert len({prompt.messages[1]["content"][:6] for prompt in prompts}) == 20
 
 
+@pytest.mark.slow
 def test_prompts_too_short_for_the_system_prompt_are_refused() -> None:
     turns = Turns([[{"role": "user", "content": "Hi"}]], seed=0)
 

@@ -110,6 +110,7 @@ def run() -> DirectorRun:
     return run_director(default_data_dir(), MINIATURE, print)
 
 
+@pytest.mark.slow
 def test_a_chat_grows_by_its_turns_and_every_step_takes_time(run: DirectorRun) -> None:
     assert run.grown[0].history == 0
     assert all(

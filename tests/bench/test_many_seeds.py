@@ -94,6 +94,7 @@ def test_a_run_simulates_every_policy_load_and_seed() -> None:
     assert picture.name == MANY_SEEDS.file
 
 
+@pytest.mark.slow
 def test_the_rate_is_where_round_robins_mean_doubles() -> None:
     chats = msgspec.structs.replace(PLAN.chats, chats=ChatSpec(sessions=8, turns=2, apart=2))
     plan = msgspec.structs.replace(PLAN, chats=chats, policies=(OURS, "round-robin"))

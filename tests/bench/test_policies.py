@@ -561,6 +561,7 @@ def tiny() -> PoliciesRun:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_has_each_policy_at_each_load_with_each_seed(tiny: PoliciesRun) -> None:
     for name in TINY.policies:
         assert [r.seed for r in tiny.select("chats", 1, 0.75, name)] == [1, 2]

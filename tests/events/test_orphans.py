@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,6 +253,7 @@ def test_clearing_does_not_make_copies_count_again() -> None:
 # the truth
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(0, 30), st.integers(8, 40), st.booleans())
 def test_a_late_joiner_never_believes_what_is_not_there(

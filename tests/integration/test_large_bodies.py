@@ -73,6 +73,7 @@ async def test_two_megabytes_let_others_be_answered(
     assert await fleet.metric("inferway_render_off_loop_total") >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 async def test_two_megabytes_with_the_fallback_tokenizer_let_others_be_answered(
     start_fleet: StartFleet, falcon: Path, body: dict[str, Any]

@@ -222,39 +222,41 @@ def test_a_bad_number_in_the_environment_is_named(variable: str) -> None:
     assert f"Invalid value for {variable}: 'many': expected a whole number from " in run.stdout
 
 
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """What a demo prints that ends after its phases."""
+    run = run_demo("--exit")
+    assert run.returncode == 0, run.stdout
+    return run.stdout
+
+
 def rows(output: str) -> list[tuple[str, list[int]]]:
     """Of each prompt, the engine, and the milliseconds in the three columns."""
     found = re.findall(r"(pod-\d) +[█░]{10} \d+/\d+ +(\d+) +(\d+) +(\d+)$", output, re.MULTILINE)
     return [(engine, [int(number) for number in numbers]) for engine, *numbers in found]
 
 
-def test_every_prompt_has_a_line_of_80_characters_and_the_totals_are_their_sums() -> None:
-    run = run_demo("--exit")
-
-    lines, totals = rows(run.stdout), re.search(r"all 10 prompts +(\d+) +(\d+) +(\d+)", run.stdout)
+def test_every_prompt_has_a_line_of_80_characters_and_the_totals_are_their_sums(shown: str) -> None:
+    lines, totals = rows(shown), re.search(r"all 10 prompts +(\d+) +(\d+) +(\d+)", shown)
     assert totals is not None
     sums = [sum(column) for column in zip(*(numbers for _, numbers in lines), strict=True)]
     assert len(lines) == 10
     assert all(
         abs(int(total) - each) <= 5 for total, each in zip(totals.groups(), sums, strict=True)
     )
-    assert [line for line in run.stdout.splitlines() if len(line) > 80] == []
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
 
 
-def test_more_tokens_come_from_caches_than_by_round_robin_and_none_without() -> None:
-    run = run_demo("--exit")
-
-    shares = re.search(r"tokens that were in the cache +(\d+)% +(\d+)% +(\d+)%", run.stdout)
+def test_more_tokens_come_from_caches_than_by_round_robin_and_none_without(shown: str) -> None:
+    shares = re.search(r"tokens that were in the cache +(\d+)% +(\d+)% +(\d+)%", shown)
     assert shares is not None
     ours, by_turns, cold = map(int, shares.groups())
     assert ours > by_turns > cold == 0
 
 
-def test_no_internals_and_no_python_are_shown() -> None:
-    run = run_demo("--exit")
-
-    assert not re.search(r"[{}]|pod_scores|INFO|Traceback", run.stdout)
-    assert "\x1b" not in run.stdout
+def test_no_internals_and_no_python_are_shown(shown: str) -> None:
+    assert not re.search(r"[{}]|pod_scores|INFO|Traceback", shown)
+    assert "\x1b" not in shown
 
 
 def test_a_request_that_comes_while_the_demo_serves_leaves_a_line_without_its_prompt(

@@ -103,6 +103,7 @@ continued_chats = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
 @given(chat=plain_chats | continued_chats)
 @drawing

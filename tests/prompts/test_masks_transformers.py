@@ -108,6 +108,7 @@ def pair(
     return Pair(directory, renderer)
 
 
+@pytest.mark.slow
 @given(
     messages=drawn.proper_conversations,
     keep=st.none() | st.integers(min_value=1, max_value=60),

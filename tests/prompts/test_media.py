@@ -185,6 +185,7 @@ def start(tokenizer: Tokenizer, known: KnownText) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_with_73_real_templates_the_engines_ids_begin_with_ours(
     families: list[Family], tokenizer: Tokenizer
 ) -> None:

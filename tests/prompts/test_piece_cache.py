@@ -87,6 +87,7 @@ def test_real_tokenizers_give_the_same_ids_in_pieces(name: str) -> None:
     assert num_differing(tokenizer, cuts, seed=len(name)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [with_tricky, as_llama, as_prefix_space, as_normalised])
 @pytest.mark.parametrize("name", ["falcon", "phi-3"])
 def test_tricky_tokens_and_pipelines_do_too(name: str, change: object) -> None:

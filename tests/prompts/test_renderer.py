@@ -272,6 +272,7 @@ async def render_beside_a_counter(renderer: Renderer, request: RenderChatRequest
     return turns[0]
 
 
+@pytest.mark.slow
 def test_two_megabytes_for_the_fallback_encoder_leave_the_event_loop_alone(
     renderer: Renderer, make_model: MakeModel
 ) -> None:

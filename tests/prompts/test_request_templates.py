@@ -246,6 +246,7 @@ async def test_the_helper_renders_as_this_process_does_whatever_a_template_makes
     assert differ == []
 
 
+@pytest.mark.slow
 async def test_real_templates_give_the_same_text_in_the_helper(templates: RequestTemplates) -> None:
     differ = []
     for row in stored.templates()[::4]:

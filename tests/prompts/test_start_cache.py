@@ -72,6 +72,7 @@ def num_differing(encode: EncodeAll, tokenizer: tokenizers.Tokenizer, seed: int)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [same, with_less_tricky, as_llama])
 @pytest.mark.parametrize("name", ["phi-3", "gpt-2", "bert-bge"])
 def test_growing_texts_have_the_ids_of_the_whole(name: str, change: Change) -> None:
@@ -80,6 +81,7 @@ def test_growing_texts_have_the_ids_of_the_whole(name: str, change: Change) -> N
     assert num_differing(lambda texts: encode_all(tokenizer, texts), tokenizer, len(name)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [same, with_less_tricky])
 @pytest.mark.parametrize("name", ["gpt-2", "starcoder"])
 def test_fastokens_cuts_texts_at_added_tokens_as_tokenizers_does(name: str, change: Change) -> None:

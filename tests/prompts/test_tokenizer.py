@@ -143,6 +143,7 @@ REBUILT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokenizer_class", "name", "encoder"), REBUILT)
 def test_rebuilt_tokenizers_give_the_ids_of_transformers(
     tokenizer_class: str, name: str, encoder: str, make_model: MakeModel

@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import pytest
 from tests.resources.__main__ import MAX_KB, SLOW, wrong
 from tests.resources.measures import idle, slow, streams
 from tests.resources.worlds import world
 
 
+@pytest.mark.slow
 async def test_idle_connections_are_small_and_leave_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as one:
         figures = await idle(one, 300)
@@ -20,6 +22,7 @@ async def test_idle_connections_are_small_and_leave_nothing(tmp_path: Path) -> N
     assert figures["kb_each_after_an_answer"] <= 2 * MAX_KB
 
 
+@pytest.mark.slow
 async def test_streams_keep_apart_and_leave_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as one:
         figures = await streams(one, 100)
@@ -27,6 +30,7 @@ async def test_streams_keep_apart_and_leave_nothing(tmp_path: Path) -> None:
     assert (figures["at_once"], figures["wrong"], figures["descriptors_left"]) == (100, 0, 0)
 
 
+@pytest.mark.slow
 async def test_slow_clients_are_told_and_go(tmp_path: Path) -> None:
     async with world(tmp_path, SLOW) as one:
         figures = await slow(one, 100)

@@ -130,6 +130,7 @@ def test_what_passes_is_harmless(checker: Checker, library: Helper, name: str) -
     )
 
 
+@pytest.mark.slow
 def test_no_request_takes_memory_without_bound() -> None:
     """One after the other, beside what the process has had before."""
     examine = "tests.structured.hostile_jobs:examine"

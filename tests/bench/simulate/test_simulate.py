@@ -106,6 +106,7 @@ def test_only_a_large_run_is_judged_by_its_time(
     assert len(run.goals()) == judged
 
 
+@pytest.mark.slow
 def test_a_load_is_a_share_of_the_rate_at_which_round_robin_takes_twice_as_long() -> None:
     plan = msgspec.structs.replace(SMALL, rate=None, policies=("round-robin",), seeds=(1,))
     slow, fast = (

@@ -300,6 +300,7 @@ def requests_side_by_side(count: int) -> Workload:
     return Workload("sent", "", 100, made)
 
 
+@pytest.mark.slow
 def test_who_has_a_session_is_seen_by_what_engines_count(tmp_path: Path) -> None:
     sessions = chats(ChatSpec(sessions=4, turns=1, systems=1, apart=1), 1, "t", rate=20.0)
     engines = SimulatedEngines(engines=2, prefill_us_per_token=1.0, inter_token_ms=1.0)

@@ -39,6 +39,7 @@ def kill_in(path: Path, phase: str, numbers: Random) -> int:
     return max(int(line.split()[0]) + 1 for line in whole if line.endswith("\n"))
 
 
+@pytest.mark.slow
 async def test_whatever_it_was_doing_a_killed_gateway_left_a_true_journal(tmp_path: Path) -> None:
     """Of each life the next one goes on where its files end; each is judged by the state that
     the engine's batches up to there come to."""

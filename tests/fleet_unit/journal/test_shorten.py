@@ -24,6 +24,7 @@ def short(records: list[Record]) -> list[Record]:
     return list(shortened(records, records))
 
 
+@pytest.mark.slow
 @given(histories, events)
 @settings(max_examples=600, deadline=None)
 def test_a_shortened_history_rebuilds_what_the_whole_one_does(

@@ -9,6 +9,7 @@ from itertools import permutations, product
 from typing import Any
 
 import jsonschema_rs
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.structured.backends.schemas.drawn import documents, values
@@ -23,6 +24,7 @@ CASCADE = Cascade(smollm2())
 EOS = CASCADE.vocabulary.eos_token_ids[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(documents, st.lists(values, min_size=1, max_size=6))
 @example({"not": {"enum": ["a", "b"]}, "type": "string"}, ["a", "abc", "", "b", "ab"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema_rs
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.structured.backends.schemas.drawn import documents, values
@@ -28,6 +29,7 @@ drafts = st.sampled_from(DRAFTS)
 hows = st.sampled_from([How(), How(doubt=True), How(doubt=True, plainly=True, barely=True)])
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(documents, st.lists(values, min_size=1, max_size=8), hows, drafts)
 @example({"not": {"required": ["a", "b"]}}, [{"a": 1}, {"a": 1, "b": 1}, 1], How(), DRAFTS[0])
