@@ -91,13 +91,25 @@ def model_dir() -> Path:
     return prepare_smollm2(weights=True)
 
 
+VLLM_VENV = os.environ.get("INFERWAY_VLLM_VENV", str(ROOT / ".venv-vllm"))
+
+
 @pytest.fixture(scope="session")
 def vllm() -> Path:
     """The command."""
-    path = Path(os.environ.get("INFERWAY_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
-    if not path.exists():
-        pytest.fail(f"{path} is not there; `make fleet` installs it (scripts/install_vllm.sh)")
-    return path
+    return installed(Path(VLLM_VENV) / "bin" / "vllm", "install_vllm.sh")
+
+
+@pytest.fixture(scope="session")
+def guidellm() -> Path:
+    """The command."""
+    return installed(Path(f"{VLLM_VENV}-guidellm") / "bin" / "guidellm", "install_guidellm.sh")
+
+
+def installed(command: Path, script: str) -> Path:
+    if not command.exists():
+        pytest.fail(f"{command} is not there; `make fleet` installs it (scripts/{script})")
+    return command
 
 
 @pytest.fixture(scope="session")

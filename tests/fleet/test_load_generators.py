@@ -1,10 +1,11 @@
-"""`vllm bench serve`, which most evaluators run first, takes the gateway for an engine."""
+"""Load generators that evaluators run first take the gateway for an engine."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fleet.conftest import Say
@@ -12,7 +13,21 @@ from tests.fleet.engine import ENVIRONMENT
 
 NUM_PROMPTS = 8
 OUTPUT_TOKENS = 8
-BENCH_SECONDS = 300  # vLLM's imports alone take 20 on two idle cores
+RUN_SECONDS = 300  # vLLM's imports alone take 20 on two idle cores
+
+
+def run(command: Sequence[str]) -> str:
+    """What it prints. It must succeed, and it must not ask the network."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 def test_vllm_bench_serve_completes_every_request_behind_the_gateway(
@@ -24,18 +39,31 @@ def test_vllm_bench_serve_completes_every_request_behind_the_gateway(
     command += ["--max-concurrency", "2", "--save-result"]
     command += ["--result-dir", str(tmp_path), "--result-filename", "result.json"]
 
-    done = subprocess.run(
-        command,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=BENCH_SECONDS,
-        check=False,
-    )
+    printed = run(command)
 
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    for line in done.stdout[done.stdout.index("Serving Benchmark Result") :].splitlines():
+    for line in printed[printed.index("Serving Benchmark Result") :].splitlines():
         say(line)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0)
     assert result["total_output_tokens"] == NUM_PROMPTS * OUTPUT_TOKENS
+
+
+def test_guidellm_completes_every_request_behind_the_gateway(
+    guidellm: Path, gateway: str, model_dir: Path, tmp_path: Path
+) -> None:
+    command = [str(guidellm), "run", "--disable-progress"]
+    command += ["--backend", f"kind=openai_http,target={gateway}"]
+    command += ["--profile", "kind=concurrent,streams=2"]
+    command += ["--constraint", f"kind=max_requests,count={NUM_PROMPTS}"]
+    command += [
+        "--data",
+        f"kind=synthetic_text,prompt_tokens=100,output_tokens={OUTPUT_TOKENS}",
+    ]
+    command += ["--tokenizer", f"kind=hf_auto,model={model_dir}"]
+    command += ["--output", f"kind=json,path={tmp_path / 'result.json'}"]
+
+    run(command)
+
+    [benchmark] = json.loads((tmp_path / "result.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (NUM_PROMPTS, 0)
