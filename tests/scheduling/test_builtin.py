@@ -55,17 +55,23 @@ def test_every_type_of_ours_has_its_row() -> None:
         f"| `{kind.name}` | {kind.about} | {parameters(kind)} |" for kind in BUILTIN.values()
     ]
 
-    assert rows("Built") == expected
+    assert rows("Built-in plugins") == expected
 
 
-def test_every_other_type_of_llm_ds_has_its_row() -> None:
-    assert rows("Known in llm-d, not built here") == [
-        f"| `{name}` | {about} |" for name, about in ELSEWHERE.items()
-    ]
+def grouped(types: Mapping[str, str]) -> list[str]:
+    """One row for the types that have the same words."""
+    names: dict[str, list[str]] = {}
+    for name, about in types.items():
+        names.setdefault(about, []).append(f"`{name}`")
+    return [f"| {', '.join(group)} | {about} |" for about, group in names.items()]
 
 
-def test_what_is_always_there_has_its_row() -> None:
-    assert rows("Always there") == [f"| `{name}` | {about} |" for name, about in PROVIDED.items()]
+def test_every_other_type_of_llm_ds_is_in_its_table() -> None:
+    assert rows("Known in llm-d, not built here") == grouped(ELSEWHERE)
+
+
+def test_what_is_always_active_is_in_its_table() -> None:
+    assert rows("Always active") == grouped(PROVIDED)
 
 
 def test_no_type_is_in_two_tables() -> None:
@@ -87,7 +93,7 @@ def test_a_type_that_is_not_built_is_refused_with_what_it_is(name: str) -> None:
 
 
 def test_the_example_is_a_type_that_works() -> None:
-    example = re.search(r"```python\n(.*?)```", section("Your own"), re.DOTALL)
+    example = re.search(r"```python\n(.*?)```", section("Your own plugins"), re.DOTALL)
     assert example is not None
     package: dict[str, Any] = {}
     exec(example[1], package)

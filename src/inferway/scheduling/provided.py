@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _PROMPTS = "prompts are rendered and tokenized in this process, exactly as the engines do it"
-_EVENTS = "every engine's KV events are followed, and its endpoints are known to the index"
-_PREFILL = "the disagg-profile-handler itself says where a prompt is computed"
-_LOAD = "every engine's /metrics are read"
+_EVENTS = "the gateway follows the KV events of every engine, and the index knows its endpoints"
+_PREFILL = "disagg-profile-handler itself tells the engine where its prompt is computed"
+_LOAD = "the gateway reads /metrics of every engine"
 
 PROVIDED: Mapping[str, str] = {
     "core-metrics-extractor": _LOAD,
     "disagg-headers-handler": _PREFILL,
     "endpoint-notification-source": _EVENTS,
     "metrics-data-source": _LOAD,
-    "openai-parser": "OpenAI's request bodies are parsed",
+    "openai-parser": "the gateway parses OpenAI's request bodies",
     "precise-prefix-cache-producer": _EVENTS,
     "prefill-header-handler": _PREFILL,
     "token-producer": _PROMPTS,

@@ -53,7 +53,7 @@ def _build(parameters: ProbabilisticParameters, building: Building) -> Probabili
 
 TYPE = PluginType(
     "probabilistic-admitter",
-    "refuses sheddable requests with probability min(300 * saturation^5, 1)",
+    "refuses sheddable requests with the probability min(k * saturation^power, 1)",
     _build,
     ProbabilisticParameters,
 )

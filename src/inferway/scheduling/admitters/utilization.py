@@ -64,7 +64,8 @@ def _build(parameters: UtilizationParameters, building: Building) -> Utilization
 
 TYPE = PluginType(
     "utilization-detector",
-    "refuses sheddable requests while mean(max(queue / 5, KV usage / 0.8)) >= 1",
+    "refuses sheddable requests while the saturation mean(max(queue / queueDepthThreshold, "
+    "KV usage / kvCacheUtilThreshold)) is 1 or more",
     _build,
     UtilizationParameters,
     not_in_force=frozenset({"metricsStalenessThreshold"}),

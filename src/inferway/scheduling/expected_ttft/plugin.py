@@ -174,6 +174,7 @@ def _build(_: NoParameters, building: Building) -> ExpectedTtft:
 
 TYPE = PluginType(
     "expected-ttft",
-    "expected milliseconds to the first token, learned from what streams by; no weights to tune",
+    "prefers the endpoint with the lowest cost in milliseconds, by the expected time to the first "
+    "token; learns from the answers, and has no weights",
     _build,
 )

@@ -35,7 +35,8 @@ def _build(parameters: ByLabelParameters, building: Building) -> LabelFilter:
 
 TYPE = PluginType(
     "by-label",
-    "endpoints whose label has one of validValues, or (allowsNoLabel) none",
+    "keeps the endpoints whose label has one of validValues; with allowsNoLabel, also those "
+    "without it",
     _build,
     ByLabelParameters,
 )

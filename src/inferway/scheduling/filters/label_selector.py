@@ -53,9 +53,9 @@ def _build(selector: LabelSelector, building: Building) -> LabelFilter:
     return LabelFilter(selector.fits, building.name)
 
 
-_ABOUT = "endpoints that matchLabels and matchExpressions select"
+_ABOUT = "keeps the endpoints that matchLabels and matchExpressions select"
 
 TYPE = PluginType("label-selector-filter", _ABOUT, _build, LabelSelector)
 OLD_TYPE = PluginType(
-    "by-label-selector", "older name of label-selector-filter", _build, LabelSelector
+    "by-label-selector", "the older name of label-selector-filter", _build, LabelSelector
 )

@@ -18,16 +18,16 @@ def _role(building: Building, *values: str, allows_none: bool = False) -> LabelF
 
 DECODE = PluginType(
     "decode-filter",
-    "endpoints that decode, by label llm-d.ai/role, and those without it",
+    "keeps the endpoints that decode, by the label llm-d.ai/role, and those without the label",
     lambda parameters, building: _role(building, "decode", *_TWO, _ALL, allows_none=True),
 )
 PREFILL = PluginType(
     "prefill-filter",
-    "endpoints that prefill, by label llm-d.ai/role",
+    "keeps the endpoints that prefill, by the label llm-d.ai/role",
     lambda parameters, building: _role(building, "prefill", "encode-prefill", *_TWO, _ALL),
 )
 ENCODE = PluginType(
     "encode-filter",
-    "endpoints that encode media, by label llm-d.ai/role",
+    "keeps the endpoints that encode media, by the label llm-d.ai/role",
     lambda parameters, building: _role(building, "encode", "encode-prefill", _ALL),
 )

@@ -36,7 +36,8 @@ def _build(parameters: SessionParameters, building: Building) -> SessionAffinity
 
 TYPE = PluginType(
     "session-affinity-filter",
-    "only the endpoint that the request's session is at; all, if it has none or that is gone",
+    "keeps the endpoint of the request's session; all endpoints if it has no session, or its "
+    "endpoint is gone",
     _build,
     SessionParameters,
     not_in_force=NOT_IN_FORCE,

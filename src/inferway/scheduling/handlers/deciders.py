@@ -83,17 +83,18 @@ def _prefix_based(parameters: PrefixBasedParameters, building: Building) -> Pref
 
 ALWAYS = PluginType(
     "always-disagg-pd-decider",
-    "prefill on an engine apart, for every request",
+    "computes the prompt on another engine, for every request",
     lambda parameters, building: Always(),
 )
 PREFIX_BASED = PluginType(
     "prefix-based-pd-decider",
-    "prefill on an engine apart, when enough of the prompt is not held where it is decoded",
+    "computes the prompt on another engine if at least nonCachedTokens of its tokens (0: never) "
+    "are not cached on the decoding engine",
     _prefix_based,
     PrefixBasedParameters,
 )
 MULTIMODAL = PluginType(
     "always-disagg-multimodal-decider",
-    "encode on engines apart, when the request has images, audio or video",
+    "encodes on other engines if the request has images, audio or video",
     lambda parameters, building: Multimodal(),
 )

@@ -213,14 +213,15 @@ def _stage(kind: str, name: str, decider: str, building: Building) -> Stage | No
 
 TYPE = PluginType(
     "disagg-profile-handler",
-    "profiles decode, prefill and encode; tells the engine that answers who does the others",
+    "uses the profiles decode, prefill and encode, and tells the decoding engine which engines do "
+    "the other stages",
     _build,
     DisaggParameters,
     is_handler=True,
 )
 PD_TYPE = PluginType(
     "pd-profile-handler",
-    "older name of disagg-profile-handler, without encode",
+    "the older name of disagg-profile-handler, without encode",
     _build_pd,
     PdParameters,
     is_handler=True,

@@ -53,7 +53,7 @@ def _build(parameters: HeaderProfileParameters, building: Building) -> HeaderPro
 
 TYPE = PluginType(
     "header-profile-handler",
-    "the profile that the request's header `EPP-Profile` names, or the default",
+    "uses the profile that the request's header headerName names, or defaultProfile",
     _build,
     HeaderProfileParameters,
     is_handler=True,

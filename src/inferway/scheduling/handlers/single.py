@@ -17,5 +17,5 @@ def _build(parameters: NoParameters, building: Building) -> Chooser:
 
 
 TYPE = PluginType(
-    "single-profile-handler", "the one profile, for every request", _build, is_handler=True
+    "single-profile-handler", "uses the only profile for every request", _build, is_handler=True
 )

@@ -68,7 +68,7 @@ def _build(parameters: PickerParameters, building: Building) -> MaxScore:
 
 TYPE = PluginType(
     "max-score-picker",
-    "the highest score; equal scores take turns",
+    "picks the highest score; endpoints with equal scores take turns",
     _build,
     PickerParameters,
 )

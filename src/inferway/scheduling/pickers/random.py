@@ -28,7 +28,7 @@ def _build(parameters: PickerParameters, building: Building) -> RandomPicker:
 
 TYPE = PluginType(
     "random-picker",
-    "any endpoint, whatever its score",
+    "picks any endpoint, regardless of its score",
     _build,
     PickerParameters,
 )

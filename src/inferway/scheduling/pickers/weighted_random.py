@@ -47,7 +47,7 @@ def _build(parameters: PickerParameters, building: Building) -> WeightedRandom:
 
 TYPE = PluginType(
     "weighted-random-picker",
-    "at random, each as likely as its share of the scores (A-Res)",
+    "picks at random, with a probability in proportion to the score (A-Res)",
     _build,
     PickerParameters,
 )

@@ -149,7 +149,7 @@ def _build(parameters: ApproxPrefixCacheParameters, building: Building) -> Appro
 
 TYPE = PluginType(
     APPROXIMATE,
-    "blocks of each prompt that an endpoint was sent before, by hashes of the request's bytes",
+    "finds the blocks of a prompt that were sent to an endpoint before, by hashes of the request",
     _build,
     ApproxPrefixCacheParameters,
 )

@@ -164,7 +164,7 @@ def _needs(parameters: InflightLoadParameters) -> Sequence[str]:
 
 TYPE = PluginType(
     INFLIGHT_LOAD,
-    "tokens in flight on each endpoint, and those that the request would add",
+    "counts the tokens in flight on each endpoint, and those that the request would add",
     _build,
     InflightLoadParameters,
     needs=_needs,

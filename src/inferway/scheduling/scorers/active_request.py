@@ -45,7 +45,8 @@ def _build(parameters: ActiveRequestParameters, building: Building) -> ActiveReq
 
 TYPE = PluginType(
     "active-request-scorer",
-    "idle: 1; busy: (max - c) / max * maxBusyScore of our requests in flight",
+    "scores 1 for an endpoint with at most idleThreshold of the gateway's requests in flight, else "
+    "(max - c) / max * maxBusyScore for c requests",
     _build,
     ActiveRequestParameters,
     not_in_force=frozenset({"requestTimeout", "inFlightLoadProducerName"}),

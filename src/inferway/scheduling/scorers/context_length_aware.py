@@ -118,7 +118,8 @@ def _build(parameters: ContextLengthParameters, building: Building) -> ContextLe
 
 TYPE = PluginType(
     "context-length-aware",
-    "by the label with the range of prompt lengths that the endpoint is meant for",
+    "scores by the range of prompt lengths in the endpoint's label; with enableFiltering, also "
+    "removes endpoints whose range does not fit",
     _build,
     ContextLengthParameters,
 )

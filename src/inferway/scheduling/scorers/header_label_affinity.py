@@ -57,7 +57,7 @@ def _build(parameters: HeaderLabelParameters, building: Building) -> HeaderLabel
 
 TYPE = PluginType(
     "header-label-affinity-scorer",
-    "1 for endpoints whose label `labelKey` is what the request's header `headerName` says",
+    "scores 1 for endpoints whose label labelKey equals the request's header headerName, else 0",
     _build,
     HeaderLabelParameters,
 )

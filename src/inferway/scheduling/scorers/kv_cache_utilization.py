@@ -22,6 +22,6 @@ class KVCacheUtilization:
 
 TYPE = PluginType(
     "kv-cache-utilization-scorer",
-    "1 - usage of the engine's KV blocks",
+    "scores 1 - the used share of the engine's KV blocks",
     lambda parameters, building: KVCacheUtilization(),
 )

@@ -164,7 +164,8 @@ def _needs(parameters: LatencyParameters) -> Sequence[str]:
 
 TYPE = PluginType(
     "latency-scorer",
-    "by the headroom between what is expected (expected-ttft) and what the request asks for",
+    "scores by the difference between the latency that the request asks for and the expected one "
+    "(expected-ttft)",
     _build,
     LatencyParameters,
     needs=_needs,

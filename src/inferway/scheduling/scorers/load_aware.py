@@ -36,7 +36,7 @@ def _build(parameters: LoadAwareParameters, building: Building) -> LoadAware:
 
 TYPE = PluginType(
     "load-aware-scorer",
-    "0.5 * (1 - min(q, T) / T) of the requests waiting in the engine",
+    "scores 0.5 * (1 - min(q, T) / T) of the q requests waiting in the engine, with T = threshold",
     _build,
     LoadAwareParameters,
 )

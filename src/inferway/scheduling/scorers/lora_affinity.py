@@ -33,6 +33,7 @@ class LoraAffinity:
 
 TYPE = PluginType(
     "lora-affinity-scorer",
-    "adapter active: 1; room for one more: 0.8; waiting to be loaded: 0.6; else 0",
+    "scores 1 if the adapter is active, 0.8 if there is room for it, 0.6 if it waits to be loaded, "
+    "else 0",
     lambda parameters, building: LoraAffinity(),
 )

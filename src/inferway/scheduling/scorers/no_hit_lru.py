@@ -113,7 +113,8 @@ def _needs(parameters: NoHitLruParameters) -> Sequence[str]:
 
 TYPE = PluginType(
     "no-hit-lru-scorer",
-    "a prompt that nobody holds: 1 - rank / (n - 1), least recently used first; else 0.5",
+    "scores 1 - rank / (n - 1) if no endpoint holds the prompt, the least recently used endpoint "
+    "first; else 0.5",
     _build,
     NoHitLruParameters,
     needs=_needs,

@@ -27,7 +27,7 @@ def _build(parameters: PrecisePrefixCacheParameters, building: Building) -> Pref
 
 TYPE = PluginType(
     "precise-prefix-cache-scorer",
-    "matched / total blocks, as the engines' own KV events tell",
+    "scores matched / total blocks, by the engines' KV events",
     _build,
     PrecisePrefixCacheParameters,
     not_in_force=frozenset(PrecisePrefixCacheParameters.__struct_encode_fields__),

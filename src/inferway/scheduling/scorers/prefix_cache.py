@@ -124,7 +124,8 @@ def _needs(parameters: PrefixCacheParameters) -> Sequence[str]:
 
 TYPE = PluginType(
     "prefix-cache-scorer",
-    "w * min(1, matched tokens / L)^2 + (1 - w) * matched / total blocks",
+    "scores w * min(1, matched tokens / L)^2 + (1 - w) * matched / total blocks, with w = "
+    "matchLengthWeight and L = matchLengthScaleTokens",
     _build,
     PrefixCacheParameters,
     needs=_needs,

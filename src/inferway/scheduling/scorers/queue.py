@@ -21,6 +21,6 @@ class Queue:
 
 TYPE = PluginType(
     "queue-scorer",
-    "(max - q) / (max - min) of the requests waiting in the engines; all equal: 1",
+    "scores (max - q) / (max - min) of the q requests waiting in the engine; 1 if all are equal",
     lambda parameters, building: Queue(),
 )

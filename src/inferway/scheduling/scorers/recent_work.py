@@ -38,7 +38,8 @@ def _build(parameters: RecentWorkParameters, building: Building) -> RecentWork:
 
 TYPE = PluginType(
     "recent-work-scorer",
-    "0.5 at the mean of the uncached tokens sent lately, 1 and 0 a mean (at least minScale) off it",
+    "scores 0.5 for the mean number of uncached tokens sent lately; 1 for less and 0 for more by "
+    "that mean, or by minScale if that is larger",
     _build,
     RecentWorkParameters,
 )

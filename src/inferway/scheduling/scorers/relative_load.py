@@ -34,7 +34,8 @@ def _build(parameters: RelativeLoadParameters, building: Building) -> RelativeLo
 
 TYPE = PluginType(
     "relative-load-scorer",
-    "0.5 at the mean of the requests in the engines, 1 and 0 a mean (at least minScale) off it",
+    "scores 0.5 for the mean number of requests in the engines; 1 for less and 0 for more by that "
+    "mean, or by minScale if that is larger",
     _build,
     RelativeLoadParameters,
 )

@@ -21,6 +21,6 @@ class RunningRequests:
 
 TYPE = PluginType(
     "running-requests-size-scorer",
-    "(max - r) / (max - min) of the requests running in the engines; all equal: 1",
+    "scores (max - r) / (max - min) of the r requests running in the engine; 1 if all are equal",
     lambda parameters, building: RunningRequests(),
 )

@@ -34,7 +34,7 @@ def _build(parameters: SessionParameters, building: Building) -> SessionAffinity
 
 TYPE = PluginType(
     "session-affinity-scorer",
-    "1 for the endpoint that the request's x-session-token (or x-session-id) names, else 0",
+    "scores 1 for the endpoint of the request's session (x-session-token or x-session-id), else 0",
     _build,
     SessionParameters,
     not_in_force=NOT_IN_FORCE,

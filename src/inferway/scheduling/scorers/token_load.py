@@ -54,7 +54,7 @@ def _needs(parameters: TokenLoadParameters) -> Sequence[str]:
 
 TYPE = PluginType(
     "token-load-scorer",
-    "1 - tokens in flight / T, at least 0",
+    "scores 1 - tokens in flight / queueThresholdTokens, at least 0",
     _build,
     TokenLoadParameters,
     needs=_needs,
