@@ -51,7 +51,7 @@ def test_a_grammar_out_of_fuel_fails_with_its_reason_and_lets_only_the_end_throu
 
     row = mask(grammar)
 
-    assert grammar.failure == "the regexes of the grammar take too long from here"
+    assert grammar.failure == "a regular expression of the grammar takes too long at this point"
     assert np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() == [EOS]
     assert not grammar.accept([EOS])
 
@@ -83,7 +83,7 @@ def test_who_has_spent_the_fuel_on_a_mask_does_not_try_again() -> None:
 
     mask(hungry)
 
-    assert hungry.failure == "the regexes of the grammar take too long from here"
+    assert hungry.failure == "a regular expression of the grammar takes too long at this point"
     assert hungry.lexer is lexer
     assert lexer.is_spoiled
 

@@ -29,7 +29,7 @@ def test_a_token_that_may_not_come_ends_the_request_and_is_counted() -> None:
     grammar, ended = of(Letters())
 
     assert not grammar.accept_tokens("r", [40])
-    assert ended == [("r", "a token came that the grammar does not allow")]
+    assert ended == [("r", "the engine chose a token that the grammar does not allow")]
 
 
 def test_a_row_is_filled_in_its_place() -> None:

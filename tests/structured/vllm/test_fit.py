@@ -36,7 +36,10 @@ def test_a_function_that_begins_as_it_should_fits() -> None:
 
 @pytest.mark.usefixtures("module")
 def test_other_parameters_are_named() -> None:
-    assert misfits([patch("who")]) == ["greeter.greet(name, loudly) should begin with (who)"]
+    assert misfits([patch("who")]) == [
+        f"{MODULE}.greeter.greet has the parameters (name, loudly), and the plugin knows it with "
+        "(who, ...)"
+    ]
 
 
 @pytest.mark.usefixtures("module")

@@ -50,12 +50,13 @@ _TOKENS_PER_LEXER = 10_000
 _TOKENS_PER_FUEL = 64  # in going through them again
 _NO_FUEL = "too many expressions"
 _FAILURES = (
-    ("lexer error", "the regexes of the grammar take too long from here"),
-    ("parser error", "the grammar has too many ways on from here"),
-    ("NoExtension", "no token can come next"),
+    ("lexer error", "a regular expression of the grammar takes too long at this point"),
+    ("parser error", "the grammar has too many alternatives at this point"),
+    ("NoExtension", "the grammar allows no token at this point"),
 )
+_FAILED = "the grammar library has failed"
 _MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
-_REFUSED = "a token came that the grammar does not allow"
+_REFUSED = "the engine chose a token that the grammar does not allow"
 
 
 class LLGuidance:
@@ -358,5 +359,5 @@ class LLGuidanceGrammar:
         self.lexer.has_failed()
         if self._failure is None:
             error = self.matcher.get_error()
-            self._failure = next((why for sign, why in _FAILURES if sign in error), "it has failed")
+            self._failure = next((why for sign, why in _FAILURES if sign in error), _FAILED)
         return False

@@ -167,7 +167,7 @@ class OutlinesGrammar:
         elif self._goes(token):
             self._tokens.append(token)
         else:
-            self._failure = "a token came that the grammar does not allow"
+            self._failure = "the engine chose a token that the grammar does not allow"
             return False
         return True
 

@@ -124,7 +124,7 @@ class XGrammarGrammar:
         elif self._takes(token):
             self._num_tokens += 1
         else:
-            self._failure = "a token came that the grammar does not allow"
+            self._failure = "the engine chose a token that the grammar does not allow"
             return False
         return True
 
@@ -162,7 +162,7 @@ class XGrammarGrammar:
         try:
             self._matcher.fill_next_token_bitmask(torch.from_numpy(row.reshape(1, -1)), 0)
         except RuntimeError:
-            self._failure = "the grammar has failed"
+            self._failure = "the grammar library has failed"
             allow_only(row, self._ends)
         return None
 

@@ -25,7 +25,10 @@ def register() -> None:
         switch.register()
     except Exception:
         import logging
+        import os
 
         logging.getLogger("vllm.inferway").exception(
-            "structured output stays vLLM's own: the plugin could not be set up"
+            "process %d uses vLLM's own structured output, because Inferway's plugin could not be "
+            "set up",
+            os.getpid(),
         )

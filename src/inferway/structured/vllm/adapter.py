@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.inferway")
 
+_REFUSED = "the engine chose a token that the grammar does not allow"
+
 
 class RequestGrammar:
     """Of one request, used by the engine core's thread alone."""
@@ -47,7 +49,7 @@ class RequestGrammar:
                     return True
             except Exception as e:
                 self._fail(e)
-        self._ended(request_id, self.failure or "a token came that the grammar does not allow")
+        self._ended(request_id, self.failure or _REFUSED)
         return False
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -96,7 +98,11 @@ class RequestGrammar:
 
     def _fail(self, error: Exception) -> None:
         self._failure = f"{self.backend} raised {type(error).__name__}"
-        log.error("structured output: a grammar of %s raised", self.backend, exc_info=error)
+        log.error(
+            "a grammar of the library %s failed, and its request ends with an error",
+            self.backend,
+            exc_info=error,
+        )
 
 
 def _bit(token: int) -> int:

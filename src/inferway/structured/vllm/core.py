@@ -116,13 +116,13 @@ class Core:
 
     def _end(self, request_id: str, why: str) -> None:
         self.counts.failed_grammars.add(why)
-        self._remember(request_id, CompileError(f"the answer was ended by its grammar: {why}"))
+        self._remember(request_id, _cut_off(why))
 
     def _remember(self, request_id: str, error: BaseException) -> None:
         """Why it ends, for the API server, which vLLM tells only that it does."""
         ours = isinstance(error, InferwayError)
         log.error(
-            "structured output: request %s ends as an error: %s",
+            "request %s ends with an error, because its grammar cannot be used: %s",
             request_id,
             error if ours else type(error).__name__,
         )
@@ -183,11 +183,21 @@ class _Delayed:
         return self._source.compile(spec, strict)
 
 
+def _cut_off(why: str) -> CompileError:
+    return CompileError(
+        f"the answer was cut off, because its grammar failed: {why}; try again, or simplify the "
+        "shape that is asked for"
+    )
+
+
 def utility(engine_core: Any, command: str, words: str) -> str:
     """A method of vLLM's EngineCore: JSON in, JSON out."""
     core = core_of(engine_core.structured_output_manager)
     if core is None:
-        raise RuntimeError("structured output is vLLM's own in this engine core")
+        raise RuntimeError(
+            f"the engine core in process {os.getpid()} uses vLLM's own structured output; its log "
+            "at the start says why"
+        )
     return json.dumps(core.utility(command, json.loads(words)))
 
 
@@ -216,12 +226,20 @@ def take_over(manager: Any, vllm_config: Any) -> None:
     try:
         manager.backend = Core(vllm_config, manager.tokenizer, settings_of(vllm_config))
     except Exception:
-        log.exception("structured output stays vLLM's own in process %d", os.getpid())
+        log.exception(
+            "the engine core in process %d uses vLLM's own structured output, because Inferway's "
+            "could not be set up",
+            os.getpid(),
+        )
         return
     # Beside a busy thread every call that drops the GIL waits so long to have it back.
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     seconds = monotonic() - began
-    log.info("structured output is inferway's in process %d (%.1f s)", os.getpid(), seconds)
+    log.info(
+        "the engine core in process %d uses Inferway's structured output, set up in %.1f s",
+        os.getpid(),
+        seconds,
+    )
 
 
 def begin(manager: Any, request: Any) -> bool:

@@ -9,6 +9,7 @@ its own drafts on the device before the grammar is asked).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,11 @@ def _validate_tokens(original: Function) -> Function:
             must = forced(self, core, request)
         except Exception:  # here it would end the engine
             core.settings = replace(core.settings, jump_forward=False)
-            log.exception("structured output: no forced tokens as drafts from now on")
+            log.exception(
+                "process %d no longer proposes forced tokens as drafts (jump_forward), because "
+                "finding them failed",
+                os.getpid(),
+            )
             return valid
         return must if len(must) > len(valid) else valid
 

@@ -22,7 +22,7 @@ from inferway.errors import (
 )
 from inferway.structured.counts import merged
 from inferway.structured.requests import asked as asked_in
-from inferway.structured.spec import Asked, Kind, Options, Spec
+from inferway.structured.spec import Asked, Kind, Options, Spec, json_type
 from inferway.structured.vllm.core import UTILITY, with_flags
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ PREFIX = "/v1/structured/"
 MAX_BODY_BYTES = 1 << 20
 WARM_PER_SECOND = 20.0
 MAX_WARMING = 8  # that the engine core has been told of and has not answered
+
+_WANTED = (
+    "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
+    "for example `response_format`"
+)
 
 
 class Endpoints:
@@ -54,10 +59,13 @@ class Endpoints:
         }
         method, answer = routes.get(path, ("", self._stats))
         if not method:
-            told = {"error": {"message": "Not Found", "type": "NotFoundError", "code": 404}}
+            known = ", ".join(f"{verb} {name}" for name, (verb, _) in routes.items())
+            message = f"the path is unknown; there are {known}"
+            told = {"error": {"message": message, "type": "NotFoundError", "code": 404}}
             return await answer_json(send, 404, told)
         if scope["method"] != method:
-            told = {"error": {"message": "Method Not Allowed", "code": 405}}
+            message = f"the method {scope['method']} is not allowed for {path}; use {method}"
+            told = {"error": {"message": message, "code": 405}}
             return await answer_json(send, 405, told)
         try:
             body = await read_body(receive, MAX_BODY_BYTES)
@@ -66,7 +74,11 @@ class Endpoints:
                 await answer_json(send, status, told)
         except ValueError:
             await answer_error(
-                send, BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes")
+                send,
+                BodyTooLargeError(
+                    f"the body has more than {MAX_BODY_BYTES} bytes, the most that {path} takes; "
+                    "send only the fields that ask for the shape"
+                ),
             )
         except InferwayError as e:
             await answer_error(send, e)
@@ -74,7 +86,11 @@ class Endpoints:
     async def _warm(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         asked = await self._asked(state, body)
         if self._num_warming >= MAX_WARMING or not self.may_warm():
-            raise SaturatedError("too many shapes are being warmed up; none of them was needed")
+            raise SaturatedError(
+                f"this server takes {WARM_PER_SECOND:g} warm-ups a second and {MAX_WARMING} at a "
+                "time, and this one is too many; leave it out, the request itself will bring its "
+                "shape"
+            )
         await self._front.examine(asked)
         self._num_warming += 1
         try:
@@ -149,27 +165,36 @@ def read_specs(body: bytes) -> list[Asked]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise InvalidRequestError("the body is not JSON") from None
+        raise InvalidRequestError(f"the body is not valid JSON; {_WANTED}") from None
     if not isinstance(fields, dict):
-        raise InvalidRequestError("the body: expected an object")
+        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {_WANTED}")
     if "kind" in fields:
         return [_spelled_out(fields)]
     path = fields.get("path", "/v1/chat/completions")
     asked = asked_in(path, fields) if isinstance(path, str) else []
     if not asked:
-        raise InvalidRequestError("the body asks for no shape: a `kind` and a `text` are needed")
+        raise InvalidRequestError(f"the body asks for no shape; {_WANTED}")
     return asked
+
+
+def _shown(value: object) -> str:
+    return repr(value[:40]) if isinstance(value, str) else json_type(value)
 
 
 def _spelled_out(fields: Mapping[str, Any]) -> Asked:
     kinds = [kind.value for kind in Kind]
     if fields["kind"] not in kinds:
-        raise InvalidRequestError(f"kind: one of {', '.join(kinds)}", param="kind")
+        raise InvalidRequestError(
+            f"kind: expected one of {', '.join(kinds)}, got {_shown(fields['kind'])}", param="kind"
+        )
     text, options = fields.get("text", ""), fields.get("options") or {}
     if not isinstance(text, str):
-        raise InvalidRequestError("text: expected a string", param="text")
+        raise InvalidRequestError(f"text: expected a string, got {json_type(text)}", param="text")
     if not isinstance(options, dict) or not set(options) <= set(Options.__slots__):
-        raise InvalidRequestError("options: expected an object of known options", param="options")
+        names = ", ".join(Options.__slots__)
+        raise InvalidRequestError(
+            f"options: expected an object with no other keys than {names}", param="options"
+        )
     spec = rewritten(Kind(fields["kind"]), text, Options(**options))
     return Asked(spec, "text", fields.get("strict") is True)
 

@@ -26,13 +26,16 @@ class Patch:
         try:
             original = getattr(*self._owner_and_name())
         except (ImportError, AttributeError) as e:
-            return f"{self.module}: {e}"
+            return f"{self.module}.{self.path} cannot be found ({e})"
         if self.parameters is None:
             return None
         found = list(inspect.signature(_unwrapped(original)).parameters)
         if found[: len(self.parameters)] == list(self.parameters):
             return None
-        return f"{self.path}({', '.join(found)}) should begin with ({', '.join(self.parameters)})"
+        return (
+            f"{self.module}.{self.path} has the parameters ({', '.join(found)}), and the plugin "
+            f"knows it with ({', '.join(self.parameters)}, ...)"
+        )
 
     def apply(self) -> None:
         """Once: a second time it changes nothing."""

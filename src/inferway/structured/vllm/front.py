@@ -149,7 +149,10 @@ class Front:
         coming = self._coming.get(key)
         if coming is None:
             if len(self._coming) >= MAX_WAITING:
-                raise SaturatedError("too many shapes are being checked; try again")
+                raise SaturatedError(
+                    f"{len(self._coming)} shapes are being checked, at most {MAX_WAITING} at a "
+                    "time; try again in a moment"
+                )
             coming = self._coming[key] = self.in_thread(partial(self._judged, key, spec))
             coming.add_done_callback(lambda done: self._came(key, done))
         return await asyncio.shield(coming)
@@ -209,7 +212,9 @@ class Front:
     def _judged_one(self, done: asyncio.Future[bool | None]) -> None:
         self._num_judging -= 1
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("structured output: an answer could not be judged", exc_info=error)
+            log.error(
+                "an answer could not be judged by the shape that was asked for", exc_info=error
+            )
 
     def _holds(self, spec: Spec, text: str) -> bool | None:
         return self._validator.verdict(spec, text).valid

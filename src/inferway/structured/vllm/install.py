@@ -4,6 +4,7 @@ others by itself."""
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,16 @@ Function = Callable[..., Any]
 _MANAGER = "vllm.v1.structured_output"
 
 _OLDEST = (0, 28)
+_TESTED = "0.32"
 SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
+
+_NOT_INSTALLED = (
+    "process %d uses vLLM's own structured output, because Inferway's plugin could not be installed"
+)
+_NO_HEADERS = (
+    "answers have no x-inferway headers, and /v1/structured/{warm,stats,explain} are missing, "
+    "because "
+)
 
 # Where an API server gets its app from, newest vLLM first.
 _BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
@@ -41,7 +51,7 @@ def install() -> bool:
         # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     except Exception:
-        log.exception("structured output stays vLLM's own")
+        log.exception(_NOT_INSTALLED, os.getpid())
         return False
     return True
 
@@ -61,14 +71,22 @@ def _apply_optional() -> None:
     from inferway.structured.vllm import drafts, masks, overlap
 
     for name, patches, known in (
-        ("compiles dropped with their clients", [_abort()], True),
-        ("overlap with the prefill", overlap.patches(), True),
-        ("masks in one call", masks.patches(), masks.layout_is_known()),
-        ("forced tokens as drafts", drafts.patches(), True),
+        ("dropping compilations whose clients have left", [_abort()], True),
+        ("computing prompts while their grammars compile (overlap)", overlap.patches(), True),
+        (
+            "filling all masks of a step in one call (batched_masks)",
+            masks.patches(),
+            masks.layout_is_known(),
+        ),
+        ("proposing forced tokens as drafts (jump_forward)", drafts.patches(), True),
     ):
-        why = misfits(patches) if known else ["its version is not known to fit"]
+        why = misfits(patches) if known else ["the plugin does not know this version"]
         if why:
-            log.info("structured output: no %s: this vLLM differs: %s", name, "; ".join(why))
+            log.info(
+                "Inferway's structured output works without %s, because this vLLM differs: %s",
+                name,
+                "; ".join(why),
+            )
             continue
         for patch in patches:
             patch.apply()
@@ -77,9 +95,15 @@ def _apply_optional() -> None:
 def _apply_all(patches: Sequence[Patch]) -> bool:
     why = misfits(patches)
     if vllm_version() < _OLDEST:
-        why.append("an error of a grammar would end its engine core")
+        oldest = ".".join(map(str, _OLDEST))
+        why.append(f"before {oldest}, an error of a grammar would end the engine core")
     if why:
-        log.warning("structured output stays vLLM's own: this vLLM differs: %s", "; ".join(why))
+        log.warning(
+            "all processes use vLLM's own structured output, because Inferway's plugin does not "
+            "fit this vLLM: %s; use vLLM %s, with which the plugin is tested",
+            "; ".join(why),
+            _TESTED,
+        )
         return False
     for patch in patches:
         patch.apply()
@@ -100,7 +124,7 @@ def _manager_init(original: Function) -> Function:
         try:
             _be_vllms_own()
         except Exception:
-            log.exception("structured output stays vLLM's own")
+            log.exception(_NOT_INSTALLED, os.getpid())
             return
         from inferway.structured.vllm import core
 
@@ -212,7 +236,7 @@ def _serve(front: Front) -> None:
         return
     patch = Patch(module, "build_app", ("args",), lambda original: _build_app(original, front))
     if why := patch.misfit():
-        log.warning("structured output: no headers and endpoints: this vLLM differs: %s", why)
+        log.warning(_NO_HEADERS + "this vLLM differs: %s", why)
     else:
         patch.apply()
 
@@ -223,7 +247,7 @@ def _build_app(original: Function, front: Front) -> Function:
         try:
             _add_middleware(app, front)
         except Exception:
-            log.exception("structured output: no headers and endpoints")
+            log.exception(_NO_HEADERS + "the middleware could not be added")
         return app
 
     return build_app

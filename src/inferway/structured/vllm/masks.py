@@ -8,6 +8,7 @@ of the token after them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -68,7 +69,11 @@ def _grammar_bitmask(original: Function) -> Function:
                 rows = batched(self, core, requests, ids, drafts)
             except Exception:  # here it would end the engine
                 core.settings = replace(core.settings, batched_masks=False)
-                log.exception("structured output: masks are filled one by one from now on")
+                log.exception(
+                    "process %d fills masks one by one from now on, because filling all of a step "
+                    "in one call failed (batched_masks)",
+                    os.getpid(),
+                )
         if rows is None:
             rows = original(self, requests, ids, drafts)
         core.counts.mask_fill_seconds.observe(perf_counter() - began)

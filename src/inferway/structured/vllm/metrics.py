@@ -33,7 +33,11 @@ class Collector:
             asking = stats(self._front, engine_client)
             self._told = (await asyncio.wait_for(asking, PATIENCE_SECONDS))["counts"]
         except Exception as e:  # whatever it is, the page is answered
-            log.debug("structured output: the engine core was not asked: %s", type(e).__name__)
+            log.debug(
+                "/metrics shows the engine core's counts as of its last answer, because asking it "
+                "failed: %s",
+                type(e).__name__,
+            )
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import Metric

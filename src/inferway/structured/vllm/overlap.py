@@ -11,6 +11,7 @@ a request that cannot go on are missing elsewhere. A request whose prompt is cac
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -163,7 +164,11 @@ def _lets_in(overlap: Overlap, scheduler: Any, request: Any) -> bool:
         return overlap.lets_in(scheduler, request)
     except Exception:  # here it would end the engine
         overlap.give_up()
-        log.exception("structured output: no overlap with the prefill from now on")
+        log.exception(
+            "process %d no longer computes prompts while their grammars compile, because the "
+            "choice of a request for it failed (overlap)",
+            os.getpid(),
+        )
         return False
 
 

@@ -11,6 +11,8 @@ from inferway.structured.vllm.switch import REPORT_VARIABLE, says_yes
 
 KEY = "inferway"
 
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -36,15 +38,19 @@ def settings_of(vllm_config: Any) -> Settings:
 def _settings(given: object) -> Settings:
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"additional_config: {KEY}: {given!r} is not an object")
+        raise ConfigError(
+            f"additional_config: {KEY}: expected an object, got {given!r}; for example "
+            f'{{"{KEY}": {{"structured": true}}}}'
+        )
     for name, value in given.items():
         if name not in kinds:
             raise ConfigError(
-                f"additional_config: {KEY}: no setting {name!r}; there are {', '.join(kinds)}"
+                f"additional_config: {KEY}: the key {name!r} is unknown; expected one of "
+                f"{', '.join(kinds)}"
             )
         if not _is_a(kinds[name], value):
             raise ConfigError(
-                f"additional_config: {KEY}: {name}: expected {kinds[name].__name__}, got {value!r}"
+                f"additional_config: {KEY}: {name}: expected {_WORDS[kinds[name]]}, got {value!r}"
             )
     return Settings(**{"report_validity": says_yes(REPORT_VARIABLE), **given})
 
