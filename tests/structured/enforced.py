@@ -29,7 +29,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "properties": {"": {"type": "object", "properties": _A}},
     "required": {
         "": {"type": "object", "properties": _A, "required": ["a"]},
-        "names that are no properties": {"type": "object", "required": ["z"]},
+        "of names that are not in `properties`": {"type": "object", "required": ["z"]},
     },
     "additionalProperties": {
         "": {"type": "object", "properties": _A, "additionalProperties": {"type": "string"}}
@@ -62,13 +62,13 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "minItems": {"": {"type": "array", "minItems": 2}},
     "maxItems": {"": {"type": "array", "maxItems": 2}},
     "uniqueItems": {
-        "of a few values": {
+        "with few possible items": {
             "type": "array",
             "items": {"enum": [1, 2]},
             "uniqueItems": True,
             "maxItems": 3,
         },
-        "of any": {"type": "array", "uniqueItems": True},
+        "with any items": {"type": "array", "uniqueItems": True},
     },
     "contains": {"": {"type": "array", "contains": {"type": "integer"}}},
     "minContains": {"": {"type": "array", "contains": {"type": "integer"}, "minContains": 2}},
@@ -79,12 +79,12 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "pattern": {
         "": {"type": "string", "pattern": "^a+$"},
         "with `maxLength`": {"type": "string", "pattern": "^a+$", "maxLength": 3},
-        "that looks around": {"type": "string", "pattern": "(?=a)"},
+        "with look-around": {"type": "string", "pattern": "(?=a)"},
     },
     "format": {
         "`date`": {"type": "string", "format": "date"},
         "`email`": {"type": "string", "format": "email"},
-        "one that is not known": {"type": "string", "format": "iban"},
+        "with an unknown name": {"type": "string", "format": "iban"},
     },
     "minimum": {"": {"type": "integer", "minimum": 2}},
     "maximum": {"": {"type": "integer", "maximum": 2}},
@@ -101,14 +101,16 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "anyOf": {"": {"anyOf": [{"type": "integer"}, {"type": "string"}]}},
     "oneOf": {
-        "of which one can hold": {"oneOf": [{"type": "integer"}, {"type": "string"}]},
-        "of which several can": {
+        "with branches that exclude each other": {
+            "oneOf": [{"type": "integer"}, {"type": "string"}]
+        },
+        "with branches that overlap": {
             "oneOf": [{"type": "integer", "multipleOf": 3}, {"type": "integer", "multipleOf": 5}]
         },
     },
     "not": {
         "": {"not": {"type": "integer"}},
-        "of an object's inside": {"not": {"properties": _A, "required": ["a"]}},
+        "with the inside of an object": {"not": {"properties": _A, "required": ["a"]}},
     },
     "if": {
         "": {
@@ -135,8 +137,8 @@ KINDS: Mapping[str, Spec] = {
     "`json_object`": Spec(Kind.JSON_OBJECT, ""),
     "`regex`": Spec(Kind.REGEX, "[a-z]+"),
     "`choice`": Spec(Kind.CHOICE, '["yes","no"]'),
-    "`grammar`, Lark": Spec(Kind.GRAMMAR, 'start: "a"+'),
-    "`grammar`, EBNF": Spec(Kind.GRAMMAR, 'root ::= "a"'),
+    "`grammar` in Lark": Spec(Kind.GRAMMAR, 'start: "a"+'),
+    "`grammar` in EBNF": Spec(Kind.GRAMMAR, 'root ::= "a"'),
     "`structural_tag`": Spec(
         Kind.STRUCTURAL_TAG,
         json.dumps(
@@ -151,14 +153,16 @@ KINDS: Mapping[str, Spec] = {
 
 
 def table() -> str:
-    """As the document has it."""
-    rows = [
-        f"| `{keyword}`{', ' if words else ''}{words} | {told(json_spec(schema, ''))} |"
-        for keyword, cases in CASES.items()
-        for words, schema in cases.items()
-    ]
-    rows += [f"| {words} | {told(spec)} |" for words, spec in KINDS.items()]
-    return "\n".join(["| asked | then |", "|---|---|", *rows, ""])
+    """As the document has it: one row for each result."""
+    results: dict[str, list[str]] = {}
+    for keyword, cases in CASES.items():
+        for words, schema in cases.items():
+            result = told(json_spec(schema, ""))
+            results.setdefault(result, []).append(f"`{keyword}` {words}".rstrip())
+    for words, spec in KINDS.items():
+        results.setdefault(told(spec), []).append(words)
+    rows = [f"| {result} | {', '.join(asked)} |" for result, asked in results.items()]
+    return "\n".join(["| result | keywords and kinds of shapes |", "|---|---|", *rows, ""])
 
 
 def told(spec: Spec) -> str:
@@ -166,11 +170,11 @@ def told(spec: Spec) -> str:
         check(spec)
         found = verdict(spec)
     except SpecError:
-        return "400"
+        return "refused with 400"
     if not found.unenforced:
         return f"enforced by {found.backend}"
     names = ", ".join(sorted({each.keyword for each in found.unenforced}))
-    return f"not enforced: `{names}` is named"
+    return f"not enforced, and named as `{names}`"
 
 
 def missing() -> set[str]:

@@ -103,25 +103,94 @@ class Seconds:
 _FAMILIES = {
     family.name: family
     for family in (
-        Family("requests", "counter", "Specs asked for.", ("kind", "backend", "outcome")),
-        Family("cache_hits", "counter", "Specs that were not built.", ("level",)),
-        Family("joins", "counter", "Requests that waited for another one's build."),
-        Family("builds_dropped", "counter", "Builds not begun, because all who waited had left."),
-        Family("refusals", "counter", "Refused specs, by the keyword at fault.", ("keyword",)),
-        Family("unenforced", "counter", "Keywords no backend keeps, in specs.", ("keyword",)),
-        Family("timeouts", "counter", "Builds that took too long.", ("where",)),
-        Family("helper_kills", "counter", "Jobs whose child was killed.", ("limit",)),
-        Family("quarantined", "gauge", "Jobs that have killed a child and are not tried."),
-        Family("held_bytes", "gauge", "Compiled specs, estimated.", ("level",)),
-        Family("held_specs", "gauge", "Compiled specs, in memory."),
-        Family("waiting_builds", "gauge", "Builds that have not begun."),
-        Family("forced_tokens", "counter", "Tokens the grammar wrote, not the model."),
-        Family("failed_grammars", "counter", "Answers ended by their grammar.", ("reason",)),
-        Family("answers", "counter", "Finished answers, held against the spec.", ("valid",)),
-        Family("compile_wall_seconds", "histogram", "A build, from its begin to its end."),
-        Family("compile_waited_seconds", "histogram", "A request's wait for its grammar."),
-        Family("compile_hidden_seconds", "histogram", "Of that, while its prompt was read."),
-        Family("mask_fill_seconds", "histogram", "All masks of a step."),
+        Family(
+            "requests",
+            "counter",
+            "Requests for a compiled shape, by its kind, the backend and the outcome.",
+            ("kind", "backend", "outcome"),
+        ),
+        Family(
+            "cache_hits",
+            "counter",
+            "Shapes that were not compiled anew, by the cache: memory, disk or refused.",
+            ("level",),
+        ),
+        Family("joins", "counter", "Requests that waited for the compilation of another request."),
+        Family(
+            "builds_dropped",
+            "counter",
+            "Compilations that were dropped because their clients had left.",
+        ),
+        Family(
+            "refusals",
+            "counter",
+            "Shapes that were refused, by the keyword at fault.",
+            ("keyword",),
+        ),
+        Family(
+            "unenforced",
+            "counter",
+            "Keywords in compiled shapes that no backend enforces.",
+            ("keyword",),
+        ),
+        Family(
+            "timeouts",
+            "counter",
+            "Compilations that took too long, by place: queue, thread or child.",
+            ("where",),
+        ),
+        Family(
+            "helper_kills",
+            "counter",
+            "Compilations whose child process was killed, by the limit.",
+            ("limit",),
+        ),
+        Family(
+            "quarantined",
+            "gauge",
+            "Shapes that are not compiled for a while: they killed a child process.",
+        ),
+        Family(
+            "held_bytes",
+            "gauge",
+            "Estimated bytes of the compiled shapes, by the cache: memory or disk.",
+            ("level",),
+        ),
+        Family("held_specs", "gauge", "Compiled shapes in memory."),
+        Family("waiting_builds", "gauge", "Compilations that have not begun."),
+        Family(
+            "forced_tokens",
+            "counter",
+            "Tokens that the grammar determined, proposed as drafts.",
+        ),
+        Family(
+            "failed_grammars",
+            "counter",
+            "Answers that ended early because their grammar failed, by the reason.",
+            ("reason",),
+        ),
+        Family(
+            "answers",
+            "counter",
+            "Finished answers, by whether they have their shape: true, false or unknown.",
+            ("valid",),
+        ),
+        Family(
+            "compile_wall_seconds",
+            "histogram",
+            "Seconds of a compilation from its begin to its end.",
+        ),
+        Family(
+            "compile_waited_seconds",
+            "histogram",
+            "Seconds that a request waited for its grammar.",
+        ),
+        Family(
+            "compile_hidden_seconds",
+            "histogram",
+            "Seconds of a request's wait for its grammar in which its prompt was computed.",
+        ),
+        Family("mask_fill_seconds", "histogram", "Seconds to fill all masks of a step."),
     )
 }
 
