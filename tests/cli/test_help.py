@@ -22,7 +22,10 @@ def leaves(command: click.Command, typed: tuple[str, ...]) -> Iterator[tuple[str
     if not isinstance(command, click.Group):
         yield typed
         return
-    for name, below in command.commands.items():
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
         yield from leaves(below, (*typed, name))
 
 
@@ -36,9 +39,7 @@ def named(typed: tuple[str, ...]) -> click.Command:
 
 
 EVERY = [typed for name in COMMANDS for typed in leaves(named((name,)), (name,))]
-OF_USERS = ("load", "simulate", "validate", "policies")
-USED = [typed for typed in EVERY if typed[0] != "bench" or typed[1] in OF_USERS]
-OURS = [typed for typed in USED if isinstance(named(typed), Command)]
+OURS = [typed for typed in EVERY if isinstance(named(typed), Command)]
 
 
 def visible(typed: tuple[str, ...]) -> list[click.Option]:
@@ -54,7 +55,7 @@ def spoken(typed: tuple[str, ...]) -> str:
     return " ".join(typed)
 
 
-@pytest.mark.parametrize("typed", USED, ids=spoken)
+@pytest.mark.parametrize("typed", EVERY, ids=spoken)
 def test_the_help_of_each_flag_is_made_of_whole_sentences(typed: tuple[str, ...]) -> None:
     for option in visible(typed):
         text = (option.help or "").partition("[default:")[0].strip()
@@ -89,9 +90,13 @@ def test_the_help_fits_a_terminal_of_80_columns_but_for_examples(typed: tuple[st
     assert [line for line in wide if not line.startswith("  Example: ")] == []
 
 
-def test_help_is_said_without_the_parts_that_serve() -> None:
+BENCHMARKS = [("bench",), *(typed for typed in EVERY if typed[0] == "bench")]
+
+
+@pytest.mark.parametrize("typed", [("serve",), *BENCHMARKS], ids=spoken)
+def test_help_is_said_without_the_parts_that_serve_or_measure(typed: tuple[str, ...]) -> None:
     imported = subprocess.run(
-        [sys.executable, "-X", "importtime", INFERWAY, "serve", "--help"],
+        [sys.executable, "-X", "importtime", INFERWAY, *typed, "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -99,6 +104,7 @@ def test_help_is_said_without_the_parts_that_serve() -> None:
 
     modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
     assert not modules & {"aiohttp", "rich", "numpy", "tokenizers", "uvloop", "zmq"}
+    assert "inferway.bench.catalog" not in modules
 
 
 @pytest.mark.parametrize("typed", ["serv", "simulat", "docter"])

@@ -32,6 +32,9 @@ class Plan:
     part_repeats: int = 400
 
 
+QUICK = Plan(repeats=2, seconds=1, warm_up_seconds=1, part_repeats=60)
+
+
 @dataclass(slots=True)
 class Started:
     """A router that runs, and what was measured of it."""

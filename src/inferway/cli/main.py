@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
-from importlib import import_module
 
 import click
-from click.shell_completion import CompletionItem
 
 from inferway import __version__
 from inferway.cli.flag import Flag
+from inferway.cli.lazy import LazyGroup
 
-# command -> (module, function, one line of help); modules load only when the command is used,
-# so that `inferway --help` answers at once.
 COMMANDS = {
     "bench": ("inferway.cli.bench", "bench", "Measure gateways, engines and routing policies."),
     "completion": ("inferway.cli.completion", "completion", "Print a shell's completion script."),
@@ -34,43 +30,9 @@ COMMANDS = {
 _WITHOUT_ENVIRONMENT = ("bench",)  # a measurement is the same whatever the environment says
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported on use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        module, function, _ = COMMANDS[cmd_name]
-        command = getattr(import_module(module), function)
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not args[0].startswith("-") and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            known = f"known: {', '.join(sorted(COMMANDS))}"
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            cure = f"did you mean {close[0]!r}?" if close else known
-            raise click.UsageError(f"no command {args[0]!r}; {cure}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][2]) for name in sorted(COMMANDS)])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Of the table: no command is imported for it."""
-        names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=COMMANDS[name][2]) for name in names]
-        return items or click.Command.shell_complete(self, ctx, incomplete)
-
-
 @click.group(
     cls=LazyGroup,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Ask `inferway COMMAND --help` for a command's flags, with examples.",
 )

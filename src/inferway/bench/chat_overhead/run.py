@@ -52,6 +52,9 @@ class Plan:
     engines: tuple[str, ...] = ()  # running ones; none: simulated ones, fitted to the seed
 
 
+QUICK = Plan(rates=(3, 10, 20), seconds=6, fit_seconds=3, warm_up_rate=20, warm_up_seconds=2)
+
+
 def run_chat_overhead(data: Path, plan: Plan, on_step: OnStep) -> ChatOverheadRun:
     """Measure with the conversations in `data`/chat.
 

@@ -43,6 +43,9 @@ class Plan:
     events: int = 50  # of a stream
 
 
+QUICK = Plan(repeats=2, seconds=2, warm_up_seconds=1, idle_seconds=2.0)
+
+
 @dataclass(slots=True)
 class _Door:
     """A picker, and where clients reach it through Envoy."""

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import click
 
-from inferway.cli.bench.chat_overhead import chat_overhead
-from inferway.cli.bench.director import director
-from inferway.cli.bench.docs import docs
-from inferway.cli.bench.epp import epp
-from inferway.cli.bench.index import index
-from inferway.cli.bench.load import load
-from inferway.cli.bench.many_seeds import many_seeds
-from inferway.cli.bench.peers import peers
-from inferway.cli.bench.policies import policies
-from inferway.cli.bench.prompts import prompts
-from inferway.cli.bench.proxy import proxy
-from inferway.cli.bench.route import route
-from inferway.cli.bench.scale import scale
-from inferway.cli.bench.simulate import simulate
-from inferway.cli.bench.structured import structured
-from inferway.cli.bench.validate import validate
+from inferway.cli.lazy import LazyGroup
+
+_HERE = "inferway.cli.bench"
+
+COMMANDS = {
+    "chat-overhead": (
+        f"{_HERE}.chat_overhead", "chat_overhead",
+        "Measure what a chat adds to the time to first token.",
+    ),
+    "director": (f"{_HERE}.director", "director", "Measure a decision's CPU time as chats grow."),
+    "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
+    "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
+    "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
+    "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
+    "many-seeds": (
+        f"{_HERE}.many_seeds", "many_seeds",
+        "Count the seeds that it takes to see a difference.",
+    ),
+    "peers": (f"{_HERE}.peers", "peers", "Compare routers in front of one fleet."),
+    "policies": (f"{_HERE}.policies", "policies", "Compare policies on one simulated fleet."),
+    "prompts": (
+        f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
+    ),
+    "proxy": (f"{_HERE}.proxy", "proxy", "Measure the data plane's CPU, latency and memory."),
+    "route": (f"{_HERE}.route", "route", "Measure the CPU time of a routed request."),
+    "scale": (f"{_HERE}.scale", "scale", "Measure how many engines one process can serve."),
+    "simulate": (f"{_HERE}.simulate", "simulate", "Replay a trace on a simulated fleet."),
+    "structured": (
+        f"{_HERE}.structured", "structured", "Measure structured output beside four libraries.",
+    ),
+    "validate": (
+        f"{_HERE}.validate", "validate", "Compare the simulation with real routers and engines.",
+    ),
+}  # fmt: skip
 
 
-@click.group()
+@click.group(cls=LazyGroup, table=COMMANDS)
 def bench() -> None:
-    """Measure the gateway beside its peers."""
-
-
-bench.add_command(route)
-bench.add_command(proxy)
-bench.add_command(prompts)
-bench.add_command(chat_overhead)
-bench.add_command(index)
-bench.add_command(director)
-bench.add_command(policies)
-bench.add_command(simulate)
-bench.add_command(scale)
-bench.add_command(validate)
-bench.add_command(peers)
-bench.add_command(many_seeds)
-bench.add_command(structured)
-bench.add_command(epp)
-bench.add_command(docs)
-bench.add_command(load)
+    """Measure gateways, engines and routing policies."""

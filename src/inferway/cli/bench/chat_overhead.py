@@ -8,15 +8,8 @@ from pathlib import Path
 
 import click
 
-from inferway.bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
-from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
 from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import Output, output_options
-
-_FULL = Plan()
-_QUICK = Plan(
-    rates=(3, 10, 20), seconds=6, fit_seconds=3, warm_up_rate=20, warm_up_seconds=2
-)  # fmt: skip
 
 
 def token_range(text: str) -> tuple[int, int]:
@@ -37,35 +30,47 @@ def request_rates(text: str) -> tuple[float, ...]:
 
 
 @click.command("chat-overhead")
-@click.option("--quick", is_flag=True, help="Three rates for seconds: a look, not a result.")
+@click.option(
+    "--quick", is_flag=True, help="Measure three rates for 6 s each: a look, not a result."
+)
 @click.option(
     "--rates",
     type=request_rates,
     metavar="RATES",
-    help="Requests per second, one after the other.  [default: 3,4,5,6,8,10,12,15,20]",
+    help="Send this number of requests a second; of several numbers one after the other.  "
+    "[default: 3,4,5,6,8,10,12,15,20]",
 )
-@click.option("--seconds", type=click.FloatRange(min=1), help="Of each rate.  [default: 80]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Send requests at each rate for this number of seconds.  [default: 80]",
+)
 @click.option(
     "--prompt-tokens",
     type=token_range,
     metavar="LEAST-MOST",
-    help="Of a prompt.  [default: 600-800]",
+    help="Give each prompt this number of tokens.  [default: 600-800]",
 )
 @click.option(
     "--output-tokens",
     type=token_range,
     metavar="LEAST-MOST",
-    help="Of an answer.  [default: 1-100]",
+    help="Ask for this number of tokens in each answer.  [default: 1-100]",
 )
 @click.option(
-    "--seed", type=int, default=_FULL.seed, show_default=True, help="Of all that is drawn."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Draw conversations, lengths, arrival times and the order in each pair with this seed.",
 )
 @click.option(
     "--engine",
     "engines",
     multiple=True,
     metavar="URL",
-    help="A running engine instead of simulated ones; repeat for more.",
+    help="Measure with this running engine instead of simulated ones. Repeat the flag for more "
+    "(results/chat_overhead_engine.json).",
 )
 @data_option("chat")
 @output_options("chat_overhead")
@@ -80,9 +85,12 @@ def chat_overhead(
     data: Path,
     output: Output,
 ) -> None:
-    """What a chat adds to the time to first token: seed 000's experiment, the same tokens sent as
-    chat and as completion."""
-    default = _QUICK if quick else _FULL
+    """Measure what a chat adds to the time to first token: the experiment of seed 000, in which the
+    same tokens are sent as a chat and as a completion."""
+    from inferway.bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+    from inferway.bench.chat_overhead.run import QUICK, Plan, run_chat_overhead
+
+    default = QUICK if quick else Plan()
     plan = replace(
         default,
         rates=rates or default.rates,

@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from inferway.bench.chats import default_data_dir
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _installed() -> Path:
+    from inferway.bench.chats import default_data_dir
+
+    return default_data_dir()
 
 
 def data_option(folder: str) -> Callable[[_Command], _Command]:
@@ -18,7 +22,7 @@ def data_option(folder: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--data",
         type=click.Path(path_type=Path),
-        default=default_data_dir,
+        default=_installed,
         metavar="DIR",
         show_default="installed with Inferway",
         help=f"Read DIR/{folder} instead of the data that is installed with the benchmarks.",

@@ -6,18 +6,22 @@ from pathlib import Path
 
 import click
 
-from inferway.bench.director.plan import QUICK, Plan
-from inferway.bench.director.report import DIRECTOR
-from inferway.bench.director.run import run_director
 from inferway.cli.bench.data_option import data_option
 from inferway.cli.bench.output import Output, output_options
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer and shorter chats: a look, not a result.")
+@click.option(
+    "--quick", is_flag=True, help="Measure fewer and shorter chats: a look, not a result."
+)
 @data_option("chat")
 @output_options("director")
 def director(quick: bool, data: Path, output: Output) -> None:
-    """Decide on chats that grow turn by turn: what a decision costs, and how it grows."""
+    """Measure what a decision costs while chats grow turn by turn: the CPU time of each step, and a
+    choice among 1,000 endpoints."""
+    from inferway.bench.director.plan import QUICK, Plan
+    from inferway.bench.director.report import DIRECTOR
+    from inferway.bench.director.run import run_director
+
     plan = QUICK if quick else Plan()
     output.measure(DIRECTOR, lambda on_step: run_director(data, plan, on_step))

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import click
 
-from inferway.bench import performance, plotting
-from inferway.bench.catalog import BENCHMARKS
-from inferway.cli.bench.output import draw
 from inferway.errors import InferwayError
 
 
@@ -17,7 +14,14 @@ from inferway.errors import InferwayError
     "docs", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("docs")
 )
 def docs(docs: Path) -> None:
-    """Write every table and picture of DOCS/benchmarks from DOCS/results. Measure nothing."""
+    """Write every table and picture of DOCS/benchmarks from the stored runs in DOCS/results.
+
+    DOCS is the folder docs unless it is given. Nothing is measured.
+    """
+    from inferway.bench import performance, plotting
+    from inferway.bench.catalog import BENCHMARKS
+    from inferway.cli.bench.shown import draw
+
     try:
         plotting.check_can_draw()
         for path in performance.write(docs, BENCHMARKS):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 from click.shell_completion import CompletionItem
 
-from inferway.bench.chats import default_data_dir
 from inferway.bench.loading.generated import ChatSpec
-from inferway.bench.loading.sources import dataset_file
-from inferway.bench.processes import BenchError
 from inferway.cli.bench.output import TOLERANCE_OPTION
-from inferway.cli.command import section
+from inferway.cli.command import Decorator, section
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -44,7 +41,7 @@ def request_rates(text: str) -> tuple[float, ...]:
 
 
 def _ladder(low: float, high: float) -> tuple[float, ...]:
-    decade = 10.0 ** np.floor(np.log10(low))
+    decade = 10.0 ** math.floor(math.log10(low))
     rates = [low]
     while decade <= high:
         rates += [r for s in _STEPS if low < (r := float(f"{s * decade:.6g}")) < high]
@@ -82,6 +79,10 @@ class _Dataset(click.ParamType[Path]):
     name = "file or name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from inferway.bench.chats import default_data_dir
+        from inferway.bench.loading.sources import dataset_file
+        from inferway.bench.processes import BenchError
+
         try:
             return dataset_file(str(value), default_data_dir())
         except BenchError as e:
@@ -141,8 +142,19 @@ def server(command: _Command) -> _Command:
 
 def schedule(command: _Command) -> _Command:
     """The options that say how much, and when."""
-    seconds = click.FloatRange(min=0)
-    options = [
+    part = section(
+        "How much, and when",
+        *_arrivals(),
+        *_spans(),
+        example="inferway bench load http://127.0.0.1:8080 --rates 3..20 --duration 60",
+    )
+    decorated: _Command = part(command)
+    return decorated
+
+
+def _arrivals() -> list[Decorator]:
+    """When requests are sent."""
+    return [
         click.option(
             "--rates",
             type=request_rates,
@@ -182,6 +194,13 @@ def schedule(command: _Command) -> _Command:
             show_default=True,
             help="Keep this number of conversations open at a time, in an open loop.",
         ),
+    ]
+
+
+def _spans() -> list[Decorator]:
+    """How long a load is measured, and what is left out before and after."""
+    seconds = click.FloatRange(min=0)
+    return [
         click.option(
             "--duration",
             type=click.FloatRange(min=0, min_open=True),
@@ -208,19 +227,25 @@ def schedule(command: _Command) -> _Command:
             "[default: 2; with --requests 0]",
         ),
     ]
+
+
+def workload(command: _Command) -> _Command:
+    """The options that say what is sent."""
     part = section(
-        "How much, and when",
-        *options,
-        example="inferway bench load http://127.0.0.1:8080 --rates 3..20 --duration 60",
+        "What is sent",
+        *_sources(),
+        *_generated_chats(),
+        *_answers(),
+        *_drawing(),
+        example=f"{_EXAMPLE} --turns 3-8 --systems 4",
     )
     decorated: _Command = part(command)
     return decorated
 
 
-def workload(command: _Command) -> _Command:
-    """The options that say what is sent."""
-    default = ChatSpec()
-    options = [
+def _sources() -> list[Decorator]:
+    """Conversations, bodies or a trace."""
+    return [
         click.option(
             "--dataset",
             type=_Dataset(),
@@ -234,6 +259,12 @@ def workload(command: _Command) -> _Command:
             type=click.IntRange(min=1),
             help="Leave out what a trace has of longer prompts.",
         ),
+    ]
+
+
+def _generated_chats() -> list[Decorator]:
+    default = ChatSpec()
+    return [
         click.option(
             "--systems",
             type=click.IntRange(min=0),
@@ -261,13 +292,6 @@ def workload(command: _Command) -> _Command:
             help="Give each generated message this number of tokens.  [default: 50-200]",
         ),
         click.option(
-            "--output-tokens",
-            type=least_most,
-            metavar="LEAST-MOST",
-            help="Ask for this number of tokens in each answer.  [default: 50-150; of a dataset "
-            "its own]",
-        ),
-        click.option(
             "--think",
             type=click.FloatRange(min=0),
             default=0.0,
@@ -275,6 +299,19 @@ def workload(command: _Command) -> _Command:
             metavar="SECONDS",
             help="Wait this time, on average, between an answer and the next turn "
             "of a generated chat, with --users.",
+        ),
+    ]
+
+
+def _answers() -> list[Decorator]:
+    """What is asked for, and what becomes of it."""
+    return [
+        click.option(
+            "--output-tokens",
+            type=least_most,
+            metavar="LEAST-MOST",
+            help="Ask for this number of tokens in each answer.  [default: 50-150; of a dataset "
+            "its own]",
         ),
         click.option(
             "--answers",
@@ -288,6 +325,12 @@ def workload(command: _Command) -> _Command:
             help="Let answers end where the model ends them, for servers that refuse ignore_eos.",
         ),
         click.option("--no-stream", is_flag=True, help="Ask for whole answers instead of streams."),
+    ]
+
+
+def _drawing() -> list[Decorator]:
+    """What is the same in each run."""
+    return [
         click.option(
             "--same-text",
             is_flag=True,
@@ -302,13 +345,6 @@ def workload(command: _Command) -> _Command:
             help="Draw lengths, times and order with this seed.",
         ),
     ]
-    part = section(
-        "What is sent",
-        *options,
-        example=f"{_EXAMPLE} --turns 3-8 --systems 4",
-    )
-    decorated: _Command = part(command)
-    return decorated
 
 
 def results(command: _Command) -> _Command:

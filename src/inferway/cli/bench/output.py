@@ -1,27 +1,21 @@
-"""What every benchmark does with what it has measured: show, print, keep, draw, compare."""
+"""The flags of every benchmark that say what is done with a run, and doing it."""
 
 from __future__ import annotations
 
 import functools
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from inferway.bench import performance, plotting
-from inferway.bench.benchmark import Benchmark
-from inferway.bench.catalog import BENCHMARKS
-from inferway.bench.compare import Change, Comparison, compare
-from inferway.bench.results import AnyRun, load_run, write_run
 from inferway.errors import InferwayError
+
+if TYPE_CHECKING:
+    from inferway.bench.benchmark import Benchmark
+    from inferway.bench.progress import OnCountedStep
+    from inferway.bench.results import AnyRun
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -33,22 +27,6 @@ TOLERANCE_OPTION = click.option(
     show_default=True,
     help="Let a figure be worse by this share, beyond its noise.",
 )
-_WIDE = 140  # characters, where there is no terminal that has a width
-
-
-class OnStep:
-    """Tells what is under way and how much of it is done: as given, or as the words say it
-    (`short chat: round_robin, 3 of 7`)."""
-
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-        self._bar = shown.add_task("starting", total=None)
-
-    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
-        counted = re.search(r"([\d,]+) of ([\d,]+)", what)
-        if total is None and counted is not None:
-            done, total = (int(number.replace(",", "")) for number in counted.groups())
-        self._shown.update(self._bar, description=what, completed=done or 0, total=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +40,33 @@ class Output:
     tolerance: float
 
     def measure(
-        self, benchmark: Benchmark[AnyRun], measurement: Callable[[OnStep], AnyRun]
+        self, benchmark: Benchmark[AnyRun], measurement: Callable[[OnCountedStep], AnyRun]
     ) -> None:
         """Measures, and does what was asked for. Ends the process with status 1 if something is
         worse than in the old run; errors end it with their cure."""
+        from inferway.bench.compare import compare
+        from inferway.bench.plotting import check_can_draw
+        from inferway.bench.results import load_run, write_run
+        from inferway.cli.bench import shown
+
         try:
             if self.plot or self.save:
-                plotting.check_can_draw()
+                check_can_draw()
             old = None if self.compare is None else load_run(self.compare, benchmark.kind)
-            with _progress() as on_step:
+            with shown.progress() as on_step:
                 run = measurement(on_step)
             if self.save is not None:
-                keep(benchmark, run, self.save)
+                shown.keep(benchmark, run, self.save)
             if self.plot is not None:
-                draw(benchmark, run, self.plot, ("png", "svg"))
+                shown.draw(benchmark, run, self.plot, ("png", "svg"))
         except InferwayError as e:
             raise click.ClickException(str(e)) from e
         if self.as_json:
             click.echo(write_run(benchmark.name, run), nl=False)
         else:
-            show(benchmark, run)
+            shown.show(benchmark, run)
         if old is not None:
-            show_comparison(compare(old, run), self.tolerance)
+            shown.show_comparison(compare(old, run), self.tolerance)
 
 
 def output_options(file: str) -> Callable[[_Command], _Command]:
@@ -91,7 +74,7 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
     is the name of its results."""
     a_folder = click.Path(exists=True, file_okay=False, path_type=Path)
     options = [
-        click.option("--json", "as_json", is_flag=True, help="Print JSON lines, not tables."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of tables."),
         click.option(
             "--save",
             type=a_folder,
@@ -105,7 +88,8 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
             "--compare",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             metavar="OLD.json",
-            help="Compare with that run; the status is 1 if something is worse.",
+            help="Compare with the run in this file. The exit status is 1 if a figure of Inferway "
+            "is worse.",
         ),
         TOLERANCE_OPTION,
     ]
@@ -123,87 +107,3 @@ def output_options(file: str) -> Callable[[_Command], _Command]:
         return result
 
     return decorate
-
-
-def keep(benchmark: Benchmark[AnyRun], run: AnyRun, docs: Path) -> None:
-    """The run as results/NAME.json, its pictures beside it, and the pages made anew."""
-    path = benchmark.results(docs)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(write_run(benchmark.name, run))
-    draw(benchmark, run, path.parent, ("svg",))
-    performance.write(docs, BENCHMARKS)
-
-
-def draw(
-    benchmark: Benchmark[AnyRun], run: AnyRun, directory: Path, formats: Sequence[str]
-) -> None:
-    for picture in benchmark.pictures(run):
-        plotting.write(picture, directory, formats)
-
-
-def show(benchmark: Benchmark[AnyRun], run: AnyRun) -> None:
-    """On standard output: tables, what is to be said of them, what was missed, and where."""
-    console = _console()
-    for table in benchmark.tables(run):
-        console.print(table)
-    missed = [f"not as asked: {goal.what}: {goal.found}" for goal in run.goals() if not goal.is_met]
-    for line in (*benchmark.notes(run), *missed):
-        console.print(f"  {line}", highlight=False)
-    machine = run.machine
-    console.print(
-        f"  {machine.cores} cores of {machine.cpu}, {machine.date} UTC, commit {machine.commit}"
-    )
-
-
-def show_comparison(found: Comparison, tolerance: float) -> None:
-    """On standard error, so that standard output is the run. Ends the process if ours is worse."""
-    console = _console(stderr=True)
-    console.print(_comparison_table(found, tolerance))
-    for warning in found.warnings:
-        console.print(f"  {warning}", highlight=False)
-    regressions = found.regressions(tolerance)
-    if regressions:
-        console.print(f"  {len(regressions)} of {len(found.changes)} are worse", highlight=False)
-        sys.exit(1)
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    if not console.is_terminal:
-        console.width = _WIDE
-    return console
-
-
-def _comparison_table(found: Comparison, tolerance: float) -> Table:
-    table = Table(title="Beside the old run, medians", title_justify="left")
-    for i, head in enumerate(("", "old", "new", "new / old (95 %)", "")):
-        table.add_column(head, justify="left" if i in (0, 4) else "right")
-    for change in found.changes:
-        figure = change.figure
-        numbers = (f"{value:,.4g} {figure.unit}" for value in (change.old, change.new))
-        table.add_row(figure.name, *numbers, *_verdict(change, tolerance))
-    return table
-
-
-def _verdict(change: Change, tolerance: float) -> tuple[str, str]:
-    ratio = change.ratio
-    if not change.has_noise:
-        shown, noise = f"{ratio.value:.2f}", "noise not known"
-    else:
-        shown = ratio.shown()
-        noise = "changed" if change.is_beyond_noise else "within the noise"
-    if not change.figure.is_ours:
-        return shown, "not ours"
-    return shown, "worse" if change.is_regression(tolerance) else noise
-
-
-@contextmanager
-def _progress() -> Iterator[OnStep]:
-    columns = (
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        BarColumn(20),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield OnStep(shown)

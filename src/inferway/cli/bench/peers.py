@@ -4,47 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 import msgspec
 
-from inferway.bench.peers.fleets import real_engines
-from inferway.bench.peers.packages import install_peers
-from inferway.bench.peers.plan import QUICK, QUICK_REAL, REAL, SIMULATED, Plan
-from inferway.bench.peers.report import PEERS, PEERS_REAL
-from inferway.bench.peers.results import PeersRun, joined
-from inferway.bench.peers.run import Kept, run_peers
-from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway.cli.bench.doubling import loads_option, rate_option
-from inferway.cli.bench.output import OnStep, Output, output_options
+from inferway.cli.bench.output import Output, output_options
 from inferway.cli.bench.vllm import layers_option, vllm_option
+
+if TYPE_CHECKING:
+    from inferway.bench.peers.plan import Plan
+    from inferway.bench.peers.results import PeersRun
+    from inferway.bench.peers.run import Kept
+    from inferway.bench.progress import OnCountedStep
+    from inferway.bench.routers import Router
 
 
 @click.command()
-@click.option("--real", is_flag=True, help="In front of real vLLM on the CPU, not simulated.")
+@click.option(
+    "--real",
+    is_flag=True,
+    help="Run real vLLM on the CPU behind the routers, instead of simulated engines "
+    "(results/peers_real.json).",
+)
 @vllm_option
 @layers_option
-@click.option("--quick", is_flag=True, help="Few requests, one load: a look, not a result.")
+@click.option("--quick", is_flag=True, help="Send few requests at one load: a look, not a result.")
 @click.option(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="Only the router called so, or those whose name has it.",
+    help="Measure the router with this name alone, or those whose names contain TEXT if none has "
+    "this name. Repeat the flag for more.",
 )
-@click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
-@click.option("--seeds", type=click.IntRange(min=1), help="How many.  [default: 5]")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, help="Where they begin.")
+@click.option(
+    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Measure each load with this number of seeds.  [default: 5]",
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="SEED",
+    help="Count the seeds up from this one.",
+)
 @loads_option
 @rate_option
 @click.option(
-    "--more", is_flag=True,
-    help="Keep what --save has written before, and add to it, at the same rate.",
-)  # fmt: skip
+    "--more",
+    is_flag=True,
+    help="Keep what --save has written before, and add to it at the same rate.",
+)
 @click.option(
-    "--samples", type=click.File("wb"), metavar="FILE",
-    help="Every request of every load into FILE, a JSON line for each load.",
-)  # fmt: skip
+    "--samples",
+    type=click.File("wb"),
+    metavar="FILE",
+    help="Write every request to FILE, as a JSON line for each load of each router.",
+)
 @output_options("peers")
 def peers(
     real: bool,
@@ -61,8 +84,14 @@ def peers(
     samples: IO[bytes] | None,
     output: Output,
 ) -> None:
-    """Ours and the routers from PyPI in front of one fleet, with the same chats; with --real,
-    results/peers_real.json."""
+    """Compare Inferway with other routers from PyPI, in front of one fleet and with the same
+    chats."""
+    from inferway.bench.peers.fleets import real_engines
+    from inferway.bench.peers.plan import QUICK, QUICK_REAL, REAL, SIMULATED
+    from inferway.bench.peers.report import PEERS, PEERS_REAL
+    from inferway.bench.peers.results import joined
+    from inferway.bench.peers.run import run_peers
+
     plan = (QUICK_REAL if real else QUICK) if quick else (REAL if real else SIMULATED)
     if real:
         plan = msgspec.structs.replace(plan, engines=real_engines(layers))
@@ -80,7 +109,7 @@ def peers(
         rate=rate or plan.rate,
     )
 
-    def run(on_step: OnStep) -> PeersRun:
+    def run(on_step: OnCountedStep) -> PeersRun:
         routers, round_robin = _routers(no_peers, lambda what: on_step(what))
         wanted = chosen(routers, only)
         if not wanted:
@@ -116,6 +145,9 @@ def _keeper(plan: Plan, samples: IO[bytes] | None) -> Callable[[Kept], None]:
 
 def _routers(no_peers: bool, on_step: Callable[[str], None]) -> tuple[list[Router], Router]:
     """All of them, and the one that goes round-robin."""
+    from inferway.bench.peers.packages import install_peers
+    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
+
     ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
     if no_peers:
         return ours, ours[1]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from inferway.bench.policies.plan import FLEET, QUICK, Plan
-from inferway.bench.policies.report import POLICIES, POLICIES_FLEET
-from inferway.bench.policies.results import PoliciesRun
-from inferway.bench.policies.run import run_again, run_more, run_policies
 from inferway.cli.bench.data_option import data_option
-from inferway.cli.bench.output import OnStep, Output, output_options
+from inferway.cli.bench.output import Output, output_options
+
+if TYPE_CHECKING:
+    from inferway.bench.policies.results import PoliciesRun
+    from inferway.bench.progress import OnCountedStep
 
 
 @click.command()
@@ -114,6 +115,10 @@ def policies(
 ) -> None:
     """Compare policies on one simulated fleet in virtual time: real traces and generated chats, the
     scheduling code of production, and an oracle."""
+    from inferway.bench.policies.plan import FLEET, QUICK, Plan
+    from inferway.bench.policies.report import POLICIES, POLICIES_FLEET
+    from inferway.bench.policies.run import run_again, run_more, run_policies
+
     plan = FLEET if is_fleet else QUICK if quick else Plan()
     benchmark = POLICIES_FLEET if is_fleet else POLICIES
     engine = msgspec.structs.replace(plan.fleet.engine, attention_tokens=attention_tokens or 0)
@@ -131,7 +136,7 @@ def policies(
         fleet=fleet,
     )
 
-    def measure(on_step: OnStep) -> PoliciesRun:
+    def measure(on_step: OnCountedStep) -> PoliciesRun:
         if not again and not add:
             return run_policies(plan, data / "traces", on_step)
         if output.save is None:

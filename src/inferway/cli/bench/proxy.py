@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from inferway.bench.peers.packages import install_peers
-from inferway.bench.proxy.plan import QUICK, Plan
-from inferway.bench.proxy.report import PROXY
-from inferway.bench.proxy.run import run_proxy
-from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway.cli.bench.output import Output, output_options
-from inferway.prompts.prepare import prepare_smollm2
+
+if TYPE_CHECKING:
+    from inferway.bench.progress import OnStep
+    from inferway.bench.routers import Router
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer and shorter repeats: a look, not a result.")
-@click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.")
-@click.option("--seconds", type=click.IntRange(min=1), help="Load per repeat.")
-@click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
+@click.option(
+    "--quick", is_flag=True, help="Measure fewer and shorter repeats: a look, not a result."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Load each router this number of times, in turns.  [default: 9]",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Load each router for this time in each repeat.  [default: 4]",
+)
+@click.option(
+    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
+)
 @output_options("proxy")
 def proxy(
     quick: bool,
@@ -29,7 +41,13 @@ def proxy(
     no_peers: bool,
     output: Output,
 ) -> None:
-    """What the data plane costs: CPU, added latency and memory, beside its peers."""
+    """Measure what the data plane costs beside other routers: CPU time, added latency and memory.
+    It needs the program wrk."""
+    from inferway.bench.proxy.plan import QUICK, Plan
+    from inferway.bench.proxy.report import PROXY
+    from inferway.bench.proxy.run import run_proxy
+    from inferway.prompts.prepare import prepare_smollm2
+
     plan = QUICK if quick else Plan()
     plan = msgspec.structs.replace(
         plan, repeats=repeats or plan.repeats, seconds=seconds or plan.seconds
@@ -40,7 +58,10 @@ def proxy(
     )
 
 
-def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
+def _routers(no_peers: bool, on_step: OnStep) -> list[Router]:
+    from inferway.bench.peers.packages import install_peers
+    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
+
     ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
     if no_peers:
         return ours

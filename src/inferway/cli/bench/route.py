@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
-from inferway.bench.peers.packages import install_peers
-from inferway.bench.route import Plan, run_route
-from inferway.bench.route_report import ROUTE
-from inferway.bench.route_results import RouteRun
-from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.cli.bench.output import OnStep, Output, output_options
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.cli.bench.output import Output, output_options
 
-_QUICK = Plan(repeats=2, seconds=1, warm_up_seconds=1, part_repeats=60)
+if TYPE_CHECKING:
+    from inferway.bench.progress import OnStep
+    from inferway.bench.route_results import RouteRun
+    from inferway.bench.routers import Router
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer and shorter repeats: a look, not a result.")
-@click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.")
-@click.option("--seconds", type=click.IntRange(min=1), help="Load per repeat.")
-@click.option("--connections", type=click.IntRange(min=1), help="Connections of the load.")
-@click.option("--only", multiple=True, metavar="TEXT", help="Only routers whose name has TEXT.")
-@click.option("--no-peers", is_flag=True, help="Only ours; nothing is installed.")
+@click.option(
+    "--quick", is_flag=True, help="Measure fewer and shorter repeats: a look, not a result."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Load each router this number of times, in turns.  [default: 7]",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Load each router for this time in each repeat.  [default: 4]",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Send requests over this number of connections at a time.  [default: 8]",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Measure only routers whose name has TEXT. Repeat the flag for more.",
+)
+@click.option(
+    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
+)
 @output_options("route")
 def route(
     quick: bool,
@@ -34,8 +55,13 @@ def route(
     no_peers: bool,
     output: Output,
 ) -> None:
-    """CPU time per routed request: without scoring, and with an 8,000-token chat."""
-    default = _QUICK if quick else Plan()
+    """Measure the CPU time that a router takes for a request, of a short chat and of a chat of
+    8,000 tokens, beside other routers. It needs the program wrk."""
+    from inferway.bench.route import QUICK, Plan, run_route
+    from inferway.bench.route_report import ROUTE
+    from inferway.prompts.prepare import prepare_smollm2
+
+    default = QUICK if quick else Plan()
     plan = Plan(
         repeats=repeats or default.repeats,
         seconds=seconds or default.seconds,
@@ -53,7 +79,10 @@ def route(
     output.measure(ROUTE, measure)
 
 
-def _routers(no_peers: bool, on_step: Callable[[str], None]) -> list[Router]:
+def _routers(no_peers: bool, on_step: OnStep) -> list[Router]:
+    from inferway.bench.peers.packages import install_peers
+    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
+
     ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
     if no_peers:
         return ours

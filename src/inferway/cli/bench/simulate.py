@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from inferway.bench.policies.engine import EngineSpec
-from inferway.bench.policies.simulate import FleetSpec
-from inferway.bench.simulate.plan import Plan, engine_spec
-from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
-from inferway.bench.simulate.results import SimulateRun
-from inferway.bench.simulate.run import run_more, run_simulate
 from inferway.cli.bench.data_option import data_option
-from inferway.cli.bench.output import OnStep, Output, output_options
+from inferway.cli.bench.output import Output, output_options
 
-_DEFAULT = Plan("")
+if TYPE_CHECKING:
+    from inferway.bench.progress import OnCountedStep
+    from inferway.bench.simulate.results import SimulateRun
+
 _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
 
 
@@ -60,7 +59,7 @@ _OF_ENGINES = [field.name for field in msgspec.structs.fields(EngineSpec)]
     multiple=True,
     metavar="NAME",
     help="Simulate this policy, one of those of `inferway serve --policy` or of a peer. Repeat the "
-    f"flag for more.  [default: {', '.join(_DEFAULT.policies)}]",
+    "flag for more.  [default: round-robin, expected-ttft]",
 )
 @click.option(
     "--rate",
@@ -137,6 +136,11 @@ def simulate(
 ) -> None:
     """Replay a trace on a simulated fleet in virtual time, with the scheduling code of production,
     an engine's steps and its KV cache."""
+    from inferway.bench.policies.simulate import FleetSpec
+    from inferway.bench.simulate.plan import Plan, engine_spec
+    from inferway.bench.simulate.report import SIMULATE, SIMULATE_ENGINES
+    from inferway.bench.simulate.run import run_more, run_simulate
+
     if rate is not None and load is not None:
         raise click.UsageError("--rate and --load: give one of them")
     if add and output.save is None:
@@ -146,8 +150,8 @@ def simulate(
         raise click.UsageError(f"--slow {slow}: there are {min(sizes)} engines")
     benchmark = SIMULATE_ENGINES if len(sizes) > 1 else SIMULATE
 
-    def measure(on_step: OnStep) -> SimulateRun:
-        default = FleetSpec()
+    def measure(on_step: OnCountedStep) -> SimulateRun:
+        default, usual = FleetSpec(), Plan(trace)
         spec = engine_spec(words, default.engine)
         if cache_tokens is not None:
             spec = msgspec.structs.replace(spec, cache_tokens=cache_tokens)
@@ -156,12 +160,12 @@ def simulate(
         )
         plan = Plan(
             trace=trace,
-            policies=policies or _DEFAULT.policies,
+            policies=policies or usual.policies,
             fleet=fleet,
             requests=requests,
             rate=rate,
             load=load,
-            seeds=seeds or _DEFAULT.seeds,
+            seeds=seeds or usual.seeds,
             think=think,
             sizes=sizes if len(sizes) > 1 else (),
         )

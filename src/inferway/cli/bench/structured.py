@@ -6,9 +6,6 @@ from pathlib import Path
 
 import click
 
-from inferway.bench.structured.plan import QUICK, Plan
-from inferway.bench.structured.report import STRUCTURED
-from inferway.bench.structured.run import run_structured
 from inferway.cli.bench.output import Output, output_options
 
 
@@ -19,19 +16,30 @@ from inferway.cli.bench.output import Output, output_options
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("~/.cache/inferway/smollm2"),
     show_default=True,
-    help="A model's directory: its tokenizer.json and config.json.",
+    help="Use the tokens of the model in this directory, which has its tokenizer.json and "
+    "config.json.",
 )
-@click.option("--quick", is_flag=True, help="Few schemas, short limits: a look, not a result.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Measure 20 schemas, with at most 2 s for each compile: a look, not a result.",
+)
 @output_options("structured")
 def structured(file: Path, model: Path, quick: bool, output: Output) -> None:
-    """What is kept of the schemas in FILE, beside llguidance, xgrammar, outlines-core and vLLM.
+    """Measure which of the JSON schemas in FILE are enforced, and how fast, beside llguidance,
+    xgrammar, outlines-core and vLLM.
 
     FILE has a JSON object a line, {"id", "schema", "tests": [{"valid", "data"}]}. The stored
     results are of 300 schemas of https://github.com/guidance-ai/jsonschemabench (its folder
     maskbench/data), which states no licence and is not installed with Inferway:
     scripts/jsonschemabench_sample.py of Inferway's repository writes this file from a clone.
-    INFERWAY_VLLM_VENV names the environment that has vLLM and xgrammar.
+    The environment variable INFERWAY_VLLM_VENV names the virtual environment that has vLLM and
+    xgrammar.
     """
+    from inferway.bench.structured.plan import QUICK, Plan
+    from inferway.bench.structured.report import STRUCTURED
+    from inferway.bench.structured.run import run_structured
+
     plan = QUICK if quick else Plan()
     output.measure(
         STRUCTURED, lambda on_step: run_structured(plan, file, model.expanduser(), on_step)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from inferway.bench.peers.packages import install_peers
-from inferway.bench.routers import Inferway, Router, SglangRouter, VllmRouter
-from inferway.bench.simulate.validate import plan_of, run_validate
-from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL, ValidateRun
-from inferway.bench.venvs import Venv
-from inferway.cli.bench.output import OnStep, Output, output_options
+from inferway.cli.bench.output import Output, output_options
 from inferway.cli.bench.vllm import layers_option, vllm_option
+
+if TYPE_CHECKING:
+    from inferway.bench.progress import OnCountedStep
+    from inferway.bench.routers import Router
+    from inferway.bench.simulate.validated import ValidateRun
+    from inferway.bench.venvs import Venv
 
 
 @click.command()
@@ -53,8 +55,12 @@ def validate(
 ) -> None:
     """Say whether the simulation is right: the same chats over HTTP and simulated, through real
     routers before engines that speak HTTP, with --real before vLLM (results/validate_real.json)."""
+    from inferway.bench.peers.packages import install_peers
+    from inferway.bench.routers import VllmRouter
+    from inferway.bench.simulate.validate import plan_of, run_validate
+    from inferway.bench.simulate.validated import VALIDATE, VALIDATE_REAL
 
-    def measure(on_step: OnStep) -> ValidateRun:
+    def measure(on_step: OnCountedStep) -> ValidateRun:
         plan = plan_of(real, layers, rate, seeds)
         venv = install_peers(lambda what: on_step(what))
         chosen = [
@@ -71,6 +77,8 @@ def validate(
 
 def _routers(real: bool, venv: Venv) -> list[tuple[Router, str]]:
     """Each with the policy that stands for it."""
+    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
+
     found: list[tuple[Router, str]] = [
         (Inferway(scoring=True), "expected-ttft"),
         (VllmRouter(venv, "round_robin"), "round-robin"),
