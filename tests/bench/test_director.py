@@ -102,7 +102,7 @@ def test_markdown_has_the_lengths_the_slopes_and_the_seeds_figure() -> None:
     assert "| none | 1 | 10.0 | 10.0 | 30.0 | 5.0 | 20.0 |" in text
     assert "| whole | 20.00 (20.00 to 20.00) |" in text
     assert "| 5.0 | 5.0 | 1.00 (1.00 to 1.00) |" in text
-    assert "about +10 ms end to end" in text
+    assert "about 10 ms more end to end" in text
 
 
 @pytest.fixture(scope="module")

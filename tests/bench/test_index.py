@@ -264,7 +264,7 @@ def test_losses_are_shown() -> None:
     text = INDEX.markdown(a_run())
 
     assert a_run().losses()[0] == "memory: 230 bytes a block; the peer takes 85"
-    assert "the peer takes 85: here Python loses" in text
+    assert "the peer takes 85" in text
     assert "the peer's differ in 512 random, 1024 random" in text
 
 
@@ -272,7 +272,7 @@ def test_the_shared_index_stands_beside_the_one_in_memory() -> None:
     text = whole(a_run())
 
     assert "| in memory | 3.5 | 9.0 | 8.0 | 60.0 | 5.0 | 0.0 |" in text
-    assert "| through Redis | 180 | 900 | 160 | 290 | 150 | 120 |" in text
+    assert "| in Redis | 180 | 900 | 160 | 290 | 150 | 120 |" in text
     assert "through Redis" not in whole(msgspec.structs.replace(a_run(), shared=None))
 
 

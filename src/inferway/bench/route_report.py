@@ -23,14 +23,14 @@ def about(run: RouteRun) -> list[str]:
 def sheets(run: RouteRun) -> Iterator[Sheet]:
     loads = [f"{case}: {what}" for case, what in run.bodies.items()]
     yield Sheet(
-        "CPU time per request in µs, median (lowest-highest of the repeats); the rest is of the "
-        "last load",
+        "CPU time for a request in µs, median (lowest-highest of the repeats); requests/s, p50 and "
+        "MiB are those of the last load",
         ["router", *run.bodies, "requests/s", "p50, ms", "MiB"],
         list(_rows(run)),
         notes=[*loads, *notes(run)],
     )
     yield Sheet(
-        "The steps of our path, timed alone, wall time of one thread",
+        "Inferway's steps, each timed alone, wall time of one thread",
         ["step", "of what", "µs, median (quartiles)"],
         [[p.name, p.note, p.shown] for p in run.parts],
         num_left=2,

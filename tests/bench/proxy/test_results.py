@@ -123,6 +123,6 @@ def test_a_router_that_answers_nothing_is_named_and_the_others_are_compared() ->
     )
     latency = next(sheet for sheet in sheets(without) if sheet.title.startswith("Latency"))
 
-    assert latency.notes == [f"{SGLANG}: answered nothing in repeat 2, all of 9: status 503"]
-    assert "two fifths of a core; half of what the slowest carries is 4,000" in latency.title
+    assert latency.notes == [f"{SGLANG} answered nothing in repeat 2, all of 9: status 503"]
+    assert "two fifths of a core; half of what the slowest router carries is 4,000" in latency.title
     assert len(latency.rows) == 3

@@ -81,7 +81,7 @@ def test_a_run_is_read_as_it_was_written() -> None:
 def test_the_report_says_where_it_ends() -> None:
     text = SCALE.markdown(run(grown(100, 100.0), grown(1_000, 100.0)))
 
-    assert "is reached at about **" in text
+    assert "reaches this at about **" in text
     assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 |" in text
 
 

@@ -89,8 +89,8 @@ def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
     assert [(row.engines, row.rate) for row in run.select("round-robin")] == [(2, 20.0), (4, 40.0)]
     assert len({figure.name for figure in run.figures()}) == 2 * 2 * 4
     text = SIMULATE_ENGINES.markdown(run)
-    assert "chats, 2 engines, 2 gateways; TTFT" in text
-    assert "chats, 4 engines, 2 gateways; TTFT" in text
+    assert "chats, 2 engines, 2 gateways; mean TTFT" in text
+    assert "chats, 4 engines, 2 gateways; mean TTFT" in text
     [picture] = SIMULATE_ENGINES.pictures(run)
     assert [line.label for line in picture.rows[0][0].lines] == list(plan.policies)
 

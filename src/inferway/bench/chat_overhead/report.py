@@ -38,7 +38,7 @@ _STAGE_HEAD = (
     "chats, mean / median",
     "added to text (95 %)",
     "added to token ids (95 %)",
-    "left late by, median / 99 %",
+    "sent late by, ms: median / 99 %",
 )
 
 _ADDED = "{:+.2f}"  # ms
@@ -80,11 +80,12 @@ def _fit_lines(run: ChatOverheadRun) -> list[str]:
     completions = [us / 1e3 for kind in KINDS for us in run.pooled(kind).ttft_us["completion"]]
     reached = mean_interval(completions)
     return [
-        f"Fit: completions took {run.fit.overhead_ms:.1f} ms to engines that take no time, so the "
-        f"simulated ones take {run.fit.prefill_us_per_token:.1f} µs for each of "
-        f"{run.fit.uncached_tokens:.0f} uncached tokens and {run.fit.inter_token_ms:g} ms for each "
-        f"further one. Reached: {reached.shown('{:.1f}')} ms where the seed has "
-        f"{SEED_TTFT['completion'] * 1e3:.0f}.",
+        f"Fit: completions took {run.fit.overhead_ms:.1f} ms with engines that compute in no time. "
+        f"The simulated engines therefore take {run.fit.prefill_us_per_token:.1f} µs for each of "
+        f"{run.fit.uncached_tokens:.0f} uncached prompt tokens, and {run.fit.inter_token_ms:g} ms "
+        "for each token of an answer after the first. The mean time to first token of the "
+        f"completions is {reached.shown('{:.1f}')} ms; the seed measured "
+        f"{SEED_TTFT['completion'] * 1e3:.0f} ms.",
     ]
 
 
@@ -94,13 +95,18 @@ def _what_was_the_same(run: ChatOverheadRun) -> list[str]:
     cached = [n for stage in run.stages for n in stage.cached_tokens or ()]
     unlike = sum(stage.num_unlike for stage in run.stages)
     busiest = max(stage.generator_cpu for stage in run.stages)
-    engines = f"{min(cached)}-{max(cached)} tokens" if cached else "not told by the engines"
+    engines = f"{_span(cached)} tokens" if cached else "unknown"
     return [
-        f"Both arms of a pair had the same number of prompt tokens ({min(prompts)}-{max(prompts)}) "
-        f"in every pair, as the engines count them; cached of them: {engines}; matched by the "
-        f"gateway: {min(matched)}-{max(matched)} blocks. Pairs left out because cache or match "
-        f"differed: {unlike}. The load generator took {busiest:.1%} of a core at most.",
+        "In every pair, the chat and the completion had the same number of prompt tokens, as the "
+        f"engines count them ({_span(prompts)}). Cached by the engines: {engines}. Matched by the "
+        f"gateway: {_span(matched)} blocks. Pairs left out because these differed: {unlike}. "
+        f"The load generator took at most {busiest:.1%} of a core.",
     ]
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _total_rows(run: ChatOverheadRun) -> Iterator[list[str]]:

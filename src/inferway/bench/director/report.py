@@ -23,24 +23,24 @@ def about(run: DirectorRun) -> list[str]:
 
 def sheets(run: DirectorRun) -> Iterator[Sheet]:
     yield Sheet(
-        "CPU time of a decision, µs, median of the turns (the whole: quartiles)",
+        "CPU time of a decision in µs: median over the turns, with quartiles for the whole",
         ["tokens of history", "turns", *STEPS],
         list(_length_rows(run)),
     )
     yield Sheet(
-        "How it grows with the chat's own history, and the same turns beside few and many other "
-        "chats that were seen before",
-        ["step", "ns a token of history (95 %)",
-         *(f"µs, {n:,} chats" for n in (run.few_others, run.others)), "times as long (95 %)"],
+        "CPU time by the chat's own history, and by the number of other chats that were served "
+        "before (the same turns)",
+        ["step", "ns for each token of history (95 %)",
+         *(f"µs, after {n:,} chats" for n in (run.few_others, run.others)), "ratio (95 %)"],
         _growth_rows(run),
         notes=[_seed_line(run.grown)],
     )  # fmt: skip
     many = run.many_endpoints
     if many is not None:
-        head = ["who rates them", "choice", "produced before it"]
-        of = f"among {many.endpoints:,} endpoints, µs, median (quartiles)"
+        head = ["scorers", "choice", "their producers, before it"]
+        of = f"Wall time of a choice among {many.endpoints:,} endpoints, µs, median (quartiles)"
         for num, costs in (("three scorers", many.triples), ("one scorer", many.scorers)):
-            yield Sheet(f"A choice {of}, by {num}", head, _choice_rows(costs), in_details=True)
+            yield Sheet(f"{of}, by {num}", head, _choice_rows(costs), in_details=True)
 
 
 def pictures(run: DirectorRun) -> list[Picture]:
@@ -83,9 +83,10 @@ def _seed_line(points: Sequence[Point]) -> str:
     long = [p.wall for p in points if p.history >= 4_000]
     q = quartiles(long or [p.wall for p in points])
     return (
-        "a chat of 4,000 tokens and more, wall time: "
-        f"{q.median / 1e3:.2f} ms ({q.low / 1e3:.2f} to {q.high / 1e3:.2f}, quartiles); seed 001: "
-        "about +10 ms end to end, chats beside completions"
+        "a decision for a chat with 4,000 tokens of history or more takes "
+        f"{q.median / 1e3:.2f} ms of wall time (quartiles {q.low / 1e3:.2f} to "
+        f"{q.high / 1e3:.2f}); seed 001 measured about 10 ms more end to end for a chat than for a "
+        "completion"
     )
 
 

@@ -15,8 +15,9 @@ _NAMES = {"echo": "echo", "bare": "echo over our gRPC", "ours": "ours"}
 def about(run: EppRun) -> list[str]:
     repeats = len(run.stream.ours.cpu_us)
     idle = (
-        f" Without requests ours takes {run.idle_ms['ours']:.1f} ms of CPU time a second, for "
-        f"reading how busy two engines are, and echo {run.idle_ms['echo']:.1f}: that is taken off."
+        f" Without requests, Inferway's picker takes {run.idle_ms['ours']:.1f} ms of CPU time a "
+        f"second to read the load of two engines, and echo takes {run.idle_ms['echo']:.1f} ms; "
+        "this idle time is subtracted from the figures."
         if run.idle_ms
         else ""
     )
@@ -30,7 +31,7 @@ def sheets(run: EppRun) -> Iterator[Sheet]:
     names = [_NAMES[arm] for arm in run.arms]
     has_bare = "bare" in run.arms
     yield Sheet(
-        "CPU of the picker, µs a request, median (lowest-highest of the repeats)",
+        "CPU time of the picker for a request in µs, median (lowest-highest of the repeats)",
         (
             *("", "body, bytes", *names, "our route", "ours / (echo + route)"),
             *(("ours / (echo over our gRPC + route)",) if has_bare else ()),
@@ -47,12 +48,12 @@ def sheets(run: EppRun) -> Iterator[Sheet]:
     chunk = [f"{run.chunk_us(arm):.0f}" for arm in run.arms]
     row = [run.stream.name, *chunk, f"{run.chunk_times:.2f}"]
     yield Sheet(
-        "CPU of the picker, µs a streamed chunk, of the medians",
+        "CPU time of the picker for a streamed chunk in µs, from the medians",
         ("", *names, "ours / echo"),
         [row],
     )
     yield Sheet(
-        "Requests a second and core",
+        "Requests a second on one core",
         ("", *names),
         [
             [case.name, *_each(run, case, lambda arm: f"{1e6 / arm.median_us:,.0f}")]

@@ -17,7 +17,7 @@ from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import median_interval, shown_range
 
 _MATCH_HEAD = ("blocks", "held", "ours, µs", "peer, µs", "ratio", "peer on one core", "ratio")
-_EVENT_HEAD = ("blocks per event", "", "hash", "JSON", "apply", "all", "blocks/s", "ours to it")
+_EVENT_HEAD = ("blocks per event", "", "hash", "JSON", "apply", "all", "blocks/s", "peer / ours")
 
 
 def about(run: IndexRun) -> list[str]:
@@ -53,19 +53,22 @@ def pictures(run: IndexRun) -> list[Picture]:
 
 def _match_sheet(run: IndexRun) -> Sheet:
     wrong = [f"{case.length} {case.shape}" for case in run.cases if not case.peer_right]
-    answers = f"the peer's differ in {', '.join(wrong)}" if wrong else "and so are the peer's"
-    keys = f"block keys of {run.keys.tokens:,} tokens: {_range(run.keys.ours_us)} µs"
+    answers = f"the peer's differ in {', '.join(wrong)}" if wrong else "and so do the peer's"
+    keys = (
+        f"computing the block keys of {run.keys.tokens:,} tokens takes "
+        f"{_range(run.keys.ours_us)} µs from a buffer"
+    )
     if run.keys.peer_us:
-        keys += f" from a buffer; the peer's, from a list, {_range(run.keys.peer_us)}"
+        keys += f"; the peer takes {_range(run.keys.peer_us)} µs from a list"
     return Sheet(
-        f"A match in µs, in an index with {run.plan.filler_blocks:,} other blocks: the mean over "
-        "prompts of each one's median (lowest-highest of the rounds)",
+        f"Time of a match in µs, in an index with {run.plan.filler_blocks:,} other blocks: mean "
+        "over all prompts of each prompt's median (lowest-highest of the rounds)",
         _MATCH_HEAD,
         [_match_row(case) for case in run.cases],
         num_left=2,
         notes=[
             *(f"*{shape}*: {what}" for shape, (what, _) in SHAPES.items()),
-            f"our answers are those of a plain walk over every prompt, {answers}",
+            f"Inferway's answers equal those of a plain walk over every prompt, {answers}",
             keys,
         ],
     )
@@ -73,14 +76,14 @@ def _match_sheet(run: IndexRun) -> Sheet:
 
 def _event_sheet(run: IndexRun) -> Sheet:
     return Sheet(
-        "Events, µs each (medians; ours: lowest-highest), from the engine's payload to the index; "
-        "the peer begins with a list of tokens",
+        "Time of an event in µs, medians (lowest-highest): Inferway from the engine's payload to "
+        "the index, the peer from a list of tokens",
         _EVENT_HEAD,
         [row for path in run.event_paths for row in _event_rows(path)],
         num_left=2,
         notes=[
-            "*ours to it*: how many times more events we apply in a second than the peer hashes "
-            "and applies; in parentheses with the JSON that its Python API takes"
+            "*peer / ours*: the peer's time to hash and apply an event, divided by Inferway's time "
+            "for all of it; in parentheses with the JSON that the peer's Python API takes"
         ],
     )
 
@@ -89,22 +92,22 @@ def _memory_sheet(run: IndexRun) -> Sheet:
     growth, peer = run.growth, run.peer_bytes_per_block
     blocks, at_end = growth.points[-1]
     most = max(run.fleets, key=lambda fleet: fleet.values)
-    theirs = f"; the peer takes {peer:.0f}: here Python loses" if peer is not None else ""
+    theirs = f"; the peer takes {peer:.0f}" if peer is not None else ""
     return Sheet(
-        f"Memory by number of engines, {run.plan.engine_blocks:,} blocks held in all, bytes for "
-        "each block held (one process each)",
+        f"Memory by number of engines, in bytes for each held block; all engines together hold "
+        f"{run.plan.engine_blocks:,} blocks (one process for each figure)",
         ["engines", *(f"{n:,}" for n in run.plan.engines)],
         [
             [what, *(f"{f.bytes_per_held:.0f}" for f in run.fleets if f.kind == kind)]
             for kind, what in KINDS.items()
         ],
         notes=[
-            f"the most different sets of engines that blocks had: {most.values:,}",
-            f"one engine, from 0 to {blocks:,} blocks: {growth.peak:.0f} bytes a block at the "
-            f"worst, {at_end:.0f} at the end{theirs}; cleared, they take "
-            f"{growth.cleared_seconds:.1f} s of CPU to be given back, in pieces of "
-            f"{growth.cleared_slice_ms:.1f} ms at most; {growth.kept_after_clear:.0%} stay with "
-            "the process for what comes next",
+            f"the blocks of one index had at most {most.values:,} different sets of engines",
+            f"while the index of one engine grows from 0 to {blocks:,} blocks, a block takes at "
+            f"most {growth.peak:.0f} bytes, and {at_end:.0f} at the end{theirs}",
+            f"forgetting these blocks takes {growth.cleared_seconds:.1f} s of CPU time, in slices "
+            f"of at most {growth.cleared_slice_ms:.1f} ms; the process keeps "
+            f"{growth.kept_after_clear:.0%} of the memory for later blocks",
         ],
     )
 
@@ -112,25 +115,29 @@ def _memory_sheet(run: IndexRun) -> Sheet:
 def _stall_sheet(run: IndexRun) -> Sheet:
     stalls = run.stalls
     return Sheet(
-        f"One event loop (one run) while the index grows to {stalls.blocks:,} blocks at "
-        f"{stalls.blocks_per_second:,.0f} blocks/s, a request decided every 5 ms (16 k tokens, "
+        f"Stalls in ms: one event loop (one run) while the index grows to {stalls.blocks:,} blocks "
+        f"at {stalls.blocks_per_second:,.0f} blocks/s, with a decision every 5 ms (16 k tokens, "
         "eight engines, no rendering)",
-        ("ms", "decision p50", "p99", "longest", "others late, p99", "longest"),
+        ("ms", "decision p50", "p99", "longest", "other tasks late by, p99", "longest"),
         [_phase("before", stalls.quiet), _phase("while it grows", stalls.growing)],
         notes=[
-            f"the loop was held for {stalls.slice_cpu_ms:.1f} ms of CPU time at most, of which "
-            f"one event took {stalls.longest_event_cpu_ms:.1f} ms at most; what is more than that "
-            "above, the system gave to other processes"
+            f"the loop was held for at most {stalls.slice_cpu_ms:.1f} ms of CPU time, and a single "
+            f"event for at most {stalls.longest_event_cpu_ms:.1f} ms; the rest of the wall time in "
+            "the table went to other processes"
         ],
     )
 
 
 def _shared_sheet(found: SharedCost) -> Sheet:
     return Sheet(
-        f"Through Redis ([redis.md](../redis.md); {found.server}, a Unix socket), a prompt of "
-        f"{SHARED_BLOCKS} blocks that eight engines hold, µs: medians, and the CPU time of a match",
-        ("index", "match", "p99", "32 at once, each", "decision", "CPU here", "of the server"),
-        [_cost("in memory", found.memory), _cost("through Redis", found.shared)],
+        f"An index in Redis ([redis.md](../redis.md); {found.server}, a Unix socket): a prompt of "
+        f"{SHARED_BLOCKS} blocks that eight engines hold, in µs: medians, and the CPU time of a "
+        "match",
+        (
+            *("index", "match", "p99", "32 at once, each", "decision"),
+            *("CPU time, gateway", "CPU time, Redis"),
+        ),
+        [_cost("in memory", found.memory), _cost("in Redis", found.shared)],
     )
 
 
@@ -138,27 +145,31 @@ def _snapshot_sheet(run: IndexRun) -> Sheet:
     kept = run.snapshots
     cost, compaction, loading = kept.cost, kept.compaction, kept.loading
     compacting = (
-        f"then, at {loading.run_blocks_per_second:,.0f} blocks/s, while a journal is compacted "
-        f"{loading.compactions} times"
+        f"afterwards, at {loading.run_blocks_per_second:,.0f} blocks/s, while a journal is "
+        f"compacted {loading.compactions} times"
     )
     return Sheet(
         "Snapshots ([reliability.md](../reliability.md#snapshots)): one event loop (one run) "
         f"while {loading.blocks:,} blocks of eight engines are loaded",
-        ("ms", "others late, p99", "longest", "without other processes, p99", "longest"),
+        (
+            *("ms", "other tasks late by, p99", "longest"),
+            *("without other processes, p99", "longest"),
+        ),
         [
             _wait("before", loading.idle),
             _wait("while they are loaded", loading.load),
             _wait(compacting, loading.run),
         ],
         notes=[
-            f"loaded in {loading.seconds:.1f} s ({loading.blocks_per_second:,.0f} blocks/s)",
-            f"with `--state-dir` a batch of 16 blocks takes {cost.us_with:.1f} µs instead of "
-            f"{cost.us_without:.1f} (medians of rounds; of each round {cost.ratio - 1:+.1%}), and "
-            f"{cost.bytes_per_block:.1f} bytes a block in the journal",
-            f"a snapshot takes {compaction.snapshot_bytes_per_block:.1f} bytes a block; it is made "
-            f"of a journal of {compaction.blocks:,} blocks that has "
-            f"{compaction.journal_bytes_per_block:.0f} of them in {compaction.seconds:.1f} s, by "
-            f"a process that takes {compaction.peak_mb:.0f} MiB at most",
+            f"loading took {loading.seconds:.1f} s ({loading.blocks_per_second:,.0f} blocks/s)",
+            f"with `--state-dir`, applying 16 blocks takes {cost.us_with:.1f} µs instead "
+            f"of {cost.us_without:.1f} µs (medians of the rounds; within a round "
+            f"{cost.ratio - 1:+.1%}), and a block takes {cost.bytes_per_block:.1f} bytes in the "
+            "journal",
+            f"a snapshot takes {compaction.snapshot_bytes_per_block:.1f} bytes a block; a helper "
+            f"process makes it from a journal of {compaction.blocks:,} blocks with "
+            f"{compaction.journal_bytes_per_block:.0f} bytes each in {compaction.seconds:.1f} s, "
+            f"with at most {compaction.peak_mb:.0f} MiB of memory",
         ],
     )
 

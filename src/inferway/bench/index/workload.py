@@ -50,17 +50,16 @@ def _random(numbers: random.Random, blocks: int) -> list[int]:
 SHAPES: dict[str, tuple[str, Lengths]] = {
     "whole": ("all eight engines hold the whole prompt", _all),
     "detached": (
-        "as before, but engines have lost single blocks anywhere, so many that 1 % of all their "
-        "blocks are detached",
+        "as *whole*, but the engines have lost single blocks at random places, so that 1 % of all "
+        "their blocks come after a lost one",
         _all,
     ),
     "frayed": (
-        "the same 1 %, but every engine has lost a block near the end of every prompt, each "
-        "another one",
+        "the same 1 %, but in every prompt each engine has lost a different block near its end",
         _all,
     ),
-    "session": ("one engine holds the conversation, all the first sixteenth of it", _sessions),
-    "random": ("each engine holds another random part of it: the worst case", _random),
+    "session": ("one engine holds the whole conversation, all hold its first sixteenth", _sessions),
+    "random": ("each engine holds a random share of the prompt: the worst case", _random),
 }
 
 

@@ -27,16 +27,16 @@ def about(run: ProxyRun) -> list[str]:
 def sheets(run: ProxyRun) -> Iterator[Sheet]:
     yield Sheet(
         "CPU time in µs, median (lowest-highest of the repeats)", _COSTS, _cost_rows(run),
-        notes=[f"{STREAM}: {run.bodies[STREAM]}; the others as in `bench route`"]
+        notes=[f"{STREAM}: {run.bodies[STREAM]}; the other loads are those of `bench route`"]
         if STREAM in run.bodies
         else [],
     )  # fmt: skip
     yield Sheet(
-        f"Latency: open loop, Poisson, {run.rate:,.0f} streams of one token a second for all, "
-        f"{_why_so_many(run)}; medians of the repeats (95 %)",
+        f"Latency: open loop, Poisson arrivals, {run.rate:,.0f} streams of one token a second "
+        f"through each router ({_why_so_many(run)}); medians of the repeats (95 %)",
         _LATENCIES,
         _latency_rows(run),
-        notes=[f"{router}: answered nothing in {said}" for router, said in run.dropped.items()],
+        notes=[f"{router} answered nothing in {said}" for router, said in run.dropped.items()],
     )
     yield Sheet(
         "Memory of the process tree, median (lowest-highest) of the starts",
@@ -46,11 +46,12 @@ def sheets(run: ProxyRun) -> Iterator[Sheet]:
 
 
 def _why_so_many(run: ProxyRun) -> str:
-    half = "half of what the slowest carries"
+    half = "half of what the slowest router carries"
     if run.rate >= run.half_of_the_slowest:
         return half
     return (
-        f"for which the client takes two fifths of a core; {half} is {run.half_of_the_slowest:,.0f}"
+        "the rate at which the client takes two fifths of a core; "
+        f"{half} is {run.half_of_the_slowest:,.0f}"
     )
 
 

@@ -13,29 +13,30 @@ from inferway.bench.sheets import Sheet, told_by
 def about(run: ScaleRun) -> list[str]:
     plan = run.plan
     end = run.end()
-    ends = "is not reached" if end is None else f"is reached at about **{end:,.0f} engines**"
+    ends = "does not reach this" if end is None else f"reaches this at about **{end:,.0f} engines**"
     return [
-        "Measured parts, summed; no fleet of so many engines was run. A process of its own for "
-        "each number of engines: the production event path (decoding, order, digests, index) fed "
-        "with the batches of all engines, and the production director with the default scheduling. "
-        "What passing on the pieces of streamed answers costs is left out: `bench proxy` has that.",
+        "The figures are sums of parts that were measured one by one; no fleet of this size was "
+        "run. A process for each number of engines runs the production event path (decoding, "
+        "order, digests, index) with the batches of all engines, and the production director with "
+        "the default scheduling. The cost of forwarding streamed answers is not included; "
+        "`bench proxy` measures it.",
         "",
         f"- the load: each engine answers {plan.requests:g} request a second of "
         f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops as "
-        f"many; each holds {plan.blocks_held:,} blocks of {plan.block_size} tokens",
-        f"- carrying a request takes {run.request_us:,.0f} µs ({run.request_from}); a scrape "
-        f"{median(run.scrape_us):,.0f} µs of CPU (a simulated engine's, of {run.metrics_bytes:,} "
-        "bytes)",
-        f"- one core, which is all that one process uses, {ends}",
+        f"many; each engine holds {plan.blocks_held:,} blocks of {plan.block_size} tokens",
+        f"- carrying a request takes {run.request_us:,.0f} µs ({run.request_from}); scraping the "
+        f"metrics of an engine takes {median(run.scrape_us):,.0f} µs of CPU time (a simulated "
+        f"engine with {run.metrics_bytes:,} bytes of metrics)",
+        f"- one process uses at most one core; it {ends}",
     ]
 
 
 def sheets(run: ScaleRun) -> Iterator[Sheet]:
     yield Sheet(
-        "What grows with engines",
+        "Costs by number of engines",
         (
             "engines", "decision, µs", "block stored, µs", "block dropped, µs", "memory, MiB",
-            "bytes a block held",
+            "bytes for each held block",
         ),
         [
             [
@@ -46,8 +47,8 @@ def sheets(run: ScaleRun) -> Iterator[Sheet]:
         ],
     )  # fmt: skip
     yield Sheet(
-        "Shares of one core, at that load",
-        ("engines", "requests", "decisions", "KV events", "scrapes", "all", "µs a request"),
+        "Shares of one core, at the load above",
+        ("engines", "requests", "decisions", "KV events", "scrapes", "all", "µs for each request"),
         [
             [
                 f"{s.engines:,}", f"{s.requests:.1%}", f"{s.decisions:.1%}", f"{s.events:.1%}",

@@ -16,7 +16,10 @@ from inferway.bench.sheets import Sheet, goal_sheet, told_by
 from inferway.bench.simulate.results import SimulateRun
 from inferway.bench.spread import Interval, mean_interval
 
-_HEAD = ("policy", "TTFT", "p50", "p90", "p99", "token", "cached", "CPU, s", "µs")
+_HEAD = (
+    *("policy", "TTFT", "p50", "p90", "p99", "token", "cached"),
+    *("simulating, s", "a request, µs"),
+)
 
 
 def about(run: SimulateRun) -> list[str]:
@@ -26,24 +29,25 @@ def about(run: SimulateRun) -> list[str]:
 
 def notes(run: SimulateRun) -> list[str]:
     fleet = run.plan.fleets[0]
-    rate = f"{run.rows[0].rate:,.2f} a second"
+    rate = f"{run.rows[0].rate:,.2f} requests a second"
     if run.plan.load is not None:
         rate += f", {run.plan.load:.0%} of the rate at which round-robin's mean TTFT doubles"
     return [
         f"{engines_line(fleet)}; caches of {fleet.engine.cache_tokens:,} tokens",
         lateness_line(fleet),
-        *(["with more engines the rate grows as they do"] if run.plan.sizes else []),
+        *(["the rate grows in proportion to the number of engines"] if run.plan.sizes else []),
         f"{run.about}; blocks of {run.block_tokens} tokens",
-        f"{run.requests:,} requests, {rate}; those of the second half are judged; at most "
-        f"{run.memory_gib} GiB of memory",
-        "what simulating took is CPU time of one core: of the run, and of a request",
+        f"{run.requests:,} requests, {rate}; the figures are those of the second half of the "
+        f"requests; the simulation took at most {run.memory_gib} GiB of memory",
+        "the last two columns are the CPU time, on one core, of simulating the run and a request",
     ]
 
 
 def sheets(run: SimulateRun) -> Iterator[Sheet]:
     for fleet in run.plan.fleets:
         title = (
-            f"{_title(run, fleet)}; TTFT (mean) and time a token in ms, and what simulating took"
+            f"{_title(run, fleet)}; mean TTFT, its percentiles and the time for each further token "
+            "in ms"
         )
         yield Sheet(title, _HEAD, list(_rows(run, fleet)))
     goals = run.goals()

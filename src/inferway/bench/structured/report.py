@@ -10,11 +10,11 @@ from inferway.bench.structured.results import Count, Masks, StructuredRun, Syste
 
 _KEPT = (
     *("", "compiled", "valid accepted", "invalid rejected", "all right"),
-    *("a valid one refused", "an invalid one let through", "… unnamed"),
+    *("refuse a valid one", "accept an invalid one", "… with no keyword named"),
 )
 _SPEED = (
     *("", "compile ms p50 / p95 / max", "mask µs p50 / p95 / p99 / p99.9 / max"),
-    "the same, CPU time",
+    "mask CPU time, µs, same percentiles",
 )
 
 
@@ -28,12 +28,12 @@ def about(run: StructuredRun) -> list[str]:
 
 def sheets(run: StructuredRun) -> Iterator[Sheet]:
     for ordered in (False, True):
-        yield Sheet(f"Schemas, instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
+        yield Sheet(f"Schemas, with instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
     yield Sheet("Speed", _SPEED, _speed_rows(run))
     ways = list(next(iter(run.batch_ms.values()))) if run.batch_ms else []
     yield Sheet(
-        f"Masks of {run.plan.batch_rows} answers inside a string, one step, ms, median of "
-        f"{run.plan.batch_repeats}",
+        f"Time of one step for the masks of {run.plan.batch_rows} answers that are inside a "
+        f"string, ms, median of {run.plan.batch_repeats}",
         ("", *ways),
         [[whose, *(f"{found[way]:.2f}" for way in ways)] for whose, found in run.batch_ms.items()],
     )
