@@ -110,8 +110,10 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(self.indexer.director.clock)
         self._logs: list[AnswerLog] = [self._requests, *logs]
+        self._access_log: AccessLog | None = None
         if settings.access_log is not None:
-            self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
+            self._access_log = AccessLog(settings.log_format, probes=settings.access_log_probes)
+            self._logs.append(self._access_log)
 
     @property
     def port(self) -> int:
@@ -293,6 +295,7 @@ class Gateway:
             self._is_ready,
             metrics.decided_in,
             self._requests,
+            self._access_log,
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes

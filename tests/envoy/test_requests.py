@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from hashlib import sha256
@@ -18,6 +19,7 @@ from tests.envoy.upstreams import answers, digest, refuses, streams
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.frontends.ext_proc import tls
+from inferway.frontends.http.access_log import AccessLog
 from inferway.steps.rewrite import Rewrites
 
 pytestmark = pytest.mark.envoy
@@ -384,3 +386,22 @@ async def freed(proxied: Proxied) -> None:
     async with asyncio.timeout(10):
         while proxied.booked or not proxied.outcomes:
             await asyncio.sleep(0)
+
+
+async def test_the_access_log_has_the_client_that_envoy_tells(
+    start: StartProxied, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tells(config: Config) -> None:
+        picker_filter(config)["request_attributes"] = ["source.address"]
+
+    caplog.set_level(logging.INFO, "inferway.access")
+    proxied = await start(change=tells)
+    proxied.picker.access_log = log = AccessLog("json")
+
+    await post(proxied, headers={"x-request-id": "mine"})
+
+    log.flush()
+    line = msgspec.json.decode(caplog.messages[-1])
+    assert (line["client"], line["status"], line["outcome"]) == ("127.0.0.1", 200, "ok")
+    assert (line["path"], line["request_id"]) == ("/v1/completions", "mine")
+    assert line["total_ms"] >= 0

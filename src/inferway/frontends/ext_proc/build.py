@@ -12,6 +12,7 @@ from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
+from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.observers import Observer
 from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
@@ -31,6 +32,7 @@ def build_picker(
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
     requests: RequestCounts,
+    access_log: AccessLog | None,
 ) -> PickerServer:
     """Raises ConfigError."""
     picker = settings.picker
@@ -60,6 +62,7 @@ def build_picker(
         health_port=picker.grpc_health_port,
         credentials=_credentials(picker),
         health_beside=picker.health_checking,
+        access_log=access_log,
     )
 
 

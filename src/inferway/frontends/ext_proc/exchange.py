@@ -33,11 +33,13 @@ from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
 from inferway.frontends.ext_proc import answers
+from inferway.frontends.ext_proc.access_log import Noted
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
 from inferway.frontends.ext_proc.reading import (
     DESTINATION,
     LOAD_BALANCER,
+    client_of,
     headers_of,
     request_head,
     served_of,
@@ -100,6 +102,7 @@ class Ask(NamedTuple):
     body: bytes | None
     request_id: str
     subset: frozenset[str] | None  # addresses; None: all
+    noted: Noted  # who finds out puts the journey's record there
     is_read: bool = True  # false: a conformance test's, whatever its body is
 
 
@@ -138,10 +141,12 @@ class Exchange:
         "_unseen",
         "_usage",
         "ask",
+        "noted",
     )
 
     def __init__(self, rules: Rules) -> None:
         self.ask: Ask | None = None  # to be found out now
+        self.noted = Noted()
         self._rules = rules
         self._state = _State.START
         self._body = bytearray()  # however small its pieces are, no more than they are
@@ -179,7 +184,8 @@ class Exchange:
         if self._state is not _State.START:
             return ()
         received = message.request_headers
-        self._head = request_head(headers_of(received.headers))
+        self._head = self.noted.head = request_head(headers_of(received.headers))
+        self.noted.client = client_of(message)
         self._subset = subset_of(message) if self._rules.heed_subset else None
         bodiless = received.end_of_stream
         if message.HasField("protocol_config"):
@@ -218,14 +224,15 @@ class Exchange:
         self._body.clear()
         self._state = _State.ASK
         headers = self._head.headers
-        request_id = _last(headers, b"x-request-id").decode("latin-1")
-        self._names_request = not request_id
+        given = _last(headers, b"x-request-id").decode("latin-1")
+        self._names_request = not given
+        self.noted.request_id = request_id = given or str(uuid4())
         chosen = _last(headers, _CHOSEN) if self._rules.conformance else b""
         if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
         self.ask = Ask(
-            *(self._head, body, request_id or str(uuid4()), self._subset),
+            *(self._head, body, request_id, self._subset, self.noted),
             is_read=not self._conformance,
         )
 
@@ -266,6 +273,7 @@ class Exchange:
     def _over(self, status: int, answer: bytes) -> Sequence[bytes]:
         self._state = _State.OVER
         self._rules.counts.refusals[status] += 1
+        self.noted.end("error" if status >= 500 else "refused", status, None)
         return [answer]
 
     # ------------------------------------------------------------------------- the response
@@ -376,6 +384,8 @@ class Exchange:
                 outcome = "upstream_error" if self._failed else "ok"
             self._journey.close(outcome)
             self._journey = None
+            passed = not self._unseen and self._response_mode != NONE
+            self.noted.end(outcome, self._status, self._answer_bytes if passed else None)
             self._ending(outcome, self._status, self._answer_bytes)
 
 

@@ -27,7 +27,8 @@ _DESCRIBED = {
         "2 {request_headers} HttpHeaders, 3 {response_headers} HttpHeaders,"
         " 4 {request_body} HttpBody, 5 {response_body} HttpBody,"
         " 6 {request_trailers} HttpTrailers, 7 {response_trailers} HttpTrailers,"
-        " 8 metadata_context Metadata, 11 protocol_config ProtocolConfiguration"
+        " 8 metadata_context Metadata, 9 attributes *Untyped,"
+        " 11 protocol_config ProtocolConfiguration"
     ),
     "StreamedBodyResponse": "1 body bytes, 2 end_of_stream bool",
     "BodyMutation": "1 {body} bytes, 3 {streamed_response} StreamedBodyResponse",

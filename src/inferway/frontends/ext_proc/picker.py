@@ -26,7 +26,7 @@ from inferway.frontends.observers import Observer, Watched, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
-from inferway.model import Candidates, Headers, Target
+from inferway.model import Candidates, Headers, Reason, Target
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.transfer import refuse_transfers, untrusting
 from inferway.openai_api.unread import UnreadBody, read_unread
@@ -69,6 +69,7 @@ class Picker:
             parse = untrusting(parse)
         started = time.perf_counter()
         journey = self.director.open(ask.head, ask.body, ask.request_id, parse=parse, within=within)
+        ask.noted.record = journey.record
         try:
             decision = await journey.decide()
             seconds = time.perf_counter() - started
@@ -134,7 +135,9 @@ class Picker:
         candidates = self.endpoints.everyone()
         if within is not None:
             candidates = self.director.allowed(candidates, within)
-        return Pick(Passing(ask.body or b""), by_load(candidates, self.random))
+        passing = Passing(ask.body or b"", self.director.clock)
+        ask.noted.record = passing.record
+        return Pick(passing, by_load(candidates, self.random))
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
         """None: no model is named that somebody serves. What is wrong with it, an engine says."""
@@ -172,6 +175,7 @@ class Picker:
             clock=director.clock,
             shape_of=partial(shape_of_unread, director.gate, ask.head.path),
         )
+        ask.noted.record = journey.record
         try:
             decision = await journey.decide()
         except BaseException as e:
@@ -220,10 +224,14 @@ class Passing:
 
     changes_length = False
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         self.body = body
+        self.record = Record(clock(), reason=Reason.UNREAD)
+        self._clock = clock
 
     def attempt(self, target: Target) -> Headers:
+        self.record.target = target
+        self.record.attempts += 1
         return target.endpoint.headers
 
     def on_head(self, status: int) -> Headers:
@@ -231,6 +239,8 @@ class Passing:
         return ()
 
     def on_chunk(self, chunk: bytes) -> bytes:
+        if not self.record.begun_at:
+            self.record.begun_at = self._clock()
         return chunk
 
     def on_end(self) -> bytes:
@@ -238,4 +248,4 @@ class Passing:
 
     def close(self, outcome: str) -> None:
         """Nothing was booked."""
-        del outcome
+        self.record.outcome = outcome

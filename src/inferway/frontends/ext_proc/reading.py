@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from inferway.model import Headers, RequestHead
@@ -11,6 +12,8 @@ LOAD_BALANCER = "envoy.lb"  # namespace of dynamic metadata
 _SUBSET_HINT = "envoy.lb.subset_hint"
 _SUBSET = f"{DESTINATION}-subset"
 _SERVED = f"{DESTINATION}-served"
+_SOURCE = "source.address"
+_ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]+)\]:\d+|([0-9.]+):\d+")
 
 
 def headers_of(header_map: Any) -> list[tuple[bytes, bytes]]:
@@ -34,6 +37,16 @@ def request_head(headers: Headers) -> RequestHead:
             method = value
     path, _, query = target.decode("latin-1").partition("?")
     return RequestHead(method.decode("latin-1"), path, query, others)
+
+
+def client_of(message: Any) -> str:
+    """Its address without the port, if the proxy's `request_attributes` have `source.address`."""
+    for entry in message.attributes:
+        value = entry.value.fields.get(_SOURCE)
+        found = None if value is None else _ADDRESS.fullmatch(value.string_value)
+        if found is not None:
+            return found[1] or found[2]
+    return ""
 
 
 def status_of(header_map: Any) -> int:

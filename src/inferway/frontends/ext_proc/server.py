@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from typing import Any
 
@@ -11,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from inferway.errors import InferwayError, crash_report
 from inferway.frontends.eager import begun
+from inferway.frontends.ext_proc.access_log import line_of
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Exchange, Rules
 from inferway.frontends.ext_proc.health import Health
@@ -19,6 +21,7 @@ from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.wire.call import Call
 from inferway.frontends.ext_proc.wire.frames import Status
 from inferway.frontends.ext_proc.wire.listening import Credentials, GrpcServer
+from inferway.frontends.http.access_log import AccessLog
 
 log = logging.getLogger("inferway.picker")
 
@@ -47,9 +50,12 @@ class PickerServer:
         health_port: int | None,
         credentials: Credentials | None,
         health_beside: bool = False,
+        access_log: AccessLog | None = None,
     ) -> None:
+        """Who has made `access_log` flushes it."""
         self.picker = picker  # who is asked from now on
         self.rules = rules
+        self.access_log = access_log
         self.host = host
         process = {f"/{SERVICE}/{METHOD}".encode(): lambda call: _Driver(call, self)}
         self._server = GrpcServer(
@@ -91,7 +97,9 @@ class PickerServer:
 class _Driver:
     """One call. However it ends, nothing of it is left."""
 
-    __slots__ = ("_call", "_counts", "_exchange", "_is_open", "_kept", "_server", "_task")
+    __slots__ = (
+        *("_asked_at", "_call", "_counts", "_exchange", "_is_open", "_kept", "_server", "_task"),
+    )
 
     def __init__(self, call: Call, server: PickerServer) -> None:
         self._call = call
@@ -99,6 +107,7 @@ class _Driver:
         self._counts = counts = server.rules.counts
         self._exchange = Exchange(server.rules)
         self._is_open = True
+        self._asked_at = 0.0  # when the request was complete; 0.0: it is not
         self._task: asyncio.Task[None] | None = None  # that decides
         self._kept: deque[bytes | None] = deque()  # messages that came meanwhile; None: the end
         counts.streams += 1
@@ -140,6 +149,7 @@ class _Driver:
         for answer in exchange.receive(parsed):
             send(answer)
         if exchange.ask is not None:
+            self._asked_at = time.perf_counter()
             rest = begun(self._find_out(exchange.ask))
             if rest is not None:
                 self._call.hold()
@@ -195,8 +205,16 @@ class _Driver:
             self._counts.closed[code] += 1
             try:
                 self._exchange.close()
+                if self._server.access_log is not None:
+                    self._note(self._server.access_log)
             except Exception as e:  # other calls of the connection go on
                 log.error(
                     "a proxy's stream could not be ended cleanly, by a fault of the picker: %s",
                     crash_report(e),
                 )
+
+    def _note(self, access_log: AccessLog) -> None:
+        seconds = time.perf_counter() - self._asked_at if self._asked_at else 0.0
+        line = line_of(self._exchange.noted, seconds)
+        if line is not None:
+            access_log.note(line)

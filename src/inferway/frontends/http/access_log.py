@@ -1,4 +1,5 @@
-"""One line for each answered request, through the logger `inferway.access`.
+"""One line for each answered request, and for each of the picker's, through the logger
+`inferway.access`.
 
 docs/observe.md lists the fields; a test compares it with `Line`. A field that has no value in an
 answer is left out. No line ever holds a query, a header's or a body's text but for the path, the
@@ -24,9 +25,9 @@ from inferway.steps.record import Record
 # Paths that a load balancer, Kubernetes or Prometheus asks again and again.
 PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
 
-_LOGGER = "inferway.access"
+LOGGER = "inferway.access"
 _FLUSH_LINES = 256
-_MAX_PATH = 200
+MAX_PATH = 200
 _MAX_MODEL = 128
 
 
@@ -36,11 +37,11 @@ class Line(msgspec.Struct, omit_defaults=True):
     time: str  # when the answer ended
     level: str
     logger: str
-    client: str
-    method: str
-    path: str
-    status: int
-    outcome: str
+    client: str = ""
+    method: str = ""
+    path: str = ""
+    status: int = 0  # always there, as is the outcome
+    outcome: str = ""
     model: str = ""
     target_model: str = ""
     reason: str = ""
@@ -63,18 +64,19 @@ class AccessLog:
 
     def __init__(self, log_format: LogFormat = "text", *, probes: bool = False) -> None:
         """`probes`: answers to PROBES have a line, too."""
-        self._logger = logging.getLogger(_LOGGER)
+        self._logger = logging.getLogger(LOGGER)
         self._write = _json if log_format == "json" else _text
         self._left_out = frozenset() if probes else PROBES
         self._lines: list[str] = []
 
     def add(self, responder: Responder) -> None:
         """`responder` has ended."""
-        if responder.request.path not in self._left_out:
-            self.note(line_of(responder))
+        self.note(line_of(responder))
 
     def note(self, line: Line) -> None:
         """An answer has ended."""
+        if line.path in self._left_out:
+            return
         self._lines.append(self._write(line))
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
@@ -95,13 +97,13 @@ def line_of(responder: Responder) -> Line:
     line = Line(
         stamp(time.time()),
         "info",
-        _LOGGER,
+        LOGGER,
         responder.client,
         request.method,
-        request.path[:_MAX_PATH],
+        request.path[:MAX_PATH],
         status,
         outcome or _outcome_of(status),
-        total_ms=_milliseconds(time.perf_counter() - request.started),
+        total_ms=milliseconds(time.perf_counter() - request.started),
         bytes=responder.body_bytes,
         request_id=request.id.decode(),
     )
@@ -125,7 +127,7 @@ def tell(line: Line, record: Record) -> None:
         line.matched_blocks = target.matched_blocks
         line.prompt_blocks = target.prompt_blocks
     if record.begun_at:
-        line.ttft_ms = _milliseconds(record.begun_at - record.opened_at)
+        line.ttft_ms = milliseconds(record.begun_at - record.opened_at)
     if usage is not None:
         line.prompt_tokens = usage.prompt
         line.cached_tokens = usage.cached
@@ -138,7 +140,7 @@ def _bounded(name: str) -> str:
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
-def _milliseconds(seconds: float) -> float:
+def milliseconds(seconds: float) -> float:
     """In tenths; round() takes three times as long."""
     return int(seconds * 1e4) / 10
 
@@ -161,10 +163,7 @@ def _json(line: Line) -> str:
 
 def _text(line: Line) -> str:
     """The fields in their order. Written out: a loop over them would take four times as long."""
-    text = (
-        f"{line.time} INFO    {_LOGGER}: client={line.client} method={line.method}"
-        f" path={quoted(line.path)} status={line.status} outcome={line.outcome}"
-    )
+    text = f"{_asked(line)} status={line.status} outcome={line.outcome}"
     if line.model:
         text += f" model={quoted(line.model)}"
     if line.target_model:
@@ -185,5 +184,14 @@ def _text(line: Line) -> str:
         text += f" cached_tokens={line.cached_tokens}"
     if line.output_tokens is not None:
         text += f" output_tokens={line.output_tokens}"
-    text += f" bytes={line.bytes} request_id={quoted(line.request_id)}"
+    if line.bytes is not None:
+        text += f" bytes={line.bytes}"
+    if line.request_id:
+        text += f" request_id={quoted(line.request_id)}"
     return f"{text} trace_id={line.trace_id}" if line.trace_id else text
+
+
+def _asked(line: Line) -> str:
+    client = f" client={line.client}" if line.client else ""
+    path = f" path={quoted(line.path)}" if line.path else ""
+    return f"{line.time} INFO    {LOGGER}:{client} method={quoted(line.method)}{path}"
