@@ -8,6 +8,10 @@ if sys.platform == "win32":  # said before an import fails with a traceback
         "use Linux or macOS, or WSL 2 on Windows"
     )
 
-from inferway.cli.main import main
+from inferway.cli.early import end_by_signals
+
+end_by_signals(sys.argv[1:])  # before imports that take a while
+
+from inferway.cli.main import main  # noqa: E402
 
 __all__ = ["main"]

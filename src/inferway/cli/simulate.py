@@ -268,10 +268,6 @@ def simulate(**flags: Any) -> None:
 
 async def _run(flags: dict[str, Any]) -> None:
     """Until SIGINT or SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, stop.set)
     config = make_config(flags)
     renderer = Renderer()
     try:
@@ -279,6 +275,10 @@ async def _run(flags: dict[str, Any]) -> None:
         key = await renderer.get_or_create_tokenizer_key_async(wanted)
         shaping = ModelSettings(chat_template=flags["chat_template"])
         model = RenderedModel(renderer, key, config.max_model_len, shaping)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, stop.set)
         async with SimulatedEngine(config, model) as engine:
             click.echo(_ready(engine))
             await stop.wait()

@@ -1,0 +1,25 @@
+"""What holds before a command's flags have been read. Imports next to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+_SERVERS = ("epp", "serve", "simulate")  # commands that run until a signal ends them
+
+
+def end_by_signals(words: Sequence[str]) -> None:
+    """While a server starts, SIGINT and SIGTERM end the process at once, with the status that a
+    shell gives it, and nothing is printed; until its event loop listens to them. Also as process 1
+    of a container, which the kernel keeps from signals that it does not listen to."""
+    if not words or words[0] not in _SERVERS:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    del frame
+    os._exit(128 + number)
