@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -157,6 +158,75 @@ def test_settings_that_are_wrong_are_said_in_json_if_a_flag_asks_for_it(command:
     assert told["level"] == "error"
     assert told["message"].startswith(f"inferway {command}: ")
     assert "/no/such" in told["message"]
+
+
+def inferway(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _MAIN.replace("()", "(prog_name='inferway')"), *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "said"),
+    [
+        (["serve", "--log-format", "json", "--prot", "1"], "inferway serve", "--prot"),
+        (["epp", "--log-format=json", "--port", "many"], "inferway epp", "'many'"),
+        (["simulate", "--port", "-1", "--log-format", "json"], "inferway simulate", "'-1'"),
+        (["srve", "--log-format", "json"], "inferway", "did you mean 'serve'?"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_said_in_json_if_it_asks_for_it(
+    words: list[str], place: str, said: str
+) -> None:
+    done = inferway(*words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    told = json.loads(done.stderr)
+    assert datetime.fromisoformat(told.pop("time")).utcoffset() is not None
+    message = told.pop("message")
+    assert told == {"level": "error", "logger": "inferway"}
+    assert message.startswith(f"{place}: ")
+    assert said in message
+
+
+def test_a_command_line_that_is_wrong_is_said_in_json_if_the_environment_asks_for_it() -> None:
+    done = inferway("serve", "--no-such-flag", INFERWAY_LOG_FORMAT="json")
+
+    assert done.returncode == 2
+    assert "--no-such-flag" in json.loads(done.stderr)["message"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--no-such-flag"],
+        ["serve", "--no-such-flag", "--log-format", "text"],
+        ["serve", "--log-format", "jsn"],
+    ],
+)
+def test_otherwise_it_is_said_with_the_usage(words: list[str]) -> None:
+    done = inferway(*words)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: ")
+
+
+def test_help_stays_text() -> None:
+    done = inferway("serve", "--log-format", "json", "--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_without_a_command_there_is_help_in_any_form() -> None:
+    done = inferway(INFERWAY_LOG_FORMAT="json")
+
+    assert done.returncode in (0, 2)  # as click's versions have it
+    assert (done.stdout + done.stderr).startswith("Usage: ")
 
 
 @pytest.mark.parametrize(

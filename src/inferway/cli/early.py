@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 _SERVERS = ("epp", "serve", "simulate")  # commands that run until a signal ends them
+_LOG_FORMAT, _LOG_FORMAT_VARIABLE = "--log-format", "INFERWAY_LOG_FORMAT"
+
+
+def asks_for_json(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the command line, or else the environment, wants standard error as JSON."""
+    said = environ.get(_LOG_FORMAT_VARIABLE, "")
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == _LOG_FORMAT:
+            said = value if equals else following
+    return said == "json"
 
 
 def end_by_signals(words: Sequence[str]) -> None:

@@ -66,6 +66,18 @@ def refuse(command: str, error: Exception) -> NoReturn:
     sys.exit(2)
 
 
+def refuse_words(error: click.ClickException) -> NoReturn:
+    """The command line cannot be understood, and asks for JSON."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None and error.message == context.get_help():  # no arguments at all
+        error.show()
+        sys.exit(error.exit_code)
+    set_up("info", log_format="json")
+    place = "inferway" if context is None else context.command_path
+    _log.error("%s: %s", place, error.format_message())
+    sys.exit(error.exit_code)
+
+
 def _file(path: str) -> logging.Handler:
     """Opened anew when logrotate has moved it away."""
     try:

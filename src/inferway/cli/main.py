@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from inferway import __version__
+from inferway.cli.early import asks_for_json
 from inferway.cli.flag import Flag
 from inferway.cli.lazy import LazyGroup
 
@@ -30,8 +34,26 @@ COMMANDS = {
 _WITHOUT_ENVIRONMENT = ("bench",)  # a measurement is the same whatever the environment says
 
 
+class Program(LazyGroup):
+    """What the command line refuses is a line of JSON if the log is to be JSON."""
+
+    def main(self, *args: Any, **how: Any) -> Any:
+        given = args[0] if args else how.get("args")
+        words = list(sys.argv[1:] if given is None else given)
+        if not asks_for_json(words, os.environ) or how.get("standalone_mode") is False:
+            return super().main(*args, **how)
+        try:
+            sys.exit(super().main(*args, **{**how, "standalone_mode": False}))
+        except click.ClickException as e:
+            from inferway.cli.logs import refuse_words
+
+            refuse_words(e)
+        except click.Abort:
+            sys.exit(1)
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=Program,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Ask `inferway COMMAND --help` for a command's flags, with examples.",
