@@ -160,12 +160,14 @@ class Gateway:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         settings = self.settings
         self._stack.callback(self._context.destroy, linger=200)
+        # What can refuse the settings comes first: nothing has to be stopped then.
+        tracing = self._open_tracing()
+        self._certificate = _certificate(settings)
         if settings.publish is not None:
             self._publisher = Publisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", _soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
-        self._certificate = _certificate(settings)
         self._open_gate()
         metrics = MetricsPage(
             self.indexer.director,
@@ -178,7 +180,6 @@ class Gateway:
             self._requests,
         )
         self._stack.callback(self._admission.control.close)
-        tracing = self._open_tracing()
         observers = self._observers()
         routes = Routes(
             *(self.indexer, pool, metrics, self._admission, self._entrance(), self._requests),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from tests.frontends.http.clients import connected, echo, get, serving
 from tests.integration.conftest import answering
 from tests.integration.recorders import Recorder, in_front_of
 
+from inferway.app import Gateway
+from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import ConfigError
 from inferway.frontends.http.tracing import Tracing, otlp
 
@@ -235,6 +238,21 @@ def test_without_the_extra_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(ConfigError, match=r"pip install 'inferway\[otel\]'"):
         otlp("http://127.0.0.1:4318/v1/traces")
+
+
+async def test_without_the_extra_a_gateway_refuses_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    caplog.set_level(logging.INFO)
+    settings = ServeSettings(
+        engines=[EngineSettings(url="http://127.0.0.1:1")], otlp="http://127.0.0.1:4318/v1/traces"
+    )
+
+    with pytest.raises(ConfigError, match=r"pip install 'inferway\[otel\]'"):
+        await Gateway(settings).start()
+
+    assert caplog.messages == []
 
 
 def test_a_gateway_without_tracing_loads_nothing_of_it() -> None:
