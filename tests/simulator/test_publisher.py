@@ -144,3 +144,28 @@ def test_a_taken_port_is_named() -> None:
                     pass
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("endpoint", [f"tcp://{HOST}:*", "tcp://*:*"])
+def test_any_free_port_is_bound_and_the_real_one_announced(endpoint: str) -> None:
+    async def scenario() -> None:
+        async with publishing(EventsConfig(endpoint, endpoint)) as publisher:
+            start, _, port = publisher.source.endpoint.rpartition(":")
+            assert start == endpoint.removesuffix(":*")
+            assert int(port) > 0
+            async with connected(zmq.SUB, publisher.source.endpoint) as socket:
+                assert (await subscribe(publisher, socket))[2] == b"again"
+            assert (await replayed(publisher, first=0))[0][3] == b"again"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("endpoint", ["5557", "tcp://*:99999", f"tcp://{HOST}:0"])
+def test_an_endpoint_that_cannot_be_had_is_refused_with_what_is_expected(endpoint: str) -> None:
+    async def scenario() -> None:
+        async with publishing(EventsConfig(endpoint, None)):
+            pass
+
+    with pytest.raises(ConfigError, match=r"expected .*tcp://HOST:PORT.*with --zmq-endpoint") as e:
+        asyncio.run(scenario())
+    assert repr(endpoint) in str(e.value)

@@ -10,8 +10,8 @@ As vLLM 0.32 (distributed/kv_events.py) does it:
 A ROUTER drops what a reader does not take fast enough (1,000 messages each side). So a long replay
 can have holes, before its end marker or instead of it; seen with vLLM's own publisher too.
 
-Unlike vLLM's, `*` stands for the engine's own host, so that a simulated engine on a laptop does
-not show prompts to the network; and a port 0 binds a free one and is announced as `*` too.
+Unlike vLLM's, a host `*` stands for the engine's own, so that a simulated engine on a laptop does
+not show prompts to the network; and of a port 0 or `*` the free one that was bound is announced.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Publisher:
         if _binds(endpoint):
             self.source.endpoint = self._bind(self._pub, endpoint)
         else:
-            self._pub.connect(endpoint)
+            self._connect(endpoint)
         if self.source.replay_endpoint is not None:
             self._replay = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
             self.source.replay_endpoint = self._bind(self._replay, self.source.replay_endpoint)
@@ -95,16 +95,30 @@ class Publisher:
         self._context.term()
 
     def _bind(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
-        """Bind, and return what to announce: `*` kept, a port 0 replaced by the real one."""
-        local = endpoint.replace("*", self._host) if endpoint.startswith("tcp://") else endpoint
+        """Bind, and return what to announce: a host `*` kept, a port 0 or `*` replaced by the real
+        one."""
+        _check(endpoint)
+        local, address, port = endpoint, "", ""
+        if endpoint.startswith("tcp://"):
+            address, _, port = endpoint.rpartition(":")
+            local = f"{address.replace('*', self._host)}:{port}"
         try:
             socket.bind(local)
         except zmq.ZMQError as e:
-            raise ConfigError(f"cannot bind the KV event socket {endpoint!r}: {e}") from e
-        if not endpoint.endswith(":0"):
+            raise _refusal(endpoint, str(e)) from e
+        if port not in ("0", "*"):
             return endpoint
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return endpoint.removesuffix("0") + bound.rpartition(":")[2]
+        return f"{address}:{bound.rpartition(':')[2]}"
+
+    def _connect(self, endpoint: str) -> None:
+        _check(endpoint)
+        if endpoint.endswith(":0"):
+            raise _refusal(endpoint, "nobody can be reached at port 0")
+        try:
+            self._pub.connect(endpoint)
+        except zmq.ZMQError as e:
+            raise _refusal(endpoint, str(e)) from e
 
     async def _answer_replays(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -122,3 +136,18 @@ class Publisher:
 
 def _binds(endpoint: str) -> bool:
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def _check(endpoint: str) -> None:
+    """Raises ConfigError for a port that libzmq would take modulo 65,536."""
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > 65535:
+        raise _refusal(endpoint, f"there is no port {port}")
+
+
+def _refusal(endpoint: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"KV events: {endpoint!r} cannot be had: {why}; expected ipc://PATH or tcp://HOST:PORT,"
+        " where * is the engine's own host, or any free port; choose another with"
+        " --zmq-endpoint or --kv-events-replay-endpoint"
+    )
