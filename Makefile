@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -28,11 +28,11 @@ check:  ## format, lint, types, import order
 
 test:  ## the tests that need python3 and make alone, side by side
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube" $(ARGS)
 
 test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
@@ -47,6 +47,11 @@ envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
 	@./scripts/install_envoy.sh >/dev/null
 	$(PYTEST) -m envoy tests/envoy $(ARGS)
+
+kube:  ## the discovery of pods against a real Kubernetes API server; KUBE_ASSETS=DIR has etcd and kube-apiserver
+	@./scripts/kube_assets.sh
+	@./scripts/install.sh dev
+	$(PYTEST) -m kube tests/discovery/kubernetes $(ARGS)
 
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev

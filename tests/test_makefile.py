@@ -336,6 +336,30 @@ def test_ctrl_c_at_make_demo_ends_the_demo_and_make_with_status_0(installed: Che
     assert terminal.returncode == 0
 
 
+@pytest.mark.parametrize("there", [None, [], ["etcd"], ["etcd", "kube-apiserver"]])
+def test_make_kube_names_the_programs_that_it_lacks(
+    there: list[str] | None, tmp_path: Path
+) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "KUBE_ASSETS"}
+    if there is not None:
+        env["KUBE_ASSETS"] = str(tmp_path)
+        for name in there:
+            put_interpreter(tmp_path / name, "exit 0")
+    needed = ["etcd", "kube-apiserver"]
+    missing = [name for name in needed if name not in (there or [])]
+
+    command = [str(ROOT / "scripts" / "kube_assets.sh")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == bool(missing)
+    assert done.stdout == ""
+    if missing:
+        assert f"KUBE_ASSETS={env.get('KUBE_ASSETS', '')} must be a directory" in done.stderr
+        assert done.stderr.endswith(f"missing: {' and '.join(missing)}\n")
+    else:
+        assert done.stderr == ""
+
+
 def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)

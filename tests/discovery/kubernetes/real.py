@@ -35,10 +35,12 @@ _KINDS = {
 }
 
 
-def assets() -> Path | None:
-    """Where the binaries are, if somebody says."""
+def assets() -> Path:
+    """Where the binaries are."""
     said = os.environ.get("KUBE_ASSETS")
-    return Path(said) if said else None
+    if not said:
+        raise RuntimeError("KUBE_ASSETS must be a directory with etcd and kube-apiserver")
+    return Path(said)
 
 
 class RealApiServer:

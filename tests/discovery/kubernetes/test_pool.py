@@ -1,5 +1,5 @@
 """An InferencePool's pods, from a small API server that does what a real one was seen to do. What
-is asked of `either` is asked of a real one, too, where there is one (KUBE_ASSETS, see real.py)."""
+is asked of `either` is asked of a real one, too (`make kube`, see real.py)."""
 
 from __future__ import annotations
 
@@ -92,17 +92,14 @@ class Either:
 
 @pytest.fixture(scope="module")
 def real_server() -> Iterator[RealApiServer]:
-    binaries = assets()
-    if binaries is None:
-        pytest.skip("KUBE_ASSETS names no directory with etcd and kube-apiserver")
-    server = RealApiServer(binaries)
+    server = RealApiServer(assets())
     try:
         yield server.start()
     finally:
         server.stop()
 
 
-@pytest.fixture(params=["double", "real"])
+@pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.kube)])
 async def either(request: pytest.FixtureRequest) -> AsyncIterator[Either]:
     async with AsyncExitStack() as stack:
         if request.param == "double":
