@@ -92,8 +92,8 @@ def test_what_is_not_as_asked_is_named() -> None:
     slow = msgspec.structs.replace(RUN, many=[point(4_000, times=1.2)] * 5)
 
     assert missed(RUN) == []
-    assert missed(steep) == ["a decision, ns a token of history"]
-    assert missed(slow) == [f"encode, {RUN.others:,} chats seen to {RUN.few_others:,}"]
+    assert missed(steep) == ["a decision, ns for each token of history"]
+    assert missed(slow) == [f"encode, time after {RUN.others:,} chats / after {RUN.few_others:,}"]
 
 
 def test_markdown_has_the_lengths_the_slopes_and_the_seeds_figure() -> None:

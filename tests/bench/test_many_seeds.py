@@ -69,7 +69,7 @@ def test_no_number_of_seeds_shows_what_is_not_there() -> None:
 def test_who_is_sooner_is_told() -> None:
     run = found((1.0, 0.9), (1.1, 1.0), (1.2, 1.11))
 
-    assert run.losses() == ["75%: first tokens come sooner with round-robin"]
+    assert run.losses() == ["at 75% first tokens come sooner with round-robin"]
 
 
 def test_a_run_simulates_every_policy_load_and_seed() -> None:

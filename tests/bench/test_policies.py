@@ -632,7 +632,7 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
 
     assert [goal.is_met for goal in lost.goals()] == [False, False, True]
     assert [goal.is_met for goal in won.goals()] == [True, True, True]
-    assert won.goals()[1].found == "0.74 to 0.74; 1 of 1 hold"
+    assert won.goals()[1].found == "0.74 to 0.74; 1 of 1 met"
 
 
 def test_whoever_is_ahead_is_named() -> None:

@@ -76,17 +76,17 @@ def write(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> list[Path]:
 
 
 def _bars(stored: Stored) -> Iterator[str]:
-    """Every bar, judged."""
+    """Every requirement, judged."""
     goals = [
         (f"{one.name}{', quick' * run.is_quick}", goal)
         for one, run in stored
         for goal in run.goals()
     ]
     held = sum(goal.is_met for _, goal in goals)
-    yield f"{held} of {len(goals)} hold."
+    yield f"{held} of {len(goals)} requirements are met."
     yield ""
     yield from table_lines(
-        ("bench", "what", "asked", "measured", "holds"),
+        ("benchmark", "figure", "required", "measured", "met"),
         ([name, g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for name, g in goals),
         num_left=5,
     )

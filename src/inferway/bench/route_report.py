@@ -84,6 +84,6 @@ def _cpu(m: Measurement) -> str:
 
 ROUTE = told_by(
     "route", RouteRun, about, sheets, notes=notes, pictures=pictures,
-    question="the CPU time that a router takes for a request, ours beside its peers",
+    question="how much CPU time a router takes for a request: Inferway and its peers",
     takes="7 minutes",
 )  # fmt: skip

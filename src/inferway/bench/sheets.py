@@ -71,7 +71,7 @@ def measured(run: Run) -> list[str]:
 
 def goal_sheet(goals: Iterable[Goal]) -> Sheet:
     rows = [[g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for g in goals]
-    return Sheet("What was asked", ("", "asked", "found", "met"), rows, num_left=4)
+    return Sheet("Requirements", ("figure", "required", "measured", "met"), rows, num_left=4)
 
 
 def _lines(sheet: Sheet) -> list[str]:

@@ -130,17 +130,18 @@ def test_the_report_names_each_router_load_and_goal() -> None:
 
     assert "| peer x | 2,500 (1,500 to 3,500) |" in text
     assert "75%, 3 requests/s" in text
-    assert "the 200 ms that it is at 1/s" in text
+    assert "the 200 ms that it is at 1 requests/s" in text
     assert "| peer x | -500 (-500 to -500) |" in text
     assert details is not None
-    assert "| mean TTFT at 75% less peer x's | < 0 | -500 (-500 to -500) ms | yes |" in details(run)
+    goal = "mean TTFT at 75% minus that of peer x"
+    assert f"| {goal} | < 0 | -500 (-500 to -500) ms | yes |" in details(run)
     assert PEERS_REAL.notes(run) == ["inferway serve: looked at tokens"]
 
 
 def test_who_answers_sooner_beyond_the_noise_is_a_loss() -> None:
     assert run_of([1.0, 2.0], [1.5, 2.5], (0.5, 0.5)).losses() == []
     assert run_of([1.5, 2.5], [1.0, 2.0], (0.5, 0.5)).losses() == [
-        "75%: first tokens come 500 (500 to 500) ms later than with peer x"
+        "at 75% first tokens come 500 (500 to 500) ms later than with peer x"
     ]
 
 
@@ -150,7 +151,7 @@ def test_who_costs_less_cpu_is_named_in_one_line_a_load() -> None:
     cells += [msgspec.structs.replace(c, router="peer y") for c in run.cells if c.router != OURS]
 
     assert msgspec.structs.replace(run, cells=cells).losses() == [
-        "75%: a request takes 3.0 ms of the router's CPU, 2.0 with peer x, 2.0 with peer y"
+        "at 75% a request takes 3.0 ms of CPU time in inferway serve, 2.0 in peer x, 2.0 in peer y"
     ]
 
 

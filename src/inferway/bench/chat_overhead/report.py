@@ -177,13 +177,13 @@ def _percent(ms: float, of_us: Sequence[float]) -> str:
 
 CHAT_OVERHEAD = told_by(
     "chat-overhead", ChatOverheadRun, about, sheets, notes=summary, pictures=pictures,
-    question="what a chat adds to the time to first token: the experiment of seed 000",
+    question="how much a chat adds to the time to first token of a completion with the same prompt",
     takes="14 minutes",
 )  # fmt: skip
 CHAT_OVERHEAD_ENGINE = replace(
     CHAT_OVERHEAD,
     name="chat-overhead --engine",
-    question="the same with engines that are running",
+    question="how much a chat adds to the time to first token on engines that are already running",
     takes="3 minutes and more",
     arguments="URL",
 )

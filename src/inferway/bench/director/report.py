@@ -98,6 +98,7 @@ def _choice_rows(costs: Sequence[Cost]) -> list[list[str]]:
 
 DIRECTOR = told_by(
     "director", DirectorRun, about, sheets, pictures=pictures,
-    question="what a decision costs, and how it grows with a chat's history and with engines",
+    question="how much CPU time a routing decision takes, by length of the chat and number of "
+    "engines",
     takes="half a minute",
 )  # fmt: skip

@@ -50,15 +50,15 @@ class DirectorRun(Run, frozen=True):
 
     def goals(self) -> list[Goal]:
         whole = self.growth("whole")
-        found = [_goal("a decision, ns a token of history", whole, MOST_NS_A_TOKEN)]
+        found = [_goal("a decision, ns for each token of history", whole, MOST_NS_A_TOKEN)]
         for step in JUDGED:
-            what = f"{step}, {self.others:,} chats seen to {self.few_others:,}"
+            what = f"{step}, time after {self.others:,} chats / after {self.few_others:,}"
             found.append(_goal(what, times_longer(self, step), MOST_TIMES))
         many = self.many_endpoints
         if many is not None:
             dearest = max(many.triples, key=lambda cost: cost.choose)
             what = (
-                f"a choice among {many.endpoints:,} endpoints by three scorers, the dearest of "
+                f"a choice among {many.endpoints:,} endpoints by three scorers, the slowest of "
                 f"{len(many.triples)} sets"
             )
             shown, is_met = f"{dearest.shown} µs", dearest.choose <= MOST_US

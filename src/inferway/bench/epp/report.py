@@ -86,6 +86,6 @@ def _us(arm: Arm) -> str:
 
 EPP = told_by(
     "epp", EppRun, about, sheets, pictures=pictures,
-    question="what picking an endpoint costs behind a real Envoy, and a streamed chunk",
+    question="how much CPU time an endpoint pick and a streamed chunk take behind a real Envoy",
     takes="5 minutes",
 )  # fmt: skip

@@ -244,6 +244,7 @@ def _us(us: float) -> str:
 
 INDEX = told_by(
     "index", IndexRun, about, sheets, pictures=pictures,
-    question="matching, events, memory and stalls of the index, beside Dynamo's RadixTree",
+    question="how fast the index matches prompts and applies events, how much memory it takes and "
+    "how long it stalls, compared with Dynamo's RadixTree",
     takes="10 minutes",
 )  # fmt: skip

@@ -217,7 +217,7 @@ def _cached_panel(run: LoadRun) -> Panel:
 
 LOAD = told_by(
     "load", LoadRun, about, sheets, notes=notes, pictures=pictures,
-    question="what an endpoint does under a load of one's own",
-    takes="as long as is asked",
+    question="how an endpoint performs under a load that you describe",
+    takes="as long as its flags say",
     arguments="URL",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from inferway.bench.policies.fleet_words import engines_line
 from inferway.bench.policies.plot import STYLES
 from inferway.bench.sheets import Sheet, told_by
 
-_HEAD = ("policy", "TTFT", "token", "cached", "ours less it")
+_HEAD = ("policy", "TTFT", "ITL", "cached", f"{OURS} minus it")
 
 
 def about(run: ManySeedsRun) -> list[str]:
@@ -19,24 +19,28 @@ def about(run: ManySeedsRun) -> list[str]:
 
 def notes(run: ManySeedsRun) -> list[str]:
     plan, chats = run.plan.chats, run.plan.chats.chats
-    found = "given" if plan.rate else "at which round-robin's mean TTFT doubles in virtual time"
+    found = "at which round-robin's mean TTFT doubles in virtual time"
+    if plan.rate:
+        found = "given with --rate"
     return [
-        f"{engines_line(run.plan.fleet)}; fitted by validate --real ({run.plan.fitted})",
-        f"the chats of peers --real: {chats.sessions} of {chats.turns} turns with {chats.systems} "
-        f"system prompts, {chats.requests} requests, {chats.answer_tokens} tokens an answer; "
-        f"{plan.seeds} seeds",
-        f"loads are parts of {run.rate:.3g} requests/s, {found}",
-        f"{OURS} is ours; the oracle knows what engines do and hold, and is as greedy",
+        f"{engines_line(run.plan.fleet)}; the constants are fitted by `validate --real` "
+        f"({run.plan.fitted})",
+        f"the chats of `peers --real`: {chats.sessions} of {chats.turns} turns with "
+        f"{chats.systems} system prompts, {chats.requests} requests, {chats.answer_tokens} tokens "
+        f"an answer; {plan.seeds} seeds",
+        f"loads are shares of {run.rate:.3g} requests/s, {found}",
+        f"{OURS} is Inferway's default policy; the oracle knows what each engine holds and has to "
+        "do, and sends each request where its first token comes soonest",
     ]
 
 
 def sheets(run: ManySeedsRun) -> Iterator[Sheet]:
-    head = (*_HEAD, f"of {run.plan.few} seeds", "seeds to tell")
+    head = (*_HEAD, f"by {run.plan.few} seeds", "seeds needed")
     for load in run.loads:
         title = (
-            f"{load:.0%}, {load * run.rate:.3g} requests/s: time to the first token and between "
-            f"tokens in ms, means; what {run.plan.chats.seeds} seeds say of the difference, where "
-            f"{run.plan.few} find it 95 times in 100, and how many it takes to be off zero"
+            f"{load:.0%}, {load * run.rate:.3g} requests/s: mean TTFT and ITL in ms; difference in "
+            f"mean TTFT by {run.plan.chats.seeds} seeds (95 %), the range in which 95 of 100 runs "
+            f"of {run.plan.few} seeds find it, and how many seeds show that it is not zero"
         )
         yield Sheet(title, head, [_row(run, policy, load) for policy in run.plan.policies])
 
@@ -55,9 +59,9 @@ def pictures(run: ManySeedsRun) -> list[Picture]:
     ]
     panels = [
         Panel("requests per second", "mean time to first token, ms", means),
-        Panel("requests per second", "ours less it, ms", less),
+        Panel("requests per second", f"{OURS} minus it, ms", less),
     ]
-    title = f"{run.plan.chats.engines.about}: in virtual time, {run.plan.chats.seeds} seeds"
+    title = f"{run.plan.chats.engines.about}; in virtual time, {run.plan.chats.seeds} seeds"
     return [Picture("many_seeds", title, [panels], one_legend=True)]
 
 
@@ -88,7 +92,7 @@ def _row(run: ManySeedsRun, policy: str, load: float) -> list[str]:
 
 MANY_SEEDS = told_by(
     "many-seeds", ManySeedsRun, about, sheets, notes=notes, pictures=pictures,
-    question="which differences on the real fleet are true, and how many seeds it takes to see "
-    "them: its chats in virtual time",
+    question="which differences between policies on two real engines exceed chance, and how many "
+    "seeds show them, in virtual time",
     takes="2 minutes",
 )  # fmt: skip

@@ -93,7 +93,7 @@ class ManySeedsRun(Run, frozen=True):
 
     def losses(self) -> list[str]:
         return [
-            f"{load:.0%}: first tokens come sooner with {policy}"
+            f"at {load:.0%} first tokens come sooner with {policy}"
             for load in self.loads
             for policy in self.plan.policies
             if policy != OURS and self.difference(policy, load).mean.low > 0

@@ -25,8 +25,9 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
         return (
             f"{self.engines} simulated engines, each with {self.blocks} blocks of "
             f"{self.block_size} tokens; {self.prefill_us_per_token:g} µs for each prompt token "
-            f"that is not cached, one prompt after the other; {self.inter_token_ms:g} ms a token "
-            f"of an answer, {self.time_factor_under_load:g} × that with {self.max_num_seqs} at once"
+            f"that is not cached, one prompt at a time; {self.inter_token_ms:g} ms for each token "
+            f"of an answer, {self.time_factor_under_load:g} × that with {self.max_num_seqs} "
+            "requests at once"
         )
 
     def flags(self) -> list[str]:

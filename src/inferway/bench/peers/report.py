@@ -16,7 +16,7 @@ _HEAD = (
     *("router", "TTFT", "p50", "p90", "p99", "ITL", "cached", "answers/s", "CPU, ms", "MiB"),
     "errors",
 )
-_BESIDE = ("beside", "mean TTFT", "p90", "cached, points")
+_BESIDE = ("other router", "mean TTFT", "p90", "cached, points")
 _STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "#cc3311", "linewidth": 2.4, "zorder": 5},
     PLAIN: {"color": "#cc3311", "linestyle": "--"},
@@ -27,11 +27,11 @@ def about(run: PeersRun) -> list[str]:
     chats, engines = run.plan.chats, run.plan.engines
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return [
-        f"{engines.about}. Each load, router and seed: {chats.sessions} chats of {chats.turns} "
-        f"turns with {chats.systems} system prompts, {chats.requests} requests, "
-        f"{chats.answer_tokens} tokens an answer; caches empty before.",
-        f"{_rate_line(run)} Routers: {versions}. TTFT counts from the intended time; intervals "
-        "are bootstraps over seeds.",
+        f"{engines.about}. Each load, router and seed has {chats.sessions} chats of {chats.turns} "
+        f"turns with {chats.systems} system prompts, in all {chats.requests} requests with "
+        f"{chats.answer_tokens} tokens an answer, and begins with empty caches.",
+        f"{_rate_line(run)} Routers: {versions}. TTFT counts from the time at which a request was "
+        "due; intervals are 95 % bootstrap intervals over seeds.",
         *(_sitting_line(sitting) for sitting in run.sittings if len(run.sittings) > 1),
     ]
 
@@ -44,12 +44,12 @@ def sheets(run: PeersRun) -> Iterator[Sheet]:
         rows = [_row(run, router, load) for router in run.routers if run.select(router, load)]
         rate = load * run.doubling_rate
         title = (
-            f"{load:.0%}, {rate:.3g} requests/s: time to the first token (mean, 95 %, and "
-            "percentiles) and between tokens in ms; the router's CPU a request and its memory"
+            f"{load:.0%}, {rate:.3g} requests/s: TTFT (mean with its interval, and percentiles) "
+            "and ITL in ms; the router's CPU time for each request and its memory"
         )
         yield Sheet(title, _HEAD, rows)
         if run.select(OURS, load):
-            title = f"`{OURS}` less the other at {load:.0%}, seed by seed (95 %), TTFT in ms"
+            title = f"`{OURS}` minus each other router at {load:.0%}, paired by seed, TTFT in ms"
             yield Sheet(title, _BESIDE, [*_beside_rows(run, load)])
 
 
@@ -102,18 +102,18 @@ def _panel(run: PeersRun, what: str, of: Of) -> Panel:
 def _rate_line(run: PeersRun) -> str:
     rate = f"{run.doubling_rate:.3g} requests/s"
     if not run.idle_ttft:
-        return f"Loads are parts of {rate}, given with --rate."
+        return f"Loads are shares of {rate}, given with --rate."
     return (
-        f"Loads are parts of {rate}, where round-robin's mean TTFT is twice the "
-        f"{run.idle_ttft * 1e3:,.0f} ms that it is at {run.searched[0].rate:.3g}/s."
+        f"Loads are shares of {rate}, the rate at which round-robin's mean TTFT is twice the "
+        f"{run.idle_ttft * 1e3:,.0f} ms that it is at {run.searched[0].rate:.3g} requests/s."
     )
 
 
 def _sitting_line(sitting: Sitting) -> str:
     loads = ", ".join(f"{load:.0%}" for load in sitting.loads)
-    seeds = ", ".join(map(str, sitting.seeds))
+    seeds = f"seed{'s' * (len(sitting.seeds) > 1)} {', '.join(map(str, sitting.seeds))}"
     return (
-        f"{sitting.date} UTC at commit {sitting.commit}: {loads}, seeds {seeds}; load average "
+        f"Part of {sitting.date} UTC at commit {sitting.commit}: {loads}, {seeds}; load average "
         f"{sitting.load_before} before and {sitting.load_after} after."
     )
 
@@ -157,7 +157,8 @@ def _p90(cell: Cell) -> float:
 
 PEERS = told_by(
     "peers", PeersRun, about, sheets, notes=notes, pictures=pictures,
-    question="routers from PyPI and ours in front of one simulated fleet, with the same chats",
+    question="how the choice of router changes time to first token, cached tokens and CPU time: "
+    "Inferway and routers from PyPI in front of simulated engines",
     takes="an hour",
     glance=glance,
 )  # fmt: skip
@@ -165,6 +166,7 @@ PEERS_REAL = replace(
     PEERS,
     name="peers --real",
     glance=None,
-    question="the same in front of real vLLM on the CPU",
+    question="how the choice of router changes time to first token, cached tokens and CPU time in "
+    "front of real vLLM engines on the CPU",
     takes="100 minutes with `--layers 2`",
 )

@@ -127,8 +127,8 @@ class PeersRun(Run, frozen=True):
         goals = [
             Goal(
                 f"cached tokens at {load:.0%}",
-                f"≥ {best}'s interval",
-                f"{ours.shown('{:.1%}')} beside {theirs.shown('{:.1%}')}",
+                f"≥ lower end of the interval of {best}",
+                f"{ours.shown('{:.1%}')}; peer {theirs.shown('{:.1%}')}",
                 ours.value >= theirs.low,
             )
         ]
@@ -136,7 +136,7 @@ class PeersRun(Run, frozen=True):
             less = self.difference(OURS, name, load, ttft)
             goals.append(
                 Goal(
-                    f"mean TTFT at {load:.0%} less {name}'s",
+                    f"mean TTFT at {load:.0%} minus that of {name}",
                     "< 0",
                     f"{less.times(1e3).shown('{:,.0f}')} ms",
                     less.high < 0,
@@ -158,13 +158,13 @@ class PeersRun(Run, frozen=True):
             later = self.difference(OURS, name, load, ttft)
             if later.low > 0:
                 ms = later.times(1e3).shown("{:,.0f}")
-                yield f"{load:.0%}: first tokens come {ms} ms later than with {name}"
+                yield f"at {load:.0%} first tokens come {ms} ms later than with {name}"
             if self.difference(OURS, name, load, _cpu).low > 0:
-                cheaper.append(f"{self.mean(name, load, _cpu).value * 1e3:.1f} with {name}")
+                cheaper.append(f"{self.mean(name, load, _cpu).value * 1e3:.1f} in {name}")
         if cheaper:
             ours = self.mean(OURS, load, _cpu).value * 1e3
             yield (
-                f"{load:.0%}: a request takes {ours:.1f} ms of the router's CPU, "
+                f"at {load:.0%} a request takes {ours:.1f} ms of CPU time in {OURS}, "
                 f"{', '.join(cheaper)}"
             )
 

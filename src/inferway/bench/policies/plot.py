@@ -25,7 +25,7 @@ def pictures(run: PoliciesRun) -> list[Picture]:
     fleet = run.plan.fleet
     title = (
         f"{fleet.num_engines} simulated engines, {fleet.num_slow} of them "
-        f"{fleet.slow_factor:g} × slower, one gateway; who takes {_TALL} × the least runs off"
+        f"{fleet.slow_factor:g} × slower, one gateway; TTFT above {_TALL} × the least is cut off"
     )
     rows = [[of(run, one) for one in run.workloads] for of in (_ttft, _cached)]
     return [Picture("policies", title, rows, one_legend=True)]
@@ -34,8 +34,8 @@ def pictures(run: PoliciesRun) -> list[Picture]:
 def fleet_pictures(run: PoliciesRun) -> list[Picture]:
     panels = [_beside_ours(run, gateways) for gateways in run.plan.gateways]
     title = (
-        f"{run.plan.fleet.num_engines} simulated engines, each workload at its highest load; who "
-        f"takes {_FAR} × as long as {OURS} runs off"
+        f"{run.plan.fleet.num_engines} simulated engines, each workload at its highest load; "
+        f"ratios above {_FAR} are cut off"
     )
     return [Picture("policies_fleet", title, [panels], one_legend=True)]
 
@@ -49,7 +49,8 @@ def _beside_ours(run: PoliciesRun, gateways: int) -> Panel:
         style = {**STYLES.get(name, {}), **DOTS}
         lines.append(Line(name, list(there), list(there.values()), style))
     return Panel(
-        "", f"p90 TTFT / {OURS}'s", lines, title=gateways_named(gateways), log_y=True, most=_FAR,
+        "", f"p90 TTFT / that of {OURS}", lines,
+        title=gateways_named(gateways), log_y=True, most=_FAR,
         ticks=[name.replace(OTHER_CACHES, "\n") for name in loads],
     )  # fmt: skip
 

@@ -20,7 +20,10 @@ from inferway.bench.policies.results import (
 from inferway.bench.sheets import Sheet, told_by
 from inferway.bench.spread import Interval, mean_interval
 
-_GOAL_HEAD = ("workload", "gateways", "load", "mean", "asked", "found (95 %)", "the oracle", "met")
+_GOAL_HEAD = (
+    *("workload", "gateways", "load", "ratio", "required", "measured (95 %)"),
+    *("with the oracle", "met"),
+)
 
 
 def about(run: PoliciesRun) -> list[str]:
@@ -52,7 +55,7 @@ def sheets(run: PoliciesRun) -> Iterator[Sheet]:
     goals = run.load_goals()
     if goals:
         yield Sheet(
-            f"What is asked of {OURS}, as ratios, seed by seed",
+            f"Requirements on {OURS}, as means of the ratios of each seed",
             _GOAL_HEAD,
             [_goal_cells(goal) for goal in goals],
             num_left=5,
@@ -79,13 +82,13 @@ def _pressure(run: PoliciesRun) -> Sheet:
             cells.append(f"{ratio.shown()}{named}" if ratio else "")
         rows.append(cells)
     head = (
-        "workload", "cache, tokens", "gateways", "reusable", "load or session alone / ours",
-        "approximate / ours", "event-driven / ours", "ours without events / ours",
+        "workload", "cache, tokens", "gateways", "reusable", "load or session only",
+        "approximate", "event-driven", DEAF,
     )  # fmt: skip
     return Sheet(
-        f"Where it pays to hear of KV events: p90 TTFT of the best policy of each kind over that "
-        f"of {OURS}, by cache and gateways, at {max(run.plan.loads):.0%}; reusable: the cached "
-        "share of who knows everything",
+        f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}, "
+        f"at {max(run.plan.loads):.0%} of the rate; *reusable* is the share of prompt tokens that "
+        "the oracle takes from a cache",
         head,
         rows,
         num_left=1,
@@ -140,8 +143,8 @@ def _fleet_lines(run: PoliciesRun) -> list[str]:
     return [
         f"{engines_line(run.plan.fleet)}. Caches: {caches}.",
         f"{lateness_line(run.plan.fleet)}. Loads are shares of the rate at which round-robin's "
-        "mean TTFT is twice that of an idle fleet; requests that arrive in the second half of a "
-        "run are judged. Intervals are bootstraps over seeds.",
+        "mean TTFT is twice that of an idle fleet; only requests that arrive in the second half "
+        "of a run count. Intervals are 95 % bootstrap intervals over seeds.",
     ]
 
 
@@ -165,7 +168,7 @@ def _workload_lines(run: PoliciesRun) -> list[str]:
 
 def _goal_cells(goal: LoadGoal) -> list[str]:
     met = "yes" if goal.is_met else "**no**"
-    what = f"{goal.what} ({goal.other})" if goal.other else goal.what
+    what = f"{goal.what}; the best is {goal.other}" if goal.other else goal.what
     return [
         workload_named(goal.workload), str(goal.gateways), f"{goal.load:.0%}", what, goal.asked,
         goal.found.shown("{:.3f}"), "" if goal.oracle is None else f"{goal.oracle.value:.3f}", met,
@@ -186,11 +189,12 @@ def _cached(rows: Sequence[Row]) -> str:
 
 POLICIES = told_by(
     "policies", PoliciesRun, about, sheets, notes=summary, pictures=pictures,
-    question="when the first token comes, by who chooses the engine: ours, peers', an oracle",
+    question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
+    "policies, those of its peers, and an oracle",
     takes="18 minutes",
 )  # fmt: skip
 POLICIES_FLEET = told_by(
     "policies --fleet", PoliciesRun, about, sheets, notes=summary, pictures=fleet_pictures,
-    question="several gateways before many engines: where it pays to hear of KV events",
+    question="how much KV events gain, with one gateway and with several, in front of many engines",
     takes="35 minutes",
 )  # fmt: skip

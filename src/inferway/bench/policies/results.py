@@ -135,7 +135,7 @@ class PoliciesRun(Run, frozen=True):
         for (what, asked), goals in by_kind.items():
             ratios = [goal.found.value for goal in goals]
             met = sum(goal.is_met for goal in goals)
-            shown = f"{min(ratios):.2f} to {max(ratios):.2f}; {met} of {len(goals)} hold"
+            shown = f"{min(ratios):.2f} to {max(ratios):.2f}; {met} of {len(goals)} met"
             found.append(Goal(f"{OURS}: {what}", asked, shown, met == len(goals)))
         return found
 
@@ -153,10 +153,10 @@ class PoliciesRun(Run, frozen=True):
         for workload, gateways, load, other in judged:
             times = self.ttft_ratio(workload, gateways, load, OURS, other)
             if times is not None and times.low > 1:
+                where = f"{workload_named(workload)}, {gateways_named(gateways)}, {load:.0%}"
                 found.append(
-                    f"{workload_named(workload)}, {gateways_named(gateways)}, {load:.0%}: {other}; "
-                    f"{OURS} takes "
-                    f"{times.shown('{:.3f}')} times as long"
+                    f"{where}: the mean TTFT of {OURS} is {times.shown('{:.3f}')} times that of "
+                    f"{'the ' * (other == ORACLE)}{other}"
                 )
         return found
 
@@ -189,11 +189,11 @@ class PoliciesRun(Run, frozen=True):
         ours = self.select(workload, gateways, load, OURS)
         oracle = self.select(workload, gateways, load, ORACLE)
         asked = [
-            ("TTFT / best weighted profile's", "≤ 1.02", BEST_WEIGHTED, "ttft", 1.02),
-            ("cached tokens / the oracle's", "≥ 0.95", ORACLE, "cached_share", 0.95),
+            (f"mean TTFT / that of {BEST_WEIGHTED}", "≤ 1.02", BEST_WEIGHTED, "ttft", 1.02),
+            (f"cached tokens / those of the {ORACLE}", "≥ 0.95", ORACLE, "cached_share", 0.95),
         ]
         if load >= 0.75:
-            what = "TTFT / llm-d's default's"
+            what = f"mean TTFT / that of {LLM_D}"
             asked.insert(1, (what, "≤ 0.75", LLM_D, "ttft", 0.75))
         goals = []
         for what, bar, other, field, limit in asked:
@@ -220,7 +220,7 @@ class PoliciesRun(Run, frozen=True):
             theirs = self.select(workload, gateways, load, best) if best else []
             ratio = self._ratio("ttft_p90", theirs, ours)
             if ratio is not None:
-                what = f"p90 TTFT of the best {kind} policy / ours"
+                what = f"p90 TTFT of the best {kind} policy / that of {OURS}"
                 most = self._ratio("ttft_p90", theirs, oracle)
                 bar, met = f"≥ {limit:g}", ratio.value >= limit
                 goals.append(LoadGoal(workload, gateways, load, what, bar, ratio, met, most, best))

@@ -101,6 +101,6 @@ _COLUMNS = (
 
 PROMPTS = told_by(
     "prompts", PromptsRun, about, sheets, pictures=pictures,
-    question="what rendering and tokenizing real chats costs, beside transformers",
+    question="how much time rendering and tokenizing real chats takes, compared with transformers",
     takes="3 minutes",
 )  # fmt: skip

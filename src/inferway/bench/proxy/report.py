@@ -135,6 +135,6 @@ def _mib(values: list[float]) -> str:
 
 PROXY = told_by(
     "proxy", ProxyRun, about, sheets, notes=notes, pictures=pictures,
-    question="what the data plane costs: CPU, added latency and memory, beside its peers",
+    question="how much CPU time, latency and memory the data plane costs, compared with its peers",
     takes="12 minutes",
 )  # fmt: skip

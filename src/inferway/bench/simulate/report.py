@@ -131,14 +131,14 @@ def _ms(found: Interval, seeds: int) -> str:
 
 SIMULATE = told_by(
     "simulate", SimulateRun, about, sheets, notes=notes, pictures=pictures,
-    question="how policies do on a trace and a fleet of one's own, in virtual time",
+    question="how policies perform on a trace and a fleet that you choose, in virtual time",
     takes="2 to 6 minutes a policy for a million requests to 1,000 engines",
     arguments="--trace mooncake --engines 1000 --requests 1000000",
 )  # fmt: skip
 SIMULATE_ENGINES = replace(
     SIMULATE,
     name="simulate --engines",
-    question="the same with several fleets: how caching grows with engines",
+    question="how the cached share grows with the number of engines, in virtual time",
     takes="a minute",
     arguments="4 --engines 16 … --trace mooncake",
 )

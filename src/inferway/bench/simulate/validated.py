@@ -19,8 +19,8 @@ from inferway.bench.simulate.compared import DRAWS, Compared
 TTFT_SHARE, POINTS = 0.15, 2.0  # how far off a simulation may be
 
 _HEAD = (
-    "router", "policy", "requests", "a second", "TTFT, ms", "simulated", "off by", "token, ms",
-    "simulated", "cached", "simulated", "points",
+    "router", "policy", "requests", "requests/s", "TTFT, ms", "simulated", "error", "ITL, ms",
+    "simulated", "cached", "simulated", "error, points",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class ValidateRun(Run, frozen=True):
                 error = ttft_error(seeds)
                 found.append(
                     Goal(
-                        f"{name}: mean TTFT, simulated and real",
+                        f"{name}: error of the simulated mean TTFT",
                         f"within {TTFT_SHARE:.0%}",
                         f"{error:+.1%}",
                         abs(error) <= TTFT_SHARE,
@@ -69,7 +69,7 @@ class ValidateRun(Run, frozen=True):
             points = cached_points(seeds)
             found.append(
                 Goal(
-                    f"{name}: cached tokens, simulated and real",
+                    f"{name}: error of the simulated cached share",
                     f"within {POINTS:g} points",
                     f"{points:+.1f} points",
                     abs(points) <= POINTS,
@@ -103,11 +103,12 @@ def about(run: ValidateRun) -> list[str]:
 
 def sheets(run: ValidateRun) -> Iterator[Sheet]:
     kind = "real engines" if run.is_fitted else "simulated engines that speak HTTP"
-    yield Sheet(f"{kind} and virtual time, the same chats", _HEAD, list(_rows(run)), num_left=2)
+    title = f"The same chats measured with {kind} and simulated in virtual time"
+    yield Sheet(title, _HEAD, list(_rows(run)), num_left=2)
     if run.engine.beside != 1.0:
         yield Sheet(
-            "What it does that engines share a processor: mean TTFT in virtual time, ms",
-            ("router", "as they are", "if they did not slow each other"),
+            "Effect of engines that slow each other: mean TTFT in virtual time, ms",
+            ("router", "with the effect", "without it"),
             [
                 [name, *(f"{_mean(seeds, f) * 1e3:,.0f}" for f in ("simulated_ttft", "apart_ttft"))]
                 for name, seeds in run.routers()
@@ -118,24 +119,26 @@ def sheets(run: ValidateRun) -> Iterator[Sheet]:
 
 def notes(run: ValidateRun) -> list[str]:
     spec, engine = run.plan.chats, run.engine
-    fitted = "fitted to requests without a router" if run.is_fitted else "given"
+    fitted = "fitted to requests without a router" if run.is_fitted else "as given to the engines"
     found = [
         f"{run.plan.engines.about}",
         f"{spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
-        f"prompts; load average {run.load_after} after it",
-        f"the simulated engine, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request; a step "
-        f"takes {step_words(engine)}",
+        f"prompts; load average {run.load_after} after the run",
+        f"constants of the simulation, {fitted}: {engine.request_seconds * 1e3:.1f} ms a request; "
+        f"a step takes {step_words(engine)}",
     ]
     if engine.scatter:
-        found.append(f"simulated {DRAWS} times, each time drawn anew: the mean is what is compared")
+        found.append(
+            f"each seed is simulated {DRAWS} times with step times drawn anew; the mean is compared"
+        )
     if run.fitted_to:
         firsts = ", ".join(
-            f"{one.simulated_ttft * 1e3:,.0f} for {one.ttft * 1e3:,.0f}" for one in run.fitted_to
+            f"{one.simulated_ttft * 1e3:,.0f} / {one.ttft * 1e3:,.0f}" for one in run.fitted_to
         )
         found.append(
-            f"by how much engines slow each other is fitted to chats of {len(run.fitted_to)} other "
-            f"seeds through {run.fitted_to[0].router}, sent in between; mean TTFT of each, ms: "
-            f"{firsts}"
+            f"how much engines slow each other is fitted to chats of {len(run.fitted_to)} other "
+            f"seeds through {run.fitted_to[0].router}, sent between the seeds that are compared; "
+            f"mean TTFT in ms, simulated / measured: {firsts}"
         )
     return found
 
@@ -156,7 +159,7 @@ def _beside(run: ValidateRun, what: str, field: str, factor: float) -> Panel:
     }
     ends = [f(value for point in points.values() for value in point) for f in (min, max)]
     lines = [Line(name, [x], [y], DOTS) for name, (x, y) in points.items()]
-    same = Line("the same", ends, ends, {"color": "#999999", "marker": ""})
+    same = Line("simulated = measured", ends, ends, {"color": "#999999", "marker": ""})
     return Panel(f"measured: {what}", f"simulated: {what}", [*lines, same])
 
 
@@ -184,11 +187,11 @@ def _mean(seeds: Sequence[Compared], field: str) -> float:
 
 VALIDATE = told_by(
     "validate", ValidateRun, about, sheets, notes=notes, pictures=pictures,
-    question="whether the peers' policies, as simulated, reuse what the real peers reuse",
+    question="how close simulated policies come to the cached share of the real routers",
     takes="8 minutes",
 )  # fmt: skip
 VALIDATE_REAL = told_by(
     "validate --real", ValidateRun, about, sheets, notes=notes, pictures=pictures,
-    question="whether a simulation with fitted constants says what a real fleet does",
+    question="how close a simulation with fitted constants comes to real engines",
     takes="27 minutes",
 )  # fmt: skip
