@@ -638,11 +638,11 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
 def test_whoever_is_ahead_is_named() -> None:
     run = made_up(**{"expected-ttft": 1.2, "round-robin": 1.0, "oracle": 2.0})
 
-    lines = [line for line in summary(run) if "takes" in line]
+    lines = [line for line in summary(run) if "times that of" in line]
 
     assert lines == [
-        "chats, one gateway, 75%: round-robin; expected-ttft takes 1.200 (1.200 to 1.200) times as "
-        "long"
+        "chats, one gateway, 75%: the mean TTFT of expected-ttft is 1.200 (1.200 to 1.200) times "
+        "that of round-robin"
     ]
 
 

@@ -113,8 +113,8 @@ def _sitting_line(sitting: Sitting) -> str:
     loads = ", ".join(f"{load:.0%}" for load in sitting.loads)
     seeds = f"seed{'s' * (len(sitting.seeds) > 1)} {', '.join(map(str, sitting.seeds))}"
     return (
-        f"Part of {sitting.date} UTC at commit {sitting.commit}: {loads}, {seeds}; load average "
-        f"{sitting.load_before} before and {sitting.load_after} after."
+        f"Part measured {sitting.date} UTC at commit {sitting.commit}: {loads}, {seeds}; load "
+        f"average {sitting.load_before} before and {sitting.load_after} after."
     )
 
 

@@ -26,9 +26,9 @@ def step_words(engine: EngineSpec) -> str:
     if engine.attention_tokens:
         attention = f" (twice that for one that attends to {engine.attention_tokens:,} others)"
     if engine.beside != 1.0:
-        beside = f"; {engine.beside:.4g} times as long while another engine computes"
+        beside = f"; it takes {engine.beside:.4g} times as long while another engine computes"
     if engine.scatter:
-        scatter = f"; with a standard deviation of {engine.scatter:.1%}"
+        scatter = f"; step times have a standard deviation of {engine.scatter:.1%}"
     return (
         f"{engine.step_seconds * 1e3:.4g} ms, plus {engine.decode_seconds * 1e3:.4g} ms for each "
         f"request that decodes{context}, plus {engine.prefill_seconds * 1e6:.4g} µs for each "
