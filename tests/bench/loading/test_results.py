@@ -34,6 +34,10 @@ def test_warm_up_and_cool_down_are_left_out() -> None:
     assert found.ttft.most == pytest.approx(0.1)
 
 
+def test_a_first_request_that_was_sent_before_its_time_counts() -> None:
+    assert of(sample(-0.0004), *steady()[1:]).num_requests == 100
+
+
 def test_latency_counts_from_the_intended_time_and_from_sending() -> None:
     late = sample(1.0, wait=2.1, sent=3.0, held=2.0)
 

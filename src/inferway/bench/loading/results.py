@@ -140,7 +140,7 @@ def measured(
     Raises BenchError if that is nothing.
     """
     planned = seconds if driven.is_whole else None
-    since, until = warm_up, _end(driven.samples, planned) - cool_down
+    since, until = _begin(driven.samples, warm_up), _end(driven.samples, planned) - cool_down
     kept = _between(since, until, driven.samples, load)
     good = [s for s in kept if s.ok]
     windows = Windows(since, until - since, len(kept))
@@ -181,6 +181,12 @@ def measured(
         histograms={name: histogram.stored() for name, histogram in histograms.items()},
     )
     return msgspec.structs.replace(found, doubts=doubts(found, good))
+
+
+def _begin(samples: Sequence[Sample], warm_up: float) -> float:
+    """Without a warm-up nothing is left out, nor a first request that was sent before its time,
+    as a timer of whole milliseconds does it."""
+    return warm_up or min((0.0, *(s.intended for s in samples)))
 
 
 def _end(samples: Sequence[Sample], seconds: float | None) -> float:
