@@ -76,3 +76,7 @@ def test_a_proxy_is_told_an_engine_and_the_pages_say_so(start: Start) -> None:
     assert f'inferway_prompt_tokens_total{{engine="{address}"}}' in page
     assert [program.ends() for program in (picker, engine)] == [0, 0]
     assert "--zap-encoder changes nothing: --log-format says" in picker.output
+    (line,) = [each for each in picker.output.splitlines() if " method=POST " in each]
+    assert "inferway.access: method=POST path=/v1/completions status=200 outcome=ok" in line
+    assert f" engine={address} attempts=1 matched_blocks=0 prompt_blocks=" in line
+    assert " prompt_tokens=81 output_tokens=4 bytes=" in line

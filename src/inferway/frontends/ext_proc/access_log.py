@@ -40,9 +40,14 @@ def line_of(noted: Noted, seconds: float) -> Line | None:
     if head is None or not (noted.outcome or record):
         return None
     line = Line(
-        *(stamp(time.time()), "info", LOGGER),
-        *(noted.client, head.method, head.path[:MAX_PATH]),
-        *(noted.status or CLIENT_GONE, noted.outcome or "client_gone"),
+        stamp(time.time()),
+        "info",
+        LOGGER,
+        noted.client,
+        head.method,
+        head.path[:MAX_PATH],
+        noted.status or CLIENT_GONE,
+        noted.outcome or "client_gone",
         total_ms=milliseconds(seconds),
         bytes=noted.answer_bytes,
         request_id=noted.request_id,
