@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -161,6 +162,12 @@ def chat(*contents: str, model: str = "m", **fields: object) -> bytes:
     return msgspec.json.encode({"model": model, "messages": messages, **fields})
 
 
+def completion(*prompts: str) -> bytes:
+    return msgspec.json.encode(
+        {"model": "m", "prompt": prompts[0] if len(prompts) == 1 else prompts}
+    )
+
+
 def open_chat(to: Director, body: bytes, path: str = CHAT) -> Journey:
     return to.open(RequestHead("POST", path, "", ()), body)
 
@@ -213,6 +220,41 @@ async def test_several_prompts_of_one_completion_add_up() -> None:
 
     assert matched(journey) == [3, 0]
     assert decision.targets[0].prompt_blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"prompt_logprobs": 1}),
+        (CHAT, {"echo": True}),
+        (COMPLETION, {"echo": True, "logprobs": 1}),
+    ],
+)
+async def test_a_request_that_reads_no_cache_matches_nothing_and_stores_all(
+    path: str, fields: dict[str, object]
+) -> None:
+    fleet = TwoEngines(heals=True)
+    to = director(fleet)
+    hold(to, 1, "abcdefgh")
+    begun = open_chat(to, chat("abcdefgh", "ijkl"))
+    begun.attempt((await begun.decide()).targets[0])
+    body = json.loads(chat("abcdefgh", "ijkl") if path == CHAT else completion("abcdefghijkl"))
+
+    journey = open_chat(to, msgspec.json.encode({**body, **fields}), path)
+    target = (await journey.decide()).targets[0]
+    journey.attempt(target)
+
+    assert matched(journey) == [0, 0]
+    assert (target.endpoint.engine, target.matched_blocks, target.prompt_blocks) == ("e0", 0, 3)
+    assert fleet.new_tokens[-1] == 12
+    assert fleet.healing == []  # it would report nothing
+    begun.close("ok")
+    journey.on_head(200)
+    assert to.stats.tokens["e0"].matched == 0
+    # others find what it brings
+    after = open_chat(to, chat("abcdefgh", "ijkl"))
+    await after.decide()
+    assert matched(after) == [3, 2]
 
 
 async def test_an_adapters_blocks_are_not_the_base_models() -> None:

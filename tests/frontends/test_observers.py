@@ -266,9 +266,18 @@ def test_a_prompt_known_only_in_part_does_not_feed_the_alarm(reason: Reason) -> 
     assert alarm.alarms["m"].misses == 1
 
 
-def missed(reason: Reason) -> Routed:
+def test_a_prompt_that_is_read_from_no_cache_does_not_feed_the_alarm() -> None:
+    alarm = AlarmObserver(lambda _: [])
+
+    alarm("id", missed(Reason.KV_AWARE, is_read=False), 0.0)
+
+    assert alarm.alarms["m"].misses == 0
+
+
+def missed(reason: Reason, *, is_read: bool = True) -> Routed:
     """A prompt of two blocks that nobody holds."""
     request = routed()
-    prompts = {16: [Matched(Prompt(np.arange(32, dtype=np.uint32), (1, 2)), Found())]}
+    prompt = Prompt(np.arange(32, dtype=np.uint32), (1, 2))
+    prompts = {16: [Matched(prompt, Found(), is_read=is_read)]}
     decision = Decision((Target(THERE, 0.0, 0, 2),), reason)
     return msgspec.structs.replace(request, prompts=prompts, decision=decision)

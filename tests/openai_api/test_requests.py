@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from inferway.openai_api.requests import (
     ResponsesRequest,
     parse_chat,
     parse_completion,
+    reads_cache,
 )
 
 
@@ -69,6 +72,25 @@ def test_a_path_that_says_something_else_carries_no_prompt() -> None:
     assert parser_by_suffix("/v1/audio/transcriptions") is None
 
 
+CACHE_READS = Path(__file__).parents[1] / "golden" / "openai_api" / "vllm_cache_reads.json"
+
+
+def test_which_requests_read_no_cache_is_vllms_answer() -> None:
+    rows = json.loads(CACHE_READS.read_text())
+
+    wrong = [
+        row["body"]
+        for row in rows
+        if reads_cache(PARSERS[row["path"]](msgspec.json.encode(row["body"]))) != row["reads"]
+    ]
+
+    assert wrong == []
+    assert {(row["path"], row["reads"]) for row in rows} > {
+        ("/v1/chat/completions", False),
+        ("/v1/completions", False),
+    }
+
+
 def given_fields(body: Body) -> dict[str, Any]:
     return {name: getattr(body, name) for name in body.__struct_fields__}
 
@@ -102,6 +124,8 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "truncate_prompt_tokens": -1,
         "truncation_side": "right",
         "echo": True,
+        "prompt_logprobs": 1,
+        "use_beam_search": False,
         "kv_transfer_params": {"prompt_token_ids": [1]},
         "ec_transfer_params": {"a": 1},
         "cache_salt": "s",
@@ -113,6 +137,9 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
     CompletionRequest: {
         **GUIDED,
         "echo": True,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "use_beam_search": False,
         "prompt_embeds": "AA==",
         "suffix": "x",
         "add_special_tokens": False,
@@ -188,6 +215,7 @@ def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
 def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
+    anything |= {"logprobs", "prompt_logprobs", "use_beam_search"}
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:

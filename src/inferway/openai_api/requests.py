@@ -48,6 +48,8 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     echo: bool | None = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
@@ -65,6 +67,9 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     prompt_embeds: Any = None
     suffix: str | None = None
     echo: bool | None = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
@@ -147,6 +152,23 @@ def asks_for_report(body: Body) -> bool:
     """Whether vLLM will publish anew what it finds cached for it."""
     name, value = REPORT_MODE
     return isinstance(body.vllm_xargs, dict) and body.vllm_xargs.get(name) == value
+
+
+# What pydantic takes for true, in lower case; engines refuse what is neither that nor false.
+_TRUE = frozenset({"true", "1", "1.0", "t", "y", "yes", "on"})
+
+
+def reads_cache(body: Body) -> bool:
+    """Whether vLLM looks in its cache for the prompts. For log probabilities of the prompt's own
+    tokens it computes all of them (SamplingParams.skip_reading_prefix_cache), and stores them as
+    ever. A beam search asks for none, whatever the body says."""
+    if not isinstance(body, PromptBody):
+        return True
+    asked = body.prompt_logprobs is not None
+    if not asked and body.echo:
+        # a chat's `top_logprobs` is 0 where it is absent or null, and that asks for them
+        asked = isinstance(body, ChatRequest) or body.logprobs is not None
+    return not asked or str(body.use_beam_search).lower() in _TRUE
 
 
 _NO_MODEL = "model not found in request body"

@@ -76,10 +76,15 @@ class Attempt:
         num_tokens = num_reused = 0
         if matched and (size := places.block_size(holder)) is not None:
             items = matched.get(size, ())
-            lengths = [len(item.prompt.token_ids) for item in items]
-            num_tokens = sum(lengths)
+            num_tokens = sum([len(item.prompt.token_ids) for item in items])
             # vLLM computes a prompt's last token always, and so never reuses its block
-            reusable = sum([(length - (not goes_on)) // size for length in lengths])
+            reusable = sum(
+                [
+                    (len(item.prompt.token_ids) - (not goes_on)) // size
+                    for item in items
+                    if item.is_read
+                ]
+            )
             num_reused = min(target.matched_blocks, reusable) * size
             known = sum([item.held.get(holder, 0) for item in items])
             if known < reusable and places.heal(endpoint):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
@@ -25,7 +25,7 @@ from inferway.model import (
     TokenIds,
     Tokenized,
 )
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import Body, reads_cache
 from inferway.prompts.served import ServedModel
 
 _FEW = 32  # holders: for so many a loop is as fast as arrays
@@ -37,6 +37,7 @@ class Matched(msgspec.Struct, frozen=True):
 
     prompt: Prompt
     found: Found
+    is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
     @property
     def held(self) -> Mapping[HolderId, int]:
@@ -68,10 +69,18 @@ class Matcher:
         """Raises RequestError, or RenderError for reasons of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
-        return await self.look_up(model, await model.tokenize(body), body.cache_salt)
+        is_read = reads_cache(body)
+        return await self.look_up(
+            model, await model.tokenize(body), body.cache_salt, is_read=is_read
+        )
 
     async def look_up(
-        self, model: ServedModel, tokenized: Tokenized, cache_salt: str | None
+        self,
+        model: ServedModel,
+        tokenized: Tokenized,
+        cache_salt: str | None,
+        *,
+        is_read: bool = True,
     ) -> Lookup:
         """Who holds prompts that are tokens already."""
         extras = request_extras(lora=model.lora, cache_salt=cache_salt)
@@ -81,9 +90,11 @@ class Matcher:
                 keys = self._keys(block_size, ids, extras)
                 prompts.append(Prompt(ids, keys))
                 await self._breathe(keys)
-        found = await self.index.match_all([prompt.block_keys for prompt in prompts])
-        await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
-        matched = iter(map(Matched, prompts, found))
+        found: Iterable[Found] = repeat(Found())
+        if is_read:
+            found = await self.index.match_all([prompt.block_keys for prompt in prompts])
+            await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
+        matched = map(Matched, prompts, found, repeat(is_read))
         each = len(tokenized.token_ids)
         by_size = {size: list(islice(matched, each)) for size in model.block_sizes}
         return Lookup(by_size, tokenized.reason)
@@ -103,7 +114,7 @@ class Matcher:
             candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
                 held = item.held
-                if speculate:
+                if speculate and item.is_read:
                     held = self.overlay.extend(item.prompt.block_keys, held)
                 _add(held_blocks, candidates.rows, of_size, held)
                 _add(less, candidates.rows, of_size, item.found.discount)

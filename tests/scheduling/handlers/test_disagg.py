@@ -68,6 +68,16 @@ def test_the_engine_that_decodes_is_told_who_prefills() -> None:
     assert choice.profile == "decode"
 
 
+@pytest.mark.parametrize("order", ["decode-first", "prefill-first"])
+def test_a_prompt_that_is_read_from_no_cache_is_not_prefilled_elsewhere(order: str) -> None:
+    deciders = {"prefill": "always"} if order == "decode-first" else {}
+    asking = request(body=ChatRequest(model="m", messages=[], prompt_logprobs=1))
+
+    choice = handler(stageOrder=order, deciders=deciders).choose(asking, TABLE)
+
+    assert (choice.headers, choice.others) == ((), {})
+
+
 def test_and_who_encodes() -> None:
     choice = handler(**BOTH).choose(IMAGE, TABLE)
 

@@ -59,6 +59,16 @@ def prompt(text: str, **fields: Any) -> LLMRequest:
     return request(body=CompletionRequest(model="m", prompt=text, **fields))
 
 
+def test_a_prompt_that_is_read_from_no_cache_matches_nothing_and_is_there_afterwards() -> None:
+    plugin = producer()
+    text = "a" * 3 * BLOCK
+
+    send(plugin, prompt(text, prompt_logprobs=0), row=1)
+
+    assert produced(plugin, prompt(text, prompt_logprobs=0)) == ([0, 0, 0], 3.0)
+    assert produced(plugin, prompt(text)) == ([0, 3, 0], 3.0)
+
+
 def test_what_was_sent_somewhere_is_held_there() -> None:
     plugin = producer()
     send(plugin, prompt("a" * 4 * BLOCK), 1)

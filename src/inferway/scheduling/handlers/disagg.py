@@ -7,7 +7,9 @@ prefill    its decider says so                         x-prefiller-host-port: ho
 
 vLLM's sidecar (llm-d-routing-sidecar) beside the decode engine reads the headers, asks those
 engines first and then its own. A stage that finds no endpoint is left out: then the engine that
-answers does it, too. `prefill-first` chooses where to prefill before where to decode, always.
+answers does it, too. `prefill-first` chooses where to prefill before where to decode, always. A
+prompt that its engine would not read from a cache is never prefilled elsewhere: vLLM would compute
+it once more (`skip_reading_prefix_cache`).
 (llm-d-router ebab687, profilehandler/disagg.)
 """
 
@@ -22,6 +24,7 @@ import msgspec
 from inferway.errors import ConfigError, NoEndpointError
 from inferway.model import Candidates, Choice, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import reads_cache
 from inferway.scheduling.plugin import Chooser, Decider
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
@@ -99,9 +102,10 @@ class Disaggregated:
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
         prefillers: tuple[Target, ...] = ()
         encoders: tuple[Target, ...] = ()
+        prefill = self.prefill if reads_cache(request.body) else None
         if self.prefill_first:
-            if self.prefill is not None:
-                prefillers = self.prefill.anyhow(request, candidates)
+            if prefill is not None:
+                prefillers = prefill.anyhow(request, candidates)
             if self.encode is not None:
                 encoders = self.encode.run(request, candidates, None)
         choice = self.decode.choose(request, candidates)
@@ -109,8 +113,8 @@ class Disaggregated:
             target = choice.targets[0]
             if self.encode is not None:
                 encoders = self.encode.run(request, candidates, target)
-            if self.prefill is not None:
-                prefillers = self.prefill.run(request, candidates, target)
+            if prefill is not None:
+                prefillers = prefill.run(request, candidates, target)
         return Choice(
             choice.targets,
             (*choice.headers, *_headers(prefillers[:1], encoders)),

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice, Endpoint, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import reads_cache
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
 from inferway.scheduling.prefix_source import APPROXIMATE, Approximate
@@ -64,7 +65,7 @@ class ApproxPrefixCache:
         self._last = (request, prompts)
         held = np.zeros(size)
         places = self._places_of(endpoints)
-        for hashes in prompts:
+        for hashes in prompts if reads_cache(request.body) else ():
             held += self.sent.held(hashes)[places]
         source = self.source
         candidates.add(source.held, held)
