@@ -51,7 +51,9 @@ class Features:
     format: EventFormat = "map"
     mixed: bool = False  # adapters and salts
     cpu_blocks: int = 0  # room for offloaded blocks
-    cpu_tokens: bool = True  # events of offloaded blocks carry tokens
+    cpu_tokens: bool = True  # events of offloaded blocks carry tokens; else only a hash
+    cpu_extras: bool = False  # and extra keys, which vLLM's OffloadingConnector keeps to itself
+    cpu_chunk: int = 1  # blocks offloaded together
     window: int = 0  # tokens of a second group with a sliding window
     odd_eviction: bool = False  # inner blocks go before outer ones
     twins: bool = False  # the same prompt twice at once
@@ -72,6 +74,7 @@ class TrueEngine:
         self._rng = rng
         self._running: list[tuple[Prompt, Run]] = []
         self._cpu: OrderedDict[int, None] = OrderedDict()
+        self._offloading: list[BlockStored] = []  # on their way to the CPU
         self._window: Counter[int] = Counter()
         self._more: list[WireEvent] = []  # of the batch being made
 
@@ -133,6 +136,7 @@ class TrueEngine:
         self._window.clear()
         if cpu_too:
             self._cpu.clear()
+            self._offloading.clear()
         return self._batch(now, rank)
 
     def report(self, prompt: Prompt, now: float, rank: int) -> bytes | None:
@@ -208,6 +212,7 @@ class TrueEngine:
             wire.append(told)
             if isinstance(told, BlockStored):
                 self._store_elsewhere(event, told)
+        self._arrive()
         wire += self._more
         self._more = []
         self._evict_elsewhere(wire)
@@ -221,22 +226,39 @@ class TrueEngine:
         assert isinstance(event, Stored)
         if self.features.window:
             self._store_in_window(told)
-        for i, block_hash in enumerate(told.block_hashes if self.features.cpu_blocks else ()):
-            if block_hash in self._cpu or self._rng.random() < 0.4:
+        if self.features.cpu_blocks:
+            self._offload(told)
+
+    def _offload(self, told: BlockStored) -> None:
+        """Some of the blocks, each chunk as an event that is published when it has arrived."""
+        size, chunk = told.block_size, self.features.cpu_chunk
+        for first in range(0, len(told.block_hashes), chunk):
+            if self._rng.random() < 0.4:
                 continue
-            self._cpu[block_hash] = None
-            with_tokens = self.features.cpu_tokens
-            size = told.block_size
-            self._more.append(
-                msgspec.structs.replace(
-                    told,
-                    block_hashes=[block_hash],
-                    parent_block_hash=told.block_hashes[i - 1] if i else told.parent_block_hash,
-                    token_ids=told.token_ids[i * size : (i + 1) * size] if with_tokens else [],
-                    extra_keys=told.extra_keys[i : i + 1] if told.extra_keys else None,
-                    medium="CPU",
-                )
+            last = first + chunk
+            copy = msgspec.structs.replace(
+                told,
+                block_hashes=told.block_hashes[first:last],
+                parent_block_hash=told.block_hashes[first - 1] if first else told.parent_block_hash,
+                token_ids=told.token_ids[first * size : last * size],
+                extra_keys=told.extra_keys[first:last]
+                if told.extra_keys and self.features.cpu_extras
+                else None,
+                medium="CPU",
             )
+            self._offloading.append(copy if self.features.cpu_tokens else _placeholder(copy))
+
+    def _arrive(self) -> None:
+        """In any order, maybe after the GPU's blocks are gone."""
+        self._rng.shuffle(self._offloading)
+        waiting = []
+        for copy in self._offloading:
+            if self._rng.random() < 0.3:
+                waiting.append(copy)
+            elif not self._cpu.keys() & set(copy.block_hashes):
+                self._cpu.update(dict.fromkeys(copy.block_hashes))
+                self._more.append(copy)
+        self._offloading = waiting
 
     def _store_in_window(self, told: BlockStored) -> None:
         """Now and then only the last blocks, with the tokens of all, as vLLM does."""
@@ -261,3 +283,17 @@ class TrueEngine:
             block_hash = self._rng.choice([h for h, copies in self._window.items() if copies])
             self._window[block_hash] -= 1
             wire.append(BlockRemoved([block_hash], "GPU", 1))
+
+
+def _placeholder(copy: BlockStored) -> BlockStored:
+    """Without `self_describing_kv_events`: the hash of a chunk's last block, and nothing else."""
+    return BlockStored(
+        block_hashes=copy.block_hashes[-1:],
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=0,
+        lora_id=None,
+        medium="CPU",
+        lora_name=None,
+        group_idx=0,
+    )

@@ -37,6 +37,16 @@ KINDS: dict[str, Troubles] = {
     "caches of two tiers cleared": replace(
         CALM, features=Features(cpu_blocks=12), joins_late=True, ring=2, clear=0.08, gateway=0.06
     ),
+    "tiers and salts": replace(
+        CALM, features=Features(cpu_blocks=12, mixed=True), lost=0.05, restart=0.02
+    ),
+    "tiers, salts and evictions": replace(
+        CALM,
+        features=Features(cpu_blocks=12, mixed=True, odd_eviction=True),
+        joins_late=True,
+        ring=4,
+        adopt=0.2,
+    ),
     "sliding windows": replace(CALM, features=Features(window=5), lost=0.05),
     "data-parallel ranks": replace(CALM, ranks=3, lost=0.05, restart=0.02),
     "adapters and salts": replace(CALM, features=Features(mixed=True), lost=0.05),
@@ -134,7 +144,9 @@ def draw(troubles: Troubles, rng: Random, *, mixed: bool) -> Troubles:
         format=rng.choice(("map", "array")),
         algorithm=rng.choice(("xxhash", "xxhash", "xxhash_cbor", "sha256")),
         mixed=features.mixed or rng.random() < share,
-        cpu_tokens=rng.random() < 0.5,
+        cpu_tokens=rng.random() < 0.7,
+        cpu_extras=rng.random() < 0.2,
+        cpu_chunk=rng.choice((1, 1, 2)),
         twins=features.twins or rng.random() < share,
         odd_eviction=features.odd_eviction or rng.random() < share,
     )

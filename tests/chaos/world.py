@@ -15,12 +15,13 @@ from random import Random
 
 import msgspec
 import numpy as np
-from tests.chaos.engine import Features, Prompt, TrueEngine
+from tests.chaos.engine import ADAPTER, Features, Prompt, TrueEngine
 from tests.chaos.faults import corrupt, spoilt
 
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
+from inferway.events.dialect import DialectFinder
 from inferway.events.follower import EngineFollower, Step, Steps
 from inferway.events.records import Record, Uncounted
 from inferway.events.stream import Replay, StreamState, digest_of
@@ -175,6 +176,8 @@ class Line:
             self.holder, size, holdings=index.holdings, on_record=self._record
         )
         self.world.healer.attend(self.blocks)
+        self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
+        self.blocks.witness, self.blocks.confirm = self.finder.see, self.finder.confirms
         self.follower = EngineFollower(
             self.blocks,
             can_replay=self.troubles.can_replay,
@@ -246,6 +249,7 @@ class Line:
         if not self.wire:
             return
         self.finish()
+        self.finder.step(16)  # as `fleet.adoption.Adopter`, between two messages
         message = self.wire.popleft()
         if message == "lost":
             self.follower.lost()

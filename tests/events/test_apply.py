@@ -31,12 +31,13 @@ def blocks() -> EngineBlocks:
 
 
 def stored(first: int = 0, last: int = 3, **fields: object) -> BlockStored:
-    """Blocks first..last-1 of the prompt of six tokens."""
+    """Blocks first..last-1 of the prompt of six tokens, as vLLM tells of those in GPU memory."""
     values = {
         "block_hashes": HASHES[first:last],
         "parent_hash": HASHES[first - 1] if first else None,
         "token_ids": TOKENS[first * SIZE : last * SIZE],
         "block_size": SIZE,
+        "extra_keys": [None] * (last - first),
         **fields,
     }
     return BlockStored(**values)  # type: ignore[arg-type]
@@ -496,7 +497,12 @@ def test_a_prompt_matches_what_some_tier_has_a_copy_of(
         if step == "store":
             copies.update((tier, h) for h in hashes)
             event: Event = BlockStored(
-                block_hashes=hashes, parent_hash=None, token_ids=path, block_size=1, medium=tier
+                block_hashes=hashes,
+                parent_hash=None,
+                token_ids=path,
+                block_size=1,
+                medium=tier,
+                extra_keys=[None] * len(hashes),
             )
         elif copies[tier, hashes[-1]]:
             copies[tier, hashes[-1]] -= 1

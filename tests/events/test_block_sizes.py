@@ -161,6 +161,24 @@ def test_a_known_block_may_be_copied_without_tokens() -> None:
     assert matched(16, 64, [stored(16), offloaded, gone]) == 4
 
 
+def test_a_copy_is_known_by_its_hash_whatever_its_tokens_say() -> None:
+    """Events of other tiers say nothing of salts."""
+    salted = stored(16, extra_keys=[["tenant"], *[None] * 15])
+    engine, index = blocks(16, 64), MemoryIndex()
+    for event in (salted, stored(16, medium="CPU"), removed(*range(1, 17), medium="GPU")):
+        index.apply(engine.apply(event))
+
+    assert asyncio.run(index.match(keys(64))).blocks == {}
+    assert asyncio.run(index.match(keys(64, salt="tenant"))).blocks == {HOLDER: 4}
+
+
+def test_blocks_first_told_of_in_another_tier_wait() -> None:
+    engine = blocks(16, 64)
+
+    assert engine.apply(stored(16, medium="CPU")) == []
+    assert (engine.num_orphans, engine.num_blocks) == (16, 0)
+
+
 def test_a_salt_belongs_to_the_prompts_first_key() -> None:
     for engine, key in ((16, 64), (64, 16)):
         extra_keys = [["s"], *[None] * (256 // engine - 1)]
@@ -255,6 +273,7 @@ def test_a_key_is_matched_when_every_engine_block_of_it_is_there(
                 token_ids=tokens_of(path, engine_size),
                 block_size=engine_size,
                 medium=tier,
+                extra_keys=[None] * len(hashes),
             )
         elif copies[tier, hashes[-1]]:
             copies[tier, hashes[-1]] -= 1

@@ -18,6 +18,12 @@ not seen, and guessing would make wrong keys. It waits under the engine's hash (
 children with it, unless its own hash is known from another copy. Who meets it in a prompt, hashed
 as the engine does it, gives it its key: `adopt`.
 
+Copies. Who moves blocks to another tier need not say all that is hashed: vLLM's offloading
+publishes tokens and adapter, but neither salts nor pictures (0.32, offloading/events.py:
+`extra_keys=None`). So such an event is believed by its hashes: those that are known, or were a
+moment ago, have their keys. Others count if `confirm` says that nothing else is hashed; if not,
+they wait, as orphans do.
+
 Block sizes. By default keys are those of the engine's own blocks. With `key_block_size`, for an
 index that has one size for all engines, they are those of prompts cut into that size: see
 `block_sizes`.
@@ -37,7 +43,7 @@ from inferway.events.held import ApplyStats, HeldBlocks
 from inferway.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.events.records import Record
 from inferway.events.wire import WINDOW_KINDS, BlockRemoved, BlockStored, Event
-from inferway.index.protocol import FULL_ATTENTION, Holdings, Op, Tier
+from inferway.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.model import BlockKey, HolderId, TokenIds
 
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
@@ -76,7 +82,9 @@ class EngineBlocks:
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
         self.stats = ApplyStats()
-        self.witness: Callable[[BlockStored], None] | None = None  # told of blocks with tokens
+        self.witness: Callable[[BlockStored], None] | None = None  # told of the GPU's, with tokens
+        # Whether tokens and adapter alone make an event's hashes.
+        self.confirm: Callable[[BlockStored], bool] | None = None
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HeldBlocks(holder, holdings, on_record, self.stats)
@@ -200,12 +208,14 @@ class EngineBlocks:
             return self._stored_resized(self._resized, event, tier)
         if not event.token_ids:
             return self._stored_known(event, tier)
+        if tier != GPU and event.extra_keys is None:
+            return self._stored_copies(event, tier)
         return self._stored_tokens(event, tier)
 
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size = self._held, event.block_size
-        if self.witness is not None:
+        if self.witness is not None and tier == GPU:
             self.witness(event)
         if size != held.block_size:
             held.set_block_size(size)
@@ -244,6 +254,37 @@ class EngineBlocks:
         held.wait(orphans, place)
         return held.add(known, place)
 
+    def _stored_copies(self, event: BlockStored, tier: Tier) -> list[Op]:
+        """An event that may keep to itself what is hashed beside its tokens."""
+        held, hashes = self._held, event.block_hashes
+        known = [h for h in hashes if held.bridge.key(h) is not None]
+        ops: list[Op] = []
+        if len(known) < len(hashes):
+            if not all(held.remembers(h) for h in hashes) and self._is_confirmed(event):
+                return self._stored_tokens(event, tier)
+            ops = self._stored_again(event, tier)
+        return ops + held.add(known, (tier, FULL_ATTENTION))
+
+    def _stored_again(self, event: BlockStored, tier: Tier) -> list[Op]:
+        """Those of its blocks that are not known any more, or not yet."""
+        held, parent = self._held, event.parent_hash
+        ops: list[Op] = []
+        waiting: list[int] = []
+        for block_hash in event.block_hashes:
+            if held.bridge.key(block_hash) is None:
+                again = held.store_again(block_hash, parent, tier)
+                ops += again or []
+                if again is None:
+                    waiting.append(block_hash)
+            parent = block_hash
+        if waiting and event.block_size != (self.block_size_seen or self.block_size):
+            return ops + self._skip("block_size")  # LMCache's chunks: no prompt is cut like that
+        held.wait(waiting, (tier, FULL_ATTENTION))
+        return ops
+
+    def _is_confirmed(self, event: BlockStored) -> bool:
+        return self.confirm is not None and self.confirm(event)
+
     def _stored_resized(self, blocks: ResizedBlocks, event: BlockStored, tier: Tier) -> list[Op]:
         hashes = event.block_hashes
         if not event.token_ids:
@@ -255,6 +296,11 @@ class EngineBlocks:
         self.stats.other_block_size += event.block_size != self.block_size
         if not blocks.fits(event.block_size):
             return self._skip("block_size")
+        if tier != GPU and event.extra_keys is None:
+            unknown = [block_hash for block_hash in hashes if not blocks.knows(block_hash)]
+            if unknown and not self._is_confirmed(event):
+                self._held.wait(unknown, (tier, FULL_ATTENTION))
+                return blocks.known(hashes, tier)
         tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
         if event.parent_hash is None:
             self.first_tokens = tokens[: event.block_size]

@@ -124,7 +124,8 @@ class DialectFinder:
         return self._fitting if with_extras else self._fitting[:1]
 
     def see(self, event: BlockStored) -> None:
-        """Blocks of full attention, with tokens."""
+        """Blocks of full attention in GPU memory, with tokens: events of other tiers need not say
+        what else is hashed."""
         parent = event.parent_hash
         if parent is not None and parent not in self._digests:
             if self.state is DialectState.UNKNOWN:
@@ -137,6 +138,21 @@ class DialectFinder:
             if self._num_seen > _CHECK_FIRST and self._num_seen % _THEN_ONE_IN:
                 return
         self._waiting.append(event)
+
+    def confirms(self, event: BlockStored) -> bool:
+        """Whether tokens and adapter alone make an event's hashes. False if that is not known: no
+        dialect is, its parent cannot be hashed, or it has more blocks than are hashed at once."""
+        is_small = len(event.block_hashes) <= _STEP
+        if self.state is not DialectState.FOUND or not is_small or not self._is_reachable(event):
+            return False
+        extras = self._extras(event)
+        if extras is None:
+            return False
+        for dialect in self._fitting:
+            if digests := self._hashes(dialect, event, extras):
+                self._remember(event.block_hashes, digests)
+                return True
+        return False
 
     @property
     def has_work(self) -> bool:

@@ -43,6 +43,7 @@ from inferway.index.protocol import (
 from inferway.model import BlockKey, HolderId
 
 MAX_TIERS = 8
+MAX_LATELY = 8192  # more blocks than are on their way from the GPU to another tier
 MAX_RUN = 512  # blocks adopted at once: half a millisecond
 
 
@@ -84,6 +85,10 @@ class HeldBlocks:
             "CPU": CPU,
             "STORAGE": STORAGE,
         }
+        # Keys of blocks removed a moment ago, of an engine with several tiers: a copy may be told
+        # of after the block it was made of is gone. Records have the keys of such copies.
+        self._lately: dict[int, BlockKey] = {}
+        self._has_tiers = False
         self._holder = holder
         self._record = on_record
         self._stats = stats
@@ -136,6 +141,21 @@ class HeldBlocks:
             self._record(Known(hashes, *place))
         self._stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
+
+    def remembers(self, block_hash: int) -> bool:
+        """Whether its key is known: it is there, or was a moment ago."""
+        return block_hash in self._lately or self.bridge.key(block_hash) is not None
+
+    def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
+        """One more copy of a block that was removed everywhere; None: that is too long ago, or
+        that of its parent is."""
+        key, parent = self._lately.get(block_hash), None
+        if parent_hash is not None:
+            parent = self.bridge.key(parent_hash)
+            parent = self._lately.get(parent_hash) if parent is None else parent
+        if key is None or (parent is None and parent_hash is not None):
+            return None
+        return self.store([block_hash], [key], parent, tier)
 
     def wait(self, hashes: Sequence[int], place: Place, *, vouching: bool = False) -> None:
         """One more copy of each of these blocks, which have no key. `vouching`: the event says
@@ -200,6 +220,7 @@ class HeldBlocks:
     def tier(self, medium: str | None) -> Tier | None:
         """None: the engine names more than there can be."""
         tier = self.tiers.get(medium)
+        self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
             tier = self.tiers[medium] = next_tier
             if self._record is not None:
@@ -256,16 +277,24 @@ class HeldBlocks:
         gone = []
         if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
             self.orphans.note_removed(hashes)
-        drop = self.bridge.drop
+        drop, remembering = self.bridge.drop, self._has_tiers
         for block_hash in hashes:
             key, is_gone = drop(place, block_hash)
             if key is None:
                 self._not_there(place, block_hash)
                 continue
+            if remembering:
+                self._remember(block_hash, key)
             self._stats.removed += 1
             if is_gone:
                 gone.append(key)
         return [Remove(self._holder, gone, *place)] if gone else []
+
+    def _remember(self, block_hash: int, key: BlockKey) -> None:
+        self._lately.pop(block_hash, None)  # so that the oldest stay first
+        self._lately[block_hash] = key
+        if len(self._lately) > MAX_LATELY:
+            del self._lately[next(iter(self._lately))]
 
     def _not_there(self, place: Place, block_hash: int) -> None:
         """A block was removed from where it has no key."""
@@ -297,6 +326,7 @@ class HeldBlocks:
 
     def _clear(self) -> list[Op]:
         self.bridge.clear()
+        self._lately.clear()
         self.orphans.clear()
         self.awaited.clear()
         windows = [Window(self._holder, group + 1, n) for group, n in self.windows.items()]

@@ -149,7 +149,7 @@ class Adopter:
 
     def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _Watch:
         finder = DialectFinder(self._seeds, lora_path=partial(_lora_path, engine))
-        subscriber.blocks.witness = finder.see
+        subscriber.blocks.witness, subscriber.blocks.confirm = finder.see, finder.confirms
         engine.dialects[subscriber.source.rank] = finder
         return _Watch(engine, subscriber, finder, subscriber.stats.forgotten)
 
