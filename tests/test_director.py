@@ -45,6 +45,7 @@ from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
+from inferway.steps.counts import EngineTokens
 from inferway.steps.match import Matcher
 
 BLOCK = 4
@@ -170,6 +171,14 @@ def completion(*prompts: str) -> bytes:
 
 def open_chat(to: Director, body: bytes, path: str = CHAT) -> Journey:
     return to.open(RequestHead("POST", path, "", ()), body)
+
+
+async def answered(to: Director, body: bytes, answer: bytes, path: str = CHAT) -> None:
+    journey = open_chat(to, body, path)
+    journey.attempt((await journey.decide()).targets[0])
+    journey.on_head(200)
+    journey.on_chunk(answer)
+    journey.close("ok")
 
 
 def hold(to: Director, holder: int, text: str, block: int = BLOCK, **extras: str) -> None:
@@ -416,12 +425,45 @@ async def test_tokens_are_counted_as_sent_as_believed_and_as_delivered() -> None
 
     tokens = to.stats.tokens["e0"]
 
-    assert (tokens.prompt, tokens.matched, tokens.delivered) == (10, 8, 4)
+    assert tokens == EngineTokens(prompt=10, matched=8, checked=8, delivered=4)
     assert headers == {
         b"x-inferway-engine": b"e0",
         b"x-inferway-matched-blocks": b"2",
         b"x-inferway-prompt-blocks": b"2",
     }
+
+
+async def test_an_answer_that_does_not_tell_checks_nothing() -> None:
+    to = director()
+    hold(to, 0, "abcdefgh")
+
+    await answered(to, chat("abcdefghij"), b'{"usage":{"prompt_tokens":9}}')
+
+    assert to.stats.tokens["e0"] == EngineTokens(prompt=10, matched=8)
+
+
+@pytest.mark.parametrize("field", [{"n": 2}, {"prompt": ["abcdefgh", "abcdefghij"]}])
+async def test_an_answer_that_tells_one_prompt_of_several_is_not_counted(
+    field: dict[str, object],
+) -> None:
+    """Nor is its sibling's: with `n`, vLLM tells what one answer found, the others' prompt too."""
+    to = director()
+    hold(to, 0, "abcdefgh")
+    body = {**json.loads(completion("abcdefghij")), **field}
+
+    await answered(to, msgspec.json.encode(body), USAGE, COMPLETION)
+
+    assert to.stats.tokens == {}
+
+
+async def test_of_a_prompt_known_in_part_what_is_known_of_it_is_compared() -> None:
+    to = director(TwoEngines(prompts=Letters(Reason.MEDIA_PREFIX)))
+    hold(to, 0, "abcdefgh")
+    told = b'{"usage":{"prompt_tokens":900,"prompt_tokens_details":{"cached_tokens":600}}}'
+
+    await answered(to, chat("abcdefgh"), told)
+
+    assert to.stats.tokens["e0"] == EngineTokens(prompt=8, matched=8, checked=8, delivered=8)
 
 
 @pytest.mark.parametrize(

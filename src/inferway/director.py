@@ -51,7 +51,7 @@ from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.paths import PARSERS, Parse
-from inferway.openai_api.requests import Body, asks_for_report
+from inferway.openai_api.requests import Body, asks_for_report, tells_its_reuse
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.narrowing import Narrowing
@@ -224,6 +224,7 @@ class Journey:
         "_parse",
         "_priority",
         "_request_id",
+        "_tells_its_reuse",
         "_usage",
         "_within",
         "body",
@@ -265,6 +266,7 @@ class Journey:
         self._attempt: Attempt | None = None
         self._followers: list[Follower] = []
         self._first_chunk_came = False
+        self._tells_its_reuse = True
         self._usage = UsageReader()
 
     @property
@@ -318,6 +320,7 @@ class Journey:
         self.record.reason = reason
         self.routed = Routed(request, model, self._matched, decision, candidates)
         self.streamed = bool(request.body.stream)
+        self._tells_its_reuse = tells_its_reuse(request.body)
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
             if follower is not None:
@@ -423,7 +426,7 @@ class Journey:
         if attempt is None:
             raise RuntimeError("on_head before attempt")
         target = attempt.target
-        if status < 400:
+        if status < 400 and self._tells_its_reuse:
             tokens = self._director.stats.tokens_of(target.endpoint.engine)
             tokens.prompt += attempt.prompt_tokens
             tokens.matched += attempt.reused_tokens
@@ -481,8 +484,10 @@ class Journey:
         attempt = self._attempt
         if attempt is not None:
             endpoint = attempt.target.endpoint
-            if usage is not None and usage.cached is not None:
-                self._director.stats.tokens_of(endpoint.engine).delivered += usage.cached
+            if usage is not None and usage.cached is not None and self._tells_its_reuse:
+                tokens = self._director.stats.tokens_of(endpoint.engine)
+                tokens.checked += attempt.reused_tokens
+                tokens.delivered += min(usage.cached, attempt.prompt_tokens)
             if outcome == "upstream_error":
                 self._suspect(endpoint)
             attempt.end()

@@ -51,7 +51,8 @@ async def test_what_we_believe_is_what_the_engine_delivers(start_fleet: StartFle
     engine = answer.engine
     matched = await fleet.metric("inferway_matched_tokens_total", engine=engine)
     delivered = await fleet.metric("inferway_delivered_tokens_total", engine=engine)
-    assert matched == delivered > 0
+    checked = await fleet.metric("inferway_checked_tokens_total", engine=engine)
+    assert matched == checked == delivered > 0
 
 
 async def test_unrelated_chats_spread(start_fleet: StartFleet) -> None:

@@ -126,6 +126,7 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "echo": True,
         "prompt_logprobs": 1,
         "use_beam_search": False,
+        "n": 2,
         "kv_transfer_params": {"prompt_token_ids": [1]},
         "ec_transfer_params": {"a": 1},
         "cache_salt": "s",
@@ -140,6 +141,7 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "logprobs": 2,
         "prompt_logprobs": 1,
         "use_beam_search": False,
+        "n": 2,
         "prompt_embeds": "AA==",
         "suffix": "x",
         "add_special_tokens": False,
@@ -215,7 +217,7 @@ def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
 def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
-    anything |= {"logprobs", "prompt_logprobs", "use_beam_search"}
+    anything |= {"logprobs", "prompt_logprobs", "use_beam_search", "n"}
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:

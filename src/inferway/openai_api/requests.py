@@ -50,6 +50,7 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     echo: bool | None = None
     prompt_logprobs: Any = None
     use_beam_search: Any = None
+    n: Any = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
@@ -70,6 +71,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     logprobs: Any = None
     prompt_logprobs: Any = None
     use_beam_search: Any = None
+    n: Any = None
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
@@ -169,6 +171,16 @@ def reads_cache(body: Body) -> bool:
         # a chat's `top_logprobs` is 0 where it is absent or null, and that asks for them
         asked = isinstance(body, ChatRequest) or body.logprobs is not None
     return not asked or str(body.use_beam_search).lower() in _TRUE
+
+
+def tells_its_reuse(body: Body) -> bool:
+    """Whether the `cached_tokens` of vLLM's answer are those of the request: of several prompts it
+    tells one's (the first to begin, or the last), and of several answers one's, whose prompt may
+    have come with another."""
+    if not isinstance(body, PromptBody):
+        return True
+    one_prompt = isinstance(body, ChatRequest) or len(body.prompts) == 1
+    return one_prompt and body.n in (None, 1, "1")
 
 
 _NO_MODEL = "model not found in request body"

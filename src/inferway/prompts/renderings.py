@@ -42,7 +42,8 @@ OVERHEAD_BYTES = 500  # of an entry, beside its ids
 # Fields that shape no prompt of their own. max_tokens has a say in how much of a prompt is kept.
 _SHAPELESS = {
     *("model", "messages", "stream", "echo", "kv_transfer_params", "vllm_xargs"),
-    *("logprobs", "prompt_logprobs", "use_beam_search", "return_assistant_tokens_mask"),
+    *("logprobs", "prompt_logprobs", "use_beam_search", "n"),
+    "return_assistant_tokens_mask",
 }
 _LENGTHS = {"max_tokens", "max_completion_tokens"}
 _UNSENT = {"cache_salt"}

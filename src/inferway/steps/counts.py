@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class EngineTokens:
-    """Prompt tokens sent to one engine: all, those we believed cached, those that were."""
+    """Prompt tokens sent to one engine, of requests whose answers tell of all their prompts what
+    was cached, if they tell it; and of no prompt more than we know of it."""
 
     prompt: int = 0
-    matched: int = 0
-    delivered: int = 0
+    matched: int = 0  # believed to be cached
+    checked: int = 0  # the same, where the answer has told what was
+    delivered: int = 0  # what it has told
 
 
 @dataclass(slots=True)

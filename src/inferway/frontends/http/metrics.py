@@ -195,6 +195,11 @@ class MetricsPage(Collector):
                 " that it answered.",
             ),
             (
+                "checked",
+                "Matched tokens of the requests whose answers say what the engine took from its"
+                " cache.",
+            ),
+            (
                 "delivered",
                 "Prompt tokens that the engine took from its cache, as its answers say.",
             ),
