@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full fidelity bench performance chaos fuzz resources soak clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full fidelity bench performance chaos fuzz resources soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -94,6 +94,10 @@ resources:  ## 10,000 idle connections, 2,000 streams, 2,000 slow clients (1 min
 soak:  ## 30 minutes of engines killed, stopped and cut off under load; writes docs/results/soak.json
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.soak --out docs/results/soak.json $(ARGS)
+
+beliefs:  ## whether a belief of an engine's cache is ever too high, after rounds of trouble (25 minutes; ARGS="--rounds 5")
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.soak.beliefs $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +28,9 @@ class EngineProcess:
     """`inferway simulate --mode echo`. `port` is its own; who comes through a wire uses the
     wire's."""
 
-    def __init__(self, root: Path, log: Path) -> None:
-        self.port, events, replay = free_port(), free_port(), free_port()
+    def __init__(self, root: Path, log: Path, flags: Sequence[str] = ()) -> None:
+        """`flags` come after those below, and so win."""
+        self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self.ended_by_itself = 0
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,8 +40,9 @@ class EngineProcess:
             *["--max-model-len", "16384", "--kv-cache-size", "4096"],
             *["--inter-token-latency", "3ms", "--prefill-overhead", "30ms"],
             *["--prefill-time-per-token", "100us", "--time-factor-under-load", "2"],
-            *["--zmq-endpoint", f"tcp://*:{events}"],
-            *["--kv-events-replay-endpoint", f"tcp://*:{replay}"],
+            *["--zmq-endpoint", f"tcp://*:{self.events_port}"],
+            *["--kv-events-replay-endpoint", f"tcp://*:{self.replay_port}"],
+            *flags,
         ]
 
     @property
@@ -94,12 +97,14 @@ class EngineProcess:
 
 
 class Wire:
-    """Passes bytes on to `port`, until it is cut. `listening` is False while it refuses."""
+    """Passes bytes on to `port`, until it is cut."""
 
     def __init__(self, port: int) -> None:
         self.port = free_port()
         self._to = port
         self._server: asyncio.Server | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._talks: set[asyncio.Task[None]] = set()
         self._writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -112,6 +117,13 @@ class Wire:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def hold(self) -> None:
+        """Bytes wait, in both directions, until `let_go`; the connections stay."""
+        self._flowing.clear()
+
+    def let_go(self) -> None:
+        self._flowing.set()
 
     def reset(self, share: float = 1.0) -> int:
         """Breaks so many of the connections, wherever they are, with a reset to the gateway."""
@@ -147,8 +159,8 @@ class Wire:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         pumps = [
-            asyncio.create_task(_pump(reader, back)),
-            asyncio.create_task(_pump(there, writer)),
+            asyncio.create_task(self._pump(reader, back)),
+            asyncio.create_task(self._pump(there, writer)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -158,8 +170,8 @@ class Wire:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_BLOCK):
-        writer.write(data)
-        await writer.drain()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_BLOCK):
+            await self._flowing.wait()
+            writer.write(data)
+            await writer.drain()
