@@ -67,6 +67,13 @@ def test_what_was_beside_the_checkout_is_named_nowhere() -> None:
     assert named == []
 
 
+def test_no_test_reads_what_another_run_has_downloaded() -> None:
+    """On a fresh machine the folder of downloads is empty; who needs it asks `cache_dir`."""
+    named = [path for path, text in texts().items() if path.parts[0] == "tests" and "~/.c" in text]
+
+    assert [path for path in named if path.suffix == ".py"] == []
+
+
 def test_paths_that_lead_upward_end_at_something_in_the_checkout() -> None:
     outside = [
         f"{path}: {found}"

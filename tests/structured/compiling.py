@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from inferway.errors import SpecError
+from inferway.prompts.prepare import PACKAGED_SMOLLM2
 from inferway.structured.backends.vocabulary import Vocabulary
 from inferway.structured.grammar import Compiled, Grammar, Unenforced
 from inferway.structured.jobs import Child, Job
@@ -109,5 +109,5 @@ class TextJobs:
 
 @cache
 def smollm2() -> Vocabulary:
-    path = Path("~/.cache/inferway/smollm2/tokenizer.json").expanduser()
-    return Vocabulary(path.read_text(), size=49_152, eos_token_ids=(2,))
+    text = (PACKAGED_SMOLLM2 / "tokenizer.json").read_text()
+    return Vocabulary(text, size=49_152, eos_token_ids=(2,))

@@ -16,8 +16,9 @@ from inferway.bench.structured.judge import Judge
 from inferway.bench.structured.plan import Plan
 from inferway.bench.structured.sample import read
 from inferway.bench.structured.systems import vocabulary_of
+from inferway.prompts.prepare import PACKAGED_SMOLLM2
 
-MODEL = Path("~/.cache/inferway/smollm2").expanduser()
+MODEL = PACKAGED_SMOLLM2
 AB = {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}
 LINES: list[Any] = [
     {

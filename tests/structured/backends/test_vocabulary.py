@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,16 +7,15 @@ import pytest
 from tests.structured.compiling import smollm2
 
 from inferway.errors import ConfigError
+from inferway.prompts.prepare import PACKAGED_SMOLLM2
 from inferway.structured.backends.vocabulary import Vocabulary
-
-MODEL = Path("~/.cache/inferway/smollm2").expanduser()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(MODEL)
+    return AutoTokenizer.from_pretrained(PACKAGED_SMOLLM2)
 
 
 def test_a_tokenizer_in_memory_is_the_one_in_its_file(tokenizer: Any) -> None:

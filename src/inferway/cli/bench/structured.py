@@ -14,10 +14,8 @@ from inferway.cli.bench.output import Output, output_options
 @click.option(
     "--model",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("~/.cache/inferway/smollm2"),
-    show_default=True,
     help="Use the tokens of the model in this directory, which has its tokenizer.json and "
-    "config.json.",
+    "config.json. The default is SmolLM2's tokenizer, which is installed with Inferway.",
 )
 @click.option(
     "--quick",
@@ -25,7 +23,7 @@ from inferway.cli.bench.output import Output, output_options
     help="Measure 20 schemas, with at most 2 s for each compile: a look, not a result.",
 )
 @output_options("structured")
-def structured(file: Path, model: Path, quick: bool, output: Output) -> None:
+def structured(file: Path, model: Path | None, quick: bool, output: Output) -> None:
     """Measure which of the JSON schemas in FILE are enforced, and how fast, beside llguidance,
     xgrammar, outlines-core and vLLM.
 
@@ -39,8 +37,7 @@ def structured(file: Path, model: Path, quick: bool, output: Output) -> None:
     from inferway.bench.structured.plan import QUICK, Plan
     from inferway.bench.structured.report import STRUCTURED
     from inferway.bench.structured.run import run_structured
+    from inferway.prompts.prepare import PACKAGED_SMOLLM2
 
-    plan = QUICK if quick else Plan()
-    output.measure(
-        STRUCTURED, lambda on_step: run_structured(plan, file, model.expanduser(), on_step)
-    )
+    plan, directory = QUICK if quick else Plan(), model or PACKAGED_SMOLLM2
+    output.measure(STRUCTURED, lambda on_step: run_structured(plan, file, directory, on_step))
