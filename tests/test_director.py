@@ -81,12 +81,16 @@ class Away(MemoryIndex):
         raise IndexAwayError("index redis://r is away")
 
 
+class PanicException(BaseException):
+    """As pyo3 has it, anew in every library written in Rust."""
+
+
 class Broken:
     """A prompt source that fails the way it is told to."""
 
     local = None
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
@@ -471,9 +475,12 @@ async def test_of_a_prompt_known_in_part_what_is_known_of_it_is_compared() -> No
     [
         (RenderError("an image", reason="media"), "media"),
         (ZeroDivisionError("a bug of ours"), "our-fault"),
+        (PanicException("a library's"), "our-fault"),
     ],
 )
-async def test_what_we_cannot_render_is_still_sent_by_load(error: Exception, reason: str) -> None:
+async def test_what_we_cannot_render_is_still_sent_by_load(
+    error: BaseException, reason: str
+) -> None:
     to = director(TwoEngines(prompts=Broken(error)))
 
     decision = await open_chat(to, chat("abcdefgh")).decide()

@@ -35,6 +35,7 @@ from inferway.errors import (
     SaturatedError,
     UnknownPathError,
     crash_report,
+    panics_as_errors,
 )
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
@@ -374,7 +375,8 @@ class Journey:
         if not model.block_sizes:
             return Reason.NO_BLOCK_SIZE
         try:
-            lookup = await self._director.matcher.match(model, request.body)
+            with panics_as_errors:
+                lookup = await self._director.matcher.match(model, request.body)
         except RenderError as e:
             return Reason(e.reason)
         except IndexAwayError:

@@ -36,6 +36,8 @@
   x JournalError            a file in `state_dir` is not whole; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
+* PanicError                a library written in Rust has panicked; `panics_as_errors` raises it.
+                            No InferwayError: like every fault of ours it ends at a boundary
 
 Messages say place, value, what is allowed and the cure: lower case, no full stop, `!r` for
 values. They never contain prompt text.
@@ -44,6 +46,7 @@ values. They never contain prompt text.
 from __future__ import annotations
 
 import traceback
+from types import TracebackType
 
 
 class InferwayError(Exception):
@@ -305,6 +308,41 @@ class ConfigError(InferwayError):
 
 class WireError(InferwayError):
     """An engine sent bytes we cannot read."""
+
+
+class PanicError(Exception):
+    """A library written in Rust has panicked. `words` are the library's: they may quote a text that
+    somebody sent, so the message has none of them."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__("a library written in Rust has panicked")
+        self.words = words
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has given up: pyo3's error for that is no Exception, and has no
+    name that could be imported."""
+    return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
+
+
+class _PanicsAsErrors:
+    """A panic inside `with panics_as_errors:` comes out as a PanicError. All else comes out as it
+    is: an interrupt, a cancellation and the end of the process are no panics."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and is_panic(error):
+            raise PanicError(str(error)[:200]).with_traceback(trace) from None
+
+
+panics_as_errors = _PanicsAsErrors()
 
 
 def crash_report(error: BaseException) -> str:

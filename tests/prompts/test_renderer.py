@@ -13,16 +13,22 @@ import numpy as np
 import pytest
 
 import inferway
+from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError, TemplateError
+from inferway.model import Reason
+from inferway.openai_api.requests import parse_completion
 from inferway.prompts import (
     GetOrCreateTokenizerKeyRequest,
     RenderChatRequest,
     Renderer,
     RenderRequest,
 )
+from inferway.prompts.load import load_prompts
 from inferway.prompts.loaded_model import MAX_GIVEN_TEMPLATES
+from inferway.prompts.served import ModelSource, NoPrompts
 
 MakeModel = Callable[..., Path]
+Row = dict[str, Any]
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 # What vLLM 0.32 fed to SmolLM2 for QUESTION (prompt_token_ids of its answer).
@@ -83,6 +89,34 @@ def test_a_model_that_failed_to_load_may_be_tried_again(
         (tmp_path / name).write_bytes((smollm2 / name).read_bytes())
 
     assert renderer.get_or_create_tokenizer_key(local(tmp_path)) == f"{tmp_path}:main:True"
+
+
+@pytest.mark.parametrize(
+    ("changes", "config"),
+    [
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, {}),  # a panic on every text
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, {}),
+        ({}, {"chat_template": [{"name": "default"}]}),
+        ({}, {"chat_template": 7}),
+        ({}, {"added_tokens_decoder": {"x": {"content": "<x>"}}}),
+        ({}, {"added_tokens_decoder": []}),
+    ],
+)
+async def test_files_that_cannot_be_used_mark_their_model_and_are_named(
+    changes: Row, config: Row, make_model: MakeModel
+) -> None:
+    directory = make_model("gpt-2", changes, **config)
+    source = ModelSource("m", str(directory), None, ModelSettings())
+    renderer = Renderer(num_threads=1)
+
+    prompts = await load_prompts(renderer, None, source)
+    renderer.close()
+
+    assert isinstance(prompts, NoPrompts)
+    assert prompts.reason is Reason.BAD_TOKENIZER
+    assert str(directory) in prompts.why
+    with pytest.raises(RenderError):
+        await prompts.tokenize(parse_completion(b'{"model": "m", "prompt": "x"}'))
 
 
 def test_a_path_that_is_not_there_is_told(renderer: Renderer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs
 from tests.stored import conversations, token_vectors, tokenizer_json
 
-from inferway.errors import InvalidRequestError, RenderError
+from inferway.errors import InvalidRequestError, RenderError, panics_as_errors
 from inferway.prompts.check_texts import CHECK_TEXTS
 from inferway.prompts.model_files import read_model_files
 from inferway.prompts.tokenizer import Tokenizer
@@ -276,7 +277,73 @@ def test_truncation_does_not_drop_special_tokens(phi3_with_specials: Path) -> No
 def test_a_broken_tokenizer_file_is_our_trouble(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
 
-    with pytest.raises(RenderError, match=r"tokenizer\.json cannot be read") as e:
+    with pytest.raises(RenderError, match=r"/tokenizer\.json: it is no tokenizer") as e:
         load(tmp_path)
 
     assert e.value.reason == "bad-tokenizer"
+
+
+BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+
+
+def test_a_file_on_which_the_library_panics_is_our_trouble(make_model: MakeModel) -> None:
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    directory = make_model("gpt-2", {"normalizer": charsmap})
+
+    with pytest.raises(RenderError, match=r"gpt-2/tokenizer\.json: .*precompiled_charsmap") as e:
+        load(directory)
+
+    assert e.value.reason == "bad-tokenizer"
+
+
+def test_a_text_on_which_the_library_panics_is_our_trouble_and_no_other(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Onig gives up after so many retries; `tokenizers` has no error for that."""
+    pre_tokenizer = {**BACKTRACKS, "invert": False}
+    tokenizer = load(make_model("gpt-2", {"pre_tokenizer": pre_tokenizer}))
+    before = tokenizer.encode("a text", add_special_tokens=False)
+
+    for _ in range(2):
+        with pytest.raises(RenderError, match="has panicked on the text") as e:
+            tokenizer.encode("a" * 40 + "b", add_special_tokens=False)
+        assert e.value.reason == "bad-tokenizer"
+    with pytest.raises(RenderError, match="has panicked on the text"):
+        tokenizer.encode_with_offsets("a" * 40 + "b", add_special_tokens=False)
+
+    assert tokenizer.encode("a text", add_special_tokens=False).tolist() == before.tolist()
+    assert tokenizer.num_panics == 3
+    assert len(caplog.records) == 1  # said once, and without the text
+    assert "aaaa" not in caplog.text
+
+
+class PanicException(BaseException):
+    """As pyo3 has it, anew in every library."""
+
+
+class PanickingEncoder:
+    def encode_batch_flat(self, inputs: list[str]) -> tuple[bytes, bytes]:
+        raise PanicException(f"index out of bounds in {inputs}")
+
+
+def test_an_encoder_that_panics_is_given_up_for_the_truth(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load(make_model("gpt-2"))
+    assert tokenizer._fast is not None
+    text = "a text for two encoders"
+    expected = tokenizer.encode(text, add_special_tokens=False)
+    tokenizer._fast = PanickingEncoder()
+
+    found = [tokenizer.encode(text, add_special_tokens=False) for _ in range(2)]
+
+    assert [ids.tolist() for ids in found] == [expected.tolist()] * 2
+    assert tokenizer.encoder == "tokenizers"
+    assert (tokenizer.num_panics, len(caplog.records)) == (0, 1)
+    assert text not in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError])
+def test_what_is_no_panic_comes_out_as_it_is(error: type[BaseException]) -> None:
+    with pytest.raises(error), panics_as_errors:
+        raise error

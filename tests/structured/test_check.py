@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.structured.lifelike import keywords, lifelike_schemas
 
-from inferway.errors import SpecError
+from inferway.errors import SpecError, is_panic
 from inferway.structured.check import DEFAULT, check
 from inferway.structured.cost import estimated_seconds
-from inferway.structured.drafts import is_panic, validator_of
+from inferway.structured.drafts import validator_of
 from inferway.structured.limits import Limits
 from inferway.structured.report import in_request
 from inferway.structured.schema_walk import graph, longest_path

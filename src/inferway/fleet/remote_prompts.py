@@ -35,7 +35,7 @@ from inferway.prompts.body_size import body_size
 from inferway.prompts.conversation import carries_media, forwarded_ids
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderings import Asked, Renderings, as_ids, asked_for, may_be_kept
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, made_here
 
 log = logging.getLogger("inferway.remote")
 
@@ -312,7 +312,7 @@ class RemotePrompts:
             assert own.local is not None
             fault = own.local.chat_fault
             if fault is None:
-                return {"reason": Reason.KV_AWARE}
+                return made_here(own)
             reason, why = Reason(fault.reason), str(fault)
         ways = self._sites.ways
         none_can = ways and all(way is Way.NOTHING for way in ways.values())

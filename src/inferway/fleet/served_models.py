@@ -18,7 +18,13 @@ from inferway.fleet.discovery import ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.remote_prompts import RemotePrompts
 from inferway.model import Reason
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
+from inferway.prompts.served import (
+    ModelSource,
+    NoPrompts,
+    PromptSource,
+    ServedModel,
+    made_here,
+)
 
 log = logging.getLogger("inferway.fleet")
 
@@ -203,4 +209,4 @@ def _prompts_by(served: ServedModel) -> dict[str, Any]:
         return {"reason": served.prompts.reason, "why": served.prompts.why}
     if served.unfaithful is not None:
         return {"reason": Reason.UNFAITHFUL, "why": served.unfaithful}
-    return {"reason": Reason.KV_AWARE}
+    return made_here(served.prompts)

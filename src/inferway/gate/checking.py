@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from inferway.errors import SpecError, crash_report
+from inferway.errors import SpecError, crash_report, panics_as_errors
 from inferway.gate.library import Verdict
 from inferway.helper.helper import Helper
 from inferway.structured.backends import cascade
@@ -42,10 +42,11 @@ class Checking:
 
     def verdict(self, spec: Spec, strict: bool) -> Verdict:
         try:
-            backend, unenforced = cascade.verdict(spec, strict)
+            with panics_as_errors:
+                backend, unenforced = cascade.verdict(spec, strict)
         except SpecError:
             raise
-        except BaseException as e:  # a panic in Rust is no Exception
+        except Exception as e:
             log.error(
                 "the grammar library failed on a request's shape: %s",
                 crash_report(e),
@@ -70,8 +71,9 @@ class Checking:
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         try:
-            return self._validator.verdict(spec, text).valid
-        except BaseException as e:
+            with panics_as_errors:
+                return self._validator.verdict(spec, text).valid
+        except Exception as e:
             log.error(
                 "an answer could not be judged by the shape that was asked for: %s",
                 crash_report(e),

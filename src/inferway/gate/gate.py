@@ -31,6 +31,7 @@ from inferway.errors import (
     JobKilledError,
     SpecError,
     crash_report,
+    panics_as_errors,
 )
 from inferway.gate.costs import CompileCosts
 from inferway.gate.counts import GateCounts
@@ -155,7 +156,8 @@ class Gate:
         started, outcome = self._clock(), "refused"
         kind = asked[0].spec.kind
         try:
-            shape = await self._shape(asked, endpoints)
+            with panics_as_errors:
+                shape = await self._shape(asked, endpoints)
             shape.can_be_judged = not is_echoed
             outcome = "checked"
         except _Quarantined as e:

@@ -19,7 +19,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
-from inferway.errors import RenderError
+from inferway.errors import PanicError, RenderError, panics_as_errors
 from inferway.model import Reason
 from inferway.prompts.tokenizer_class_names import AS_IT_IS, tokenizer_class
 from inferway.prompts.tokenizer_classes import (
@@ -53,6 +53,7 @@ class TokenizerFiles:
     special_tokens_map: JsonObject = field(default_factory=dict, repr=False)
     added_tokens: Mapping[str, int] = field(default_factory=dict, repr=False)
     model_config: JsonObject = field(default_factory=dict, repr=False)  # config.json
+    path: str = "tokenizer.json"  # where the first comes from, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,19 @@ class EngineTokenizer:
 
 
 def build_engine_tokenizer(files: TokenizerFiles) -> EngineTokenizer:
-    """Raises RenderError if tokenizer.json cannot be read, or the model's class is one that we
+    """Raises RenderError if tokenizer.json cannot be used, or the model's class is one that we
     do not reproduce."""
     name = tokenizer_class(files.tokenizer_config, files.model_config)
     made_as = NO_CLASS if name == AS_IT_IS else TOKENIZER_CLASSES[name]
     try:
-        tokenizer, declared = _with_tokens(files, made_as)
-        _fix_mistral_regex(tokenizer, files)
+        with panics_as_errors:
+            tokenizer, declared = _with_tokens(files, made_as)
+            _fix_mistral_regex(tokenizer, files)
     # The Rust side raises bare Exception for a file it cannot read.
     except Exception as e:
-        raise RenderError(f"tokenizer.json cannot be read: {e}", reason=Reason.BAD_TOKENIZER) from e
+        words = e.words if isinstance(e, PanicError) else str(e)
+        why = f"{files.path}: it is no tokenizer that can be used: {words}"
+        raise RenderError(why, reason=Reason.BAD_TOKENIZER) from e
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Not part of a tokenizer.json: no encoder made from one can know of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from inferway.errors import InferwayError, RenderError
+from inferway.errors import InferwayError, RenderError, crash_report, panics_as_errors
 from inferway.model import Reason
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
@@ -23,15 +23,18 @@ async def load_prompts(
     name, root = source.model, source.root
     request = GetOrCreateTokenizerKeyRequest(root, token=os.environ.get("HF_TOKEN") or None)
     try:
-        key = await renderer.get_or_create_tokenizer_key_async(request)
-        prompts = ModelPrompts(
-            renderer,
-            key,
-            source.max_model_len,
-            flags=source.flags,
-            request_templates=request_templates,
-        )
-    except InferwayError as e:
+        with panics_as_errors:
+            key = await renderer.get_or_create_tokenizer_key_async(request)
+            prompts = ModelPrompts(
+                renderer,
+                key,
+                source.max_model_len,
+                flags=source.flags,
+                request_templates=request_templates,
+            )
+    except Exception as e:  # whatever it is: it is this model's, and others are served
+        if not isinstance(e, InferwayError):
+            log.error("the prompts of model %r could not be set up: %s", name, crash_report(e))
         reason = Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER
         if reason is Reason.BAD_TEMPLATE:
             return NoPrompts(reason, f"model {name!r}: {e}")

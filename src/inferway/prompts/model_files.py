@@ -67,6 +67,7 @@ def read_model_files(path: Path) -> ModelFiles:
     return ModelFiles(
         tokenizer=TokenizerFiles(
             tokenizer_json=tokenizer.read_text(encoding="utf-8"),
+            path=str(tokenizer),
             tokenizer_config=config,
             special_tokens_map=_read_object(directory / "special_tokens_map.json"),
             added_tokens=_read_object(directory / "added_tokens.json"),

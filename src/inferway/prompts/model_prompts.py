@@ -82,6 +82,11 @@ class ModelPrompts:
         return self._model.tokenizer.why
 
     @property
+    def num_panics(self) -> int:
+        """How many texts its tokenizer has panicked on; their requests went by load."""
+        return self._model.tokenizer.num_panics
+
+    @property
     def local(self) -> ModelPrompts:
         return self
 

@@ -12,10 +12,11 @@ a helper process, so that nobody's text keeps the event loop from its other clie
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
+from inferway.errors import (
+    InferwayError,
+    InvalidRequestError,
+    PanicError,
+    PromptTooLongError,
+    RenderError,
+    panics_as_errors,
+)
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
@@ -173,7 +181,9 @@ class Renderer:
         from inferway.prompts.reference import give_back_memory
 
         try:
-            loading.set_result(LoadedModel(read_model_files(_locate(request, self._hub))))
+            path = _locate(request, self._hub)
+            with _faults_named(path):
+                loading.set_result(LoadedModel(read_model_files(path)))
         except BaseException as e:
             # The next caller tries again; those who wait now get this error.
             with self._lock:
@@ -300,6 +310,22 @@ class Renderer:
             return request, pack(template.source, chat)
         except RenderError:
             return request, None
+
+
+@contextlib.contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    """What a model's files make of us, our own or a library's, has their path: RenderError."""
+    try:
+        with panics_as_errors:
+            yield
+    except InferwayError:
+        raise
+    except Exception as e:
+        words = e.words if isinstance(e, PanicError) else str(e)[:200]
+        raise RenderError(
+            f"{path}: the model's files cannot be loaded: {type(e).__name__}: {words}",
+            reason=Reason.BAD_TOKENIZER,
+        ) from e
 
 
 def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -66,6 +66,15 @@ class NoPrompts:
     @property
     def local(self) -> None:
         return None
+
+
+def made_here(prompts: PromptSource) -> dict[str, Any]:
+    """For /ready, of a model whose prompts are made here."""
+    report: dict[str, Any] = {"reason": Reason.KV_AWARE}
+    if prompts.local is not None and prompts.local.num_panics:
+        times = prompts.local.num_panics
+        report["why"] = f"but for {times} texts on which its tokenizer has panicked (bad-tokenizer)"
+    return report
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ with the truth on `check_texts` when the tokenizer is loaded. Of HF's methods on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -16,7 +17,13 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
-from inferway.errors import InvalidRequestError, RenderError
+from inferway.errors import (
+    InvalidRequestError,
+    PanicError,
+    RenderError,
+    crash_report,
+    panics_as_errors,
+)
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.boundaries import Boundaries
 from inferway.prompts.check_texts import check_texts
@@ -26,6 +33,8 @@ from inferway.prompts.piece_cache import PieceCache
 from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
 from inferway.prompts.start_cache import StartCache
 
+log = logging.getLogger("inferway")
+
 EncoderName = Literal["fastokens", "tokenizers"]
 
 # For what is remembered of texts, per model, once it is there: the starts of 1,000 chats of 9,000
@@ -34,9 +43,12 @@ CACHE_BYTES = 64 << 20
 
 
 class Tokenizer:
-    """One model's tokenizer; any thread may use it. `encoder` and `why` say what encodes."""
+    """One model's tokenizer; any thread may use it. `encoder` and `why` say what encodes.
+    `num_panics`: texts on which the engine's own encoder has panicked; written by any thread."""
 
     def __init__(self, files: TokenizerFiles) -> None:
+        self.num_panics = 0
+        self._path = files.path
         built = build_engine_tokenizer(files)
         self.special_tokens = built.special_tokens
         self.max_chars_per_token = max(map(len, built.tokenizer.get_vocab(True)), default=1)
@@ -60,9 +72,12 @@ class Tokenizer:
         tokens counted but not dropped."""
         self._check_followed(text)
         try:
-            body = self._starts.encode(text)
+            with panics_as_errors:
+                body = self._starts.encode(text)
         except (UnicodeEncodeError, TypeError) as e:  # fastokens says the one, HF the other
             raise _not_unicode() from e
+        except PanicError as e:
+            raise self._panicked(e) from e
         prefix, suffix = (self._prefix, self._suffix) if add_special_tokens else (_NO_IDS, _NO_IDS)
         if keep_last is not None:
             body = body[max(0, len(body) + len(prefix) + len(suffix) - keep_last) :]
@@ -91,17 +106,26 @@ class Tokenizer:
         """Ids, and where each stands in the text; slower, and always HF's encoder."""
         self._check_followed(text)
         try:
-            [encoding] = self._reference.get().encode_batch(
-                [text], add_special_tokens=add_special_tokens
-            )
+            with panics_as_errors:
+                [encoding] = self._reference.get().encode_batch(
+                    [text], add_special_tokens=add_special_tokens
+                )
         except (UnicodeEncodeError, TypeError) as e:
             raise _not_unicode() from e
+        except PanicError as e:
+            raise self._panicked(e) from e
         offsets = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2)
         return np.array(encoding.ids, dtype=np.uint32), offsets
 
     def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         tokenizer = self._reference.get()
-        return tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+        try:
+            with panics_as_errors:
+                return tokenizer.decode(
+                    list(map(int, ids)), skip_special_tokens=skip_special_tokens
+                )
+        except PanicError as e:
+            raise self._panicked(e) from e
 
     def _check_followed(self, text: str) -> None:
         if self._not_followed is not None and self._not_followed in text:
@@ -111,11 +135,15 @@ class Tokenizer:
             )
 
     def _encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
-        if self._fast is not None:
+        fast = self._fast
+        if fast is not None:
             try:
-                return [_encode_fast(self._fast, text) for text in texts]
+                with panics_as_errors:
+                    return [_encode_fast(fast, text) for text in texts]
             except UnicodeEncodeError:
                 raise
+            except PanicError as e:
+                self._give_up_fastokens(e)
             # Some vocabularies lack a byte (SmolLM2: 0x16, 0xf1 and others that hardly occur). HF
             # drops it, fastokens refuses the text.
             except ValueError:
@@ -123,6 +151,32 @@ class Tokenizer:
         if self._pieces is not None:
             return [self._pieces.encode(text) for text in texts]
         return self._encode_reference(texts)
+
+    def _give_up_fastokens(self, e: PanicError) -> None:
+        """For good: what state it has left behind, nobody knows, and one wrong id would make all
+        ids after it worthless. What it cannot do, the truth can."""
+        self._fast, self.encoder, self.why = None, "tokenizers", "fastokens has panicked on a text"
+        log.error(
+            "%s: fastokens has panicked on a text; from now on `tokenizers` encodes, which is "
+            "slower\n%s",
+            self._path,
+            crash_report(e),
+        )
+
+    def _panicked(self, e: PanicError) -> RenderError:
+        """Of one text: others may do. Said once."""
+        self.num_panics += 1
+        if self.num_panics == 1:
+            log.error(
+                "%s: the library `tokenizers` has panicked on a text; such requests go by load "
+                "only where no engine renders (reason bad-tokenizer)\n%s",
+                self._path,
+                crash_report(e),
+            )
+        return RenderError(
+            f"{self._path}: the library `tokenizers` has panicked on the text",
+            reason=Reason.BAD_TOKENIZER,
+        )
 
     def _encode_reference(self, texts: Sequence[str]) -> list[TokenIds]:
         return encode_all(self._reference.get(), texts)
@@ -172,8 +226,9 @@ def _refusal(tokenizer: tokenizers.Tokenizer) -> str | None:
         if getattr(tokenizer, part) is not None:
             setattr(small, part, getattr(tokenizer, part))
     try:
-        fastokens.Tokenizer.from_json_str(small.to_str())
-    except ValueError as e:
+        with panics_as_errors:
+            fastokens.Tokenizer.from_json_str(small.to_str())
+    except (ValueError, PanicError) as e:
         return f"fastokens refuses it: {e}"
     return None
 
@@ -182,15 +237,20 @@ def _checked_fastokens(
     as_json: str, texts: Sequence[str], expected: Sequence[TokenIds]
 ) -> tuple[_FastEncoder | None, str]:
     try:
-        fast: _FastEncoder = fastokens.Tokenizer.from_json_str(as_json)
-    except ValueError as e:
+        with panics_as_errors:
+            fast: _FastEncoder = fastokens.Tokenizer.from_json_str(as_json)
+    except (ValueError, PanicError) as e:
         return None, f"fastokens refuses it: {e}"
     for number, (text, ids) in enumerate(zip(texts, expected, strict=True)):
         try:
-            if not np.array_equal(_encode_fast(fast, text), ids):
-                return None, f"fastokens differs on check text {number}"
+            with panics_as_errors:
+                same = np.array_equal(_encode_fast(fast, text), ids)
         except ValueError:  # a byte that the vocabulary lacks; the text goes to `tokenizers`
             continue
+        except PanicError:
+            same = False
+        if not same:
+            return None, f"fastokens differs on check text {number}"
     return fast, f"agrees with tokenizers on {len(texts)} texts"
 
 

@@ -25,12 +25,12 @@ from inferway.errors import (
     JobFailedError,
     JobKilledError,
     SpecError,
+    is_panic,
 )
 from inferway.helper.helper import Helper
 from inferway.helper.process import Limits as HelperLimits
 from inferway.structured import check_jobs
 from inferway.structured.check import DEFAULT, check
-from inferway.structured.drafts import is_panic
 from inferway.structured.limits import Limits
 from inferway.structured.report import in_request
 from inferway.structured.spec import Asked, Kind, Spec

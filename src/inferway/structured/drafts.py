@@ -120,9 +120,3 @@ def _invalid(error: Any) -> SpecError:
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust has given up: pyo3's error for that is no Exception, and has no
-    name that could be imported."""
-    return type(error).__name__ == "PanicException"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
-from inferway.errors import HelperError, SpecError
+from inferway.errors import HelperError, SpecError, is_panic
 from inferway.helper.helper import Helper
 from inferway.structured import check_jobs
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.checker import is_costly
-from inferway.structured.drafts import is_panic, validator_of
+from inferway.structured.drafts import validator_of
 from inferway.structured.ebnf import is_ebnf
 from inferway.structured.schema_walk import graph, pointer
 from inferway.structured.schemas import expansion

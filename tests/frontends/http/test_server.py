@@ -358,6 +358,28 @@ async def test_a_handler_that_crashes_is_500_logged_and_counted(
         assert "in crash" in caplog.text
 
 
+class PanicException(BaseException):
+    """As pyo3 has it, anew in every library written in Rust."""
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["at once", "after a wait"])
+@in_loop
+async def test_a_librarys_panic_is_500_too(wait: bool, caplog: pytest.LogCaptureFixture) -> None:
+    words = "secret"
+
+    async def panic(_: Request, __: Responder) -> None:
+        if wait:
+            await asyncio.sleep(0)
+        raise PanicException(words)
+
+    async with serving(panic) as server, connected(server) as client:
+        answer = await client.ask(post())
+
+        assert (answer.status, server.stats.crashed) == (500, 1)
+        assert "PanicError" in caplog.text
+        assert "secret" not in caplog.text + str(answer.body)
+
+
 @in_loop
 async def test_a_crash_in_the_middle_of_an_answer_breaks_it_off() -> None:
     async def crash(_: Request, responder: Responder) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from inferway.errors import InferwayError, crash_report
+from inferway.errors import InferwayError, crash_report, panics_as_errors
 from inferway.frontends.eager import begun
 from inferway.frontends.ext_proc.access_log import line_of
 from inferway.frontends.ext_proc.counts import PickerCounts
@@ -120,7 +120,8 @@ class _Driver:
             self._kept.append(message)
             return
         try:
-            self._take(message)
+            with panics_as_errors:
+                self._take(message)
         except Exception as e:
             self._crashed(e)
 
@@ -160,7 +161,8 @@ class _Driver:
     async def _find_out(self, ask: Ask) -> None:
         exchange = self._exchange
         try:
-            answered = exchange.decided(await self._server.picker.pick(ask))
+            with panics_as_errors:
+                answered = exchange.decided(await self._server.picker.pick(ask))
         except InferwayError as e:
             answered = exchange.refused(e)
         except Exception as e:
@@ -204,9 +206,10 @@ class _Driver:
             self._counts.open -= 1
             self._counts.closed[code] += 1
             try:
-                self._exchange.close()
-                if self._server.access_log is not None:
-                    self._note(self._server.access_log)
+                with panics_as_errors:
+                    self._exchange.close()
+                    if self._server.access_log is not None:
+                        self._note(self._server.access_log)
             except Exception as e:  # other calls of the connection go on
                 log.error(
                     "a proxy's stream could not be ended cleanly, by a fault of the picker: %s",

@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import InferwayError, crash_report
+from inferway.errors import InferwayError, crash_report, panics_as_errors
 from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
@@ -184,7 +184,8 @@ class HttpServer:
         self.stats.answering += 1
         coroutine = self.handler(request, responder)
         try:
-            waited = coroutine.send(None)
+            with panics_as_errors:
+                waited = coroutine.send(None)
         except StopIteration:
             if responder.source is None and not responder.ended:
                 self._unanswered(responder)
@@ -211,7 +212,8 @@ class HttpServer:
         self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder
     ) -> None:
         try:
-            await resumed(coroutine, waited)
+            with panics_as_errors:
+                await resumed(coroutine, waited)
         except Exception as error:
             self._raised(error, responder)
         else:

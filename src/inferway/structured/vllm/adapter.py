@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inferway.errors import panics_as_errors
+
 if TYPE_CHECKING:
     from inferway.structured.grammar import Grammar
 
@@ -45,8 +47,9 @@ class RequestGrammar:
         """False: the request ends as an error."""
         if self.failure is None:
             try:
-                if self._grammar.accept(tokens):
-                    return True
+                with panics_as_errors:
+                    if self._grammar.accept(tokens):
+                        return True
             except Exception as e:
                 self._fail(e)
         self._ended(request_id, self.failure or _REFUSED)
@@ -56,14 +59,16 @@ class RequestGrammar:
         if self.failure is not None:
             return []
         try:
-            return tokens[: self._grammar.validate(tokens)]
+            with panics_as_errors:
+                return tokens[: self._grammar.validate(tokens)]
         except Exception as e:
             self._fail(e)
             return []
 
     def rollback(self, num_tokens: int) -> None:
         try:
-            self._grammar.rollback(num_tokens)
+            with panics_as_errors:
+                self._grammar.rollback(num_tokens)
         except Exception as e:
             self._fail(e)
 
@@ -72,7 +77,8 @@ class RequestGrammar:
         row = bitmask[batch_index].numpy()
         if self._failure is None:
             try:
-                self._grammar.fill(row)
+                with panics_as_errors:
+                    self._grammar.fill(row)
                 return
             except Exception as e:
                 self._fail(e)
@@ -85,7 +91,8 @@ class RequestGrammar:
         if self.failure is not None:
             return ()
         try:
-            return self._grammar.forced()
+            with panics_as_errors:
+                return self._grammar.forced()
         except Exception as e:
             self._fail(e)
             return ()

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from inferway.errors import CompileError, InferwayError
+from inferway.errors import CompileError, InferwayError, panics_as_errors
 from inferway.structured.spec import Kind, Options, Spec, from_vllm
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.settings import Settings, settings_of
@@ -77,7 +77,8 @@ class Core:
             params = request.sampling_params.structured_outputs
             spec = self.spec_of(params)
             stops = frozenset(request.sampling_params.all_stop_token_ids)
-            compiling = self._manager.compile(spec, params._backend == STRICT)
+            with panics_as_errors:
+                compiling = self._manager.compile(spec, params._backend == STRICT)
         except Exception as e:
             self._remember(request.request_id, e)
             grammar.set_exception(e)
@@ -91,7 +92,9 @@ class Core:
             if compiled.cancelled():
                 return  # and so is the request
             try:
-                grammar.set_result(self._started(compiled.result(), stops))
+                with panics_as_errors:
+                    started = self._started(compiled.result(), stops)
+                grammar.set_result(started)
             except Exception as e:
                 self._remember(request.request_id, e)
                 grammar.set_exception(e)

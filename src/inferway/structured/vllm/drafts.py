@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from inferway.errors import panics_as_errors
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.core import Core, core_of
 from inferway.structured.vllm.fit import Patch
@@ -49,7 +50,8 @@ def _validate_tokens(original: Function) -> Function:
         if core is None or not request.use_structured_output:
             return valid
         try:
-            must = forced(self, core, request)
+            with panics_as_errors:
+                must = forced(self, core, request)
         except Exception:  # here it would end the engine
             core.settings = replace(core.settings, jump_forward=False)
             log.exception(

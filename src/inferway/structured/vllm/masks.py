@@ -14,6 +14,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from inferway.errors import panics_as_errors
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.core import Core, core_of
 from inferway.structured.vllm.fit import Patch, vllm_version
@@ -66,7 +67,8 @@ def _grammar_bitmask(original: Function) -> Function:
         rows = None
         if core.settings.batched_masks and not self.vllm_config.model_config.is_diffusion:
             try:
-                rows = batched(self, core, requests, ids, drafts)
+                with panics_as_errors:
+                    rows = batched(self, core, requests, ids, drafts)
             except Exception:  # here it would end the engine
                 core.settings = replace(core.settings, batched_masks=False)
                 log.exception(

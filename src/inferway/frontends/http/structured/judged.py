@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from inferway.errors import InferwayError, crash_report
+from inferway.errors import InferwayError, crash_report, panics_as_errors
 from inferway.frontends.http.responder import Responder, Source
 from inferway.gate.shape import Shape
 from inferway.model import Headers
@@ -189,7 +189,8 @@ class JudgedAnswer:
     async def _valid(self, said: Sequence[Said] | None) -> bool | None:
         """A fault of ours must not cost the answer."""
         try:
-            return await self._shape.judge(said)
+            with panics_as_errors:
+                return await self._shape.judge(said)
         except Exception as e:
             log.error(
                 "an answer could not be judged by the shape that was asked for: %s",
