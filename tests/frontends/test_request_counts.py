@@ -50,10 +50,10 @@ def streamed(
     clock = Clock()
     counts = RequestCounts(clock)
     record = Record(100.0, known_model="m", prompt_tokens=7, waited=0.5)
-    times = counts.follow(record)
+    passed = counts.follow(record)
     for at, events in pieces:
         clock.now = 100.0 + at
-        times.passed(events)
+        passed(record, events)
     record.outcome, record.usage = outcome, usage
     counts.ended(record, 200)
     counts.flush()

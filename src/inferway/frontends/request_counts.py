@@ -19,7 +19,7 @@ from typing import Protocol
 
 from inferway.frontends.http.families import Histogram
 from inferway.steps.record import Record
-from inferway.steps.token_times import TokenTimes
+from inferway.steps.token_times import Passed, timing
 
 CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
 OTHER = "other"  # the label of models that nobody serves
@@ -43,11 +43,6 @@ _QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
-# Of a whole answer: seconds, and of them those in the queue; tokens of the prompt and of the
-# answer; seconds a token. None: unknown.
-_Row = tuple[float, float, int | None, int | None, float | None]
-
-
 class Answered(Protocol):
     """What is read of an answer that has ended (http.responder.Responder)."""
 
@@ -63,9 +58,12 @@ def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
 
 @dataclass(slots=True)
 class ModelRequests:
-    """Those for one model. Whole answers alone have times and tokens, but for the first token's."""
+    """Those for one model, once they are settled. Whole answers alone have times and tokens, but
+    for the first token's."""
 
     name: str
+    clock: Callable[[], float]
+    passed: Passed = field(init=False)
     endings: Counter[tuple[int, str]] = field(default_factory=Counter)  # status, outcome
     first_token: Histogram = field(default_factory=_histogram(_FIRST_TOKEN))
     inter_token: Histogram = field(default_factory=_histogram(_TOKEN))
@@ -74,34 +72,36 @@ class ModelRequests:
     queued: Histogram = field(default_factory=_histogram(_QUEUE))
     prompt_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
     output_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
-    # Not in their histograms yet: many at a time take a tenth of what each takes alone.
-    firsts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        firsts, gaps = self.first_token.waiting, self.inter_token.waiting
+        self.passed = timing(self.clock, firsts, gaps)
 
     def settle(self) -> None:
-        """Puts all that has come in its buckets."""
-        self.first_token.observe_all(self.firsts)
-        self.inter_token.observe_all(self.gaps)
-        self.firsts.clear()
-        self.gaps.clear()
-        if self.rows:
-            rows, self.rows = self.rows, []
-            each = (self.whole, self.queued, self.prompt_tokens, self.output_tokens, self.per_token)
-            for histogram, values in zip(each, zip(*rows, strict=True), strict=True):
-                histogram.observe_all([value for value in values if value is not None])
+        """Counts all that waits to be counted."""
+        if answered := len(self.whole.waiting):
+            self.endings[200, "ok"] += answered
+        for histogram in (
+            *(self.first_token, self.inter_token, self.per_token),
+            *(self.whole, self.queued, self.prompt_tokens, self.output_tokens),
+        ):
+            histogram.settle()
 
-    def answered(self, record: Record, times: TokenTimes, seconds: float) -> None:
-        """One has been answered, with all of its tokens."""
+    def answered(self, record: Record, now: float) -> None:
+        """One has been answered with 200 and all of its tokens; `settle` counts it."""
+        self.whole.waiting.append(now - record.opened_at)
+        self.queued.waiting.append(record.waited)
         usage = record.usage
         if usage is None:
-            prompt, output = record.prompt_tokens, times.events
+            prompt, output = record.prompt_tokens, record.events
         else:
             prompt, output = usage.prompt, usage.completion
-        per_token = None
-        if output > 1 and times.first_at:
-            per_token = (times.last_at - times.first_at) / (output - 1)
-        self.rows.append((seconds, record.waited, prompt or None, output or None, per_token))
+        if prompt:
+            self.prompt_tokens.waiting.append(prompt)
+        if output:
+            self.output_tokens.waiting.append(output)
+            if output > 1 and record.first_at:
+                self.per_token.waiting.append((record.last_at - record.first_at) / (output - 1))
 
 
 @dataclass(slots=True)
@@ -112,13 +112,12 @@ class RequestCounts:
     clock: Callable[[], float]
     models: dict[str, ModelRequests] = field(default_factory=dict)
 
-    def follow(self, record: Record) -> TokenTimes:
-        """The times of its answer's tokens, from now on: its model is known, and generates."""
+    def follow(self, record: Record) -> Passed:
+        """Who is told when pieces of its answer pass, if that is a stream. Its model is known, and
+        generates."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
-        record.tokens = times = TokenTimes(
-            record.opened_at, self.clock, model.firsts.append, model.gaps.append
-        )
-        return times
+        record.is_timed = True
+        return model.passed
 
     def add(self, responder: Answered) -> None:
         """An answer has ended."""
@@ -127,12 +126,13 @@ class RequestCounts:
 
     def ended(self, record: Record, status: int) -> None:
         """So has its request. `status` 0: its client has gone before there was one."""
+        model = self.models.get(record.known_model) or self._of_model(record.known_model)
+        if status == 200 and record.outcome == "ok" and record.is_timed:
+            model.answered(record, self.clock())
+            return
         status = status or CLIENT_GONE
         outcome = record.outcome or ("client_gone" if status == CLIENT_GONE else "error")
-        model = self.models.get(record.known_model) or self._of_model(record.known_model)
         model.endings[status, outcome] += 1
-        if record.tokens is not None and status == 200 and outcome == "ok":
-            model.answered(record, record.tokens, self.clock() - record.opened_at)
 
     def flush(self) -> None:
         """Called each second, and before anybody reads."""
@@ -145,5 +145,5 @@ class RequestCounts:
         if found is None:
             if len(self.models) >= MAX_MODELS:
                 name = ""
-            found = self.models.setdefault(name or OTHER, ModelRequests(name or OTHER))
+            found = self.models.setdefault(name or OTHER, ModelRequests(name or OTHER, self.clock))
         return found

@@ -10,10 +10,13 @@ In generated text quotes are escaped, so that nothing in it looks like a member.
 from __future__ import annotations
 
 _CHOICES = b'"choices":['
-# What follows it where there are no tokens.
+# Those without tokens begin so.
 _EMPTY = (
-    b"]",
-    *(b'{"index":%d,"delta":{"role":"assistant","content":""' % index for index in range(8)),
+    _CHOICES + b"]",
+    *(
+        _CHOICES + b'{"index":%d,"delta":{"role":"assistant","content":""' % index
+        for index in range(8)
+    ),
 )
 _NO_CHOICES = (b"data: [DONE]", b'data: {"error"', b":")
 
@@ -26,10 +29,9 @@ def bears_tokens(events: bytes) -> bool:
             return any(map(_is_delta, events.split(b"\n\n")))
         return not events.startswith(_NO_CHOICES) and num_events(events) > 0
     while at >= 0:
-        at += len(_CHOICES)
         if not events.startswith(_EMPTY, at):
             return True
-        at = events.find(_CHOICES, at)
+        at = events.find(_CHOICES, at + 1)
     return False
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inferway.steps.token_times import TokenTimes
-
 if TYPE_CHECKING:
     from inferway.model import Target
     from inferway.openai_api.usage import Usage
@@ -30,6 +28,11 @@ class Record:
     begun_at: float = 0.0  # when the first piece of the answer came; 0.0: none has come
     waited: float = 0.0  # seconds, for its turn (flow)
     prompt_tokens: int = 0  # as we have counted them; 0: unknown
-    tokens: TokenTimes | None = None  # of the answer; None: nothing is generated
+    is_timed: bool = False  # something is generated, and `steps.token_times` counts it
+    # Of a streamed answer, written by `steps.token_times`:
+    first_at: float = 0.0  # when its first tokens came; 0.0: none have come
+    last_at: float = 0.0
+    events: int = 0  # that carry tokens: one each, unless the engine speculates
+    two_events: int = 0  # bytes: the events of a stream are about equally long
     usage: Usage | None = None  # what the engine has counted; None: it has not told
     outcome: str = ""  # scheduling.plugin.Ending; empty: the journey is not closed

@@ -126,6 +126,7 @@ class Stream:
     def outcomes(self) -> dict[str, int]:
         """How requests have ended."""
         found: Counter[str] = Counter()
+        self.picker.requests.flush()
         for model in self.picker.requests.models.values():
             for (_, outcome), number in model.endings.items():
                 found[outcome] += number

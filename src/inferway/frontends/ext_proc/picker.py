@@ -106,7 +106,7 @@ class Picker:
     def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:
         """Who hears of a stream's pieces."""
         generates = path.partition("?")[0].rstrip("/").endswith(_GENERATING)
-        return self.requests.follow(record).passed if generates else lambda _: None
+        return partial(self.requests.follow(record), record) if generates else lambda _: None
 
     def _counted(self, routed: Routed, seconds: float) -> ModelCounts:
         """A client may name any model where a rule rewrites all: that name is no label."""

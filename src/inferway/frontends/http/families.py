@@ -27,6 +27,8 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
     total: float = 0.0
+    # Values that are not counted yet: many at a time take a quarter of what each takes alone.
+    waiting: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
@@ -35,17 +37,19 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def observe_all(self, values: Sequence[float]) -> None:
-        """The same for each, at a tenth of the cost where there are hundreds."""
+    def settle(self) -> None:
+        """Counts the values that wait."""
+        values = self.waiting
         if len(values) < _FEW:
             for value in values:
                 self.observe(value)
-            return
-        found = np.asarray(values)
-        places = np.searchsorted(self.bounds, found)
-        for place, number in enumerate(np.bincount(places, minlength=len(self.counts)).tolist()):
-            self.counts[place] += number
-        self.total += float(found.sum())
+        else:
+            found = np.fromiter(values, np.float64, len(values))
+            numbers = np.bincount(np.searchsorted(self.bounds, found))
+            for place, number in enumerate(numbers.tolist()):
+                self.counts[place] += number
+            self.total += float(found.sum())
+        values.clear()  # the same list: whoever adds to it keeps it
 
     def buckets(self) -> list[tuple[str, int]]:
         """Cumulated, as Prometheus wants them."""

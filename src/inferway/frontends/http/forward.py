@@ -43,7 +43,8 @@ from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comme
 from inferway.frontends.http.withheld import withheld
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
-from inferway.steps.token_times import TokenTimes
+from inferway.steps.record import Record
+from inferway.steps.token_times import Passed
 from inferway.upstream.exchange import Exchange
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
@@ -95,11 +96,13 @@ def forward(
     traffic: Traffic | None = None,
     place: Place | None = None,
     explain: bool = True,
-    tokens: TokenTimes | None = None,
+    record: Record | None = None,
+    passed: Passed | None = None,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
     headers that say how it was decided if `explain`, else no error names an engine. `place` is
-    left when all is over; None: nothing is limited. `tokens` hears of a stream's events.
+    left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
+    its `record`.
 
     Raises NoEndpointError, with the journey closed, if the decision has no target.
     """
@@ -111,7 +114,7 @@ def forward(
             raise NoEndpointError("the decision has no target")
         return
     attempts = Attempts(decision.targets, traffic or Traffic(pool.time), place)
-    forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, tokens)
+    forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
     responder.attach(forwarding)
     try:
         forwarding.attempt(decision.targets[0])
@@ -132,13 +135,14 @@ class _Forwarding:
         "_head",
         "_journey",
         "_lines",
+        "_passed",
         "_paused",
         "_pool",
+        "_record",
         "_request",
         "_responder",
         "_sent_at",
         "_timer",
-        "_tokens",
     )
 
     def __init__(
@@ -149,7 +153,8 @@ class _Forwarding:
         pool: Pool,
         attempts: Attempts,
         explain: bool,
-        tokens: TokenTimes | None,
+        record: Record | None,
+        passed: Passed | None,
     ) -> None:
         self._request = request
         self._responder = responder
@@ -157,7 +162,9 @@ class _Forwarding:
         self._pool = pool
         self._attempts = attempts
         self._explain = explain
-        self._tokens = tokens
+        self._passed = None if record is None else passed
+        if record is not None:
+            self._record = record
         self._lines = request_lines(request)
         self._exchange: Exchange | None = None
         self._paused = False
@@ -207,8 +214,8 @@ class _Forwarding:
             chunk = self._events.whole(chunk, head_waits)
             if not chunk:
                 return
-            if self._tokens is not None:
-                self._tokens.passed(chunk)
+            if self._passed is not None:
+                self._passed(self._record, chunk)
         if head_waits:
             self._release()
         if self._begun or self._begins(chunk):
@@ -218,8 +225,8 @@ class _Forwarding:
     def on_end(self, chunk: bytes) -> None:
         if self._events is not None:
             chunk = self._events.rest() + chunk
-            if chunk and self._tokens is not None:
-                self._tokens.passed(chunk)
+            if chunk and self._passed is not None:
+                self._passed(self._record, chunk)
         if self._head is not None:
             self._release()
         if not self._begun:

@@ -208,7 +208,8 @@ class Routes:
             traffic=admission.traffic,
             place=place,
             explain=caller.admin,
-            tokens=self._requests.follow(record) if request.path in GENERATING else None,
+            record=record,
+            passed=self._requests.follow(record) if request.path in GENERATING else None,
         )
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
