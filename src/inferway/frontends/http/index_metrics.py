@@ -11,6 +11,77 @@ from inferway.frontends.http.families import Family, counter, gauge
 from inferway.index.protocol import Index
 from inferway.index.report import SharedReport
 
+_SHARED: tuple[tuple[Callable[..., Family], str, str, Callable[[SharedReport], float]], ...] = (
+    (
+        gauge,
+        "index_away",
+        "1 while the server of the shared index does not answer, so that requests"
+        " go by load only; else 0.",
+        lambda r: r.is_away,
+    ),
+    (
+        counter,
+        "index_outages",
+        "Times that the server of the shared index went away.",
+        lambda r: r.outages,
+    ),
+    (
+        counter,
+        "index_matches",
+        "Matches that were asked of the shared index.",
+        lambda r: r.matches,
+    ),
+    (
+        counter,
+        "index_late",
+        "Matches that were given up because the shared index did not answer in time.",
+        lambda r: r.late,
+    ),
+    (
+        counter,
+        "index_refused",
+        "Matches that failed, or were not tried, because the server of the shared index was away.",
+        lambda r: r.refused,
+    ),
+    (
+        gauge,
+        "index_leases",
+        "Engines and ranks that this gateway writes to the shared index.",
+        lambda r: r.leases,
+    ),
+    (
+        gauge,
+        "index_pending_keys",
+        "Keys that wait to be written to the shared index.",
+        lambda r: r.pending_keys,
+    ),
+    (
+        counter,
+        "index_written_keys",
+        "Keys that were written to the shared index.",
+        lambda r: r.written_keys,
+    ),
+    (
+        counter,
+        "index_pictures",
+        "Times that all blocks of an engine were written to the shared index again.",
+        lambda r: r.pictures,
+    ),
+    (
+        counter,
+        "index_fenced",
+        "Batches that the shared index refused because another gateway had taken over the engine.",
+        lambda r: r.fenced,
+    ),
+    (
+        counter,
+        "index_repairs",
+        "Times that the blocks of an engine were written again because the shared index had lost"
+        " entries.",
+        lambda r: r.repairs,
+    ),
+)
+
 
 def index_families(index: Index, engines: Sequence[Engine]) -> Iterator[Family]:
     """The names are always the same; without a shared index some of them have no values."""
@@ -36,35 +107,8 @@ def index_families(index: Index, engines: Sequence[Engine]) -> Iterator[Family]:
 
 
 def _shared(report: SharedReport | None) -> Iterator[Family]:
-    def of(value: Callable[[SharedReport], float]) -> float | None:
-        return None if report is None else value(report)
-
-    yield gauge(
-        "index_away",
-        "1 while the server of the shared index does not answer, so that requests"
-        " go by load only; else 0.",
-        value=of(lambda r: r.is_away),
-    )
-    yield counter(
-        "index_outages",
-        "Times that the server of the shared index went away.",
-        value=of(lambda r: r.outages),
-    )
-    yield counter(
-        "index_matches",
-        "Matches that were asked of the shared index.",
-        value=of(lambda r: r.matches),
-    )
-    yield counter(
-        "index_late",
-        "Matches that were given up because the shared index did not answer in time.",
-        value=of(lambda r: r.late),
-    )
-    yield counter(
-        "index_refused",
-        "Matches that failed, or were not tried, because the server of the shared index was away.",
-        value=of(lambda r: r.refused),
-    )
+    for kind, name, text, value in _SHARED:
+        yield kind(name, text, value=None if report is None else value(report))
     seconds = SummaryMetricFamily(
         "inferway_index_match_seconds",
         "Seconds that the shared index took for the matches that it answered, the"
@@ -73,34 +117,3 @@ def _shared(report: SharedReport | None) -> Iterator[Family]:
     if report is not None:
         seconds.add_metric([], report.answered, report.answer_seconds)
     yield seconds
-    yield gauge(
-        "index_leases",
-        "Engines and ranks that this gateway writes to the shared index.",
-        value=of(lambda r: r.leases),
-    )
-    yield gauge(
-        "index_pending_keys",
-        "Keys that wait to be written to the shared index.",
-        value=of(lambda r: r.pending_keys),
-    )
-    yield counter(
-        "index_written_keys",
-        "Keys that were written to the shared index.",
-        value=of(lambda r: r.written_keys),
-    )
-    yield counter(
-        "index_pictures",
-        "Times that all blocks of an engine were written to the shared index again.",
-        value=of(lambda r: r.pictures),
-    )
-    yield counter(
-        "index_fenced",
-        "Batches that the shared index refused because another gateway had taken over the engine.",
-        value=of(lambda r: r.fenced),
-    )
-    yield counter(
-        "index_repairs",
-        "Times that the blocks of an engine were written again because the shared index had lost"
-        " entries.",
-        value=of(lambda r: r.repairs),
-    )

@@ -10,6 +10,40 @@ from inferway.frontends.http.families import Family, counter, gauge
 
 LABELS = ["engine", "rank"]
 
+_FIGURES: tuple[tuple[Callable[..., Family], str, str, Callable[[HolderJournal], float]], ...] = (
+    (
+        counter,
+        "journal_batches",
+        "Batches of events that were written to the engine's journal.",
+        lambda j: j.stats.batches,
+    ),
+    (
+        counter,
+        "journal_bytes",
+        "Bytes that were written to the engine's journal.",
+        lambda j: j.stats.bytes,
+    ),
+    (
+        gauge,
+        "journal_given_up",
+        "1 if the engine's journal has ended for this run because the disk is full"
+        " or too slow; else 0.",
+        lambda j: j.stats.given_up,
+    ),
+    (
+        gauge,
+        "journal_loaded_blocks",
+        "Blocks that were loaded from the engine's journal at the start.",
+        lambda j: j.stats.loaded_blocks,
+    ),
+    (
+        gauge,
+        "journal_load_seconds",
+        "Seconds that loading the engine's journal took at the start.",
+        lambda j: j.stats.load_seconds,
+    ),
+)
+
 
 def journal_families(fleet: Fleet) -> Iterator[Family]:
     """The names are always the same; without `state_dir` they have no values."""
@@ -20,27 +54,8 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
         if stream.journal is not None
     }
 
-    def each(value: Callable[[HolderJournal], float]) -> dict[tuple[str, ...], float]:
-        return {labels: value(journal) for labels, journal in journals.items()}
-
-    batches, num_bytes = each(lambda j: j.stats.batches), each(lambda j: j.stats.bytes)
-    yield counter(
-        "journal_batches",
-        "Batches of events that were written to the engine's journal.",
-        LABELS,
-        batches,
-    )
-    yield counter(
-        "journal_bytes", "Bytes that were written to the engine's journal.", LABELS, num_bytes
-    )
-    given_up = each(lambda j: j.stats.given_up)
-    yield gauge(
-        "journal_given_up",
-        "1 if the engine's journal has ended for this run because the disk is full"
-        " or too slow; else 0.",
-        LABELS,
-        given_up,
-    )
+    for kind, name, text, value in _FIGURES:
+        yield kind(name, text, LABELS, {labels: value(j) for labels, j in journals.items()})
     yield counter(
         "journal_compactions",
         "Times that the engine's journal was made a snapshot, by outcome: done or failed.",
@@ -53,19 +68,6 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
                 ("failed", journal.stats.failed_compactions),
             )
         },
-    )
-    loaded, seconds = each(lambda j: j.stats.loaded_blocks), each(lambda j: j.stats.load_seconds)
-    yield gauge(
-        "journal_loaded_blocks",
-        "Blocks that were loaded from the engine's journal at the start.",
-        LABELS,
-        loaded,
-    )
-    yield gauge(
-        "journal_load_seconds",
-        "Seconds that loading the engine's journal took at the start.",
-        LABELS,
-        seconds,
     )
     yield gauge(
         "journal_proof",

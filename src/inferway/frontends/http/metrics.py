@@ -91,7 +91,10 @@ class MetricsPage(Collector):
         )
         if self._requests is not None:
             yield from request_families(self._requests)
-        yield from self._answers()
+        yield from self._decided()
+        if self._server is not None:
+            yield from _served(self._server)
+        yield from _sent(self._pool)
         yield from self._engines()
         if self._admission is not None:
             yield from flow_families(self._admission, self._fleet)
@@ -117,7 +120,7 @@ class MetricsPage(Collector):
         for families in self._others:
             yield from families()
 
-    def _answers(self) -> Iterator[Family]:
+    def _decided(self) -> Iterator[Family]:
         stats = self._director.stats
         yield counter(
             "decisions",
@@ -130,54 +133,6 @@ class MetricsPage(Collector):
             "Seconds from a complete request to the choice of its engine; parsing,"
             " rendering and tokenizing are included.",
             values=[((), self._decisions)],
-        )
-        if self._server is not None:
-            http = self._server.stats
-            yield counter(
-                "http_answers",
-                "Answers to clients of all paths, by HTTP status.",
-                ["status"],
-                {(str(status),): n for status, n in self._server.statuses.items()},
-            )
-            yield gauge(
-                "http_connections", "Client connections that are open now.", value=http.open
-            )
-            yield gauge(
-                "http_answering", "Requests that are being answered now.", value=http.answering
-            )
-            yield counter(
-                "http_refused",
-                "Requests that were refused because they were not HTTP or exceeded a limit.",
-                value=http.refused,
-            )
-            yield counter(
-                "http_timed_out",
-                "Client connections that were closed because the client was silent for too long.",
-                value=http.timed_out,
-            )
-            yield counter(
-                "http_crashed",
-                "Requests whose handler failed because of a fault of the gateway; the log"
-                " has the traceback.",
-                value=http.crashed,
-            )
-        pool = self._pool.stats
-        yield counter(
-            "upstream_sent",
-            "Requests that were sent to engines, further tries included.",
-            value=pool.sent,
-        )
-        yield counter(
-            "upstream_failed", "Requests to engines that got no complete answer.", value=pool.failed
-        )
-        yield counter(
-            "upstream_aborted",
-            "Requests to engines that the gateway ended because the client left or a"
-            " timeout passed.",
-            value=pool.aborted,
-        )
-        yield counter(
-            "upstream_connects", "Connections that were opened to engines.", value=pool.connected
         )
 
     def _engines(self) -> Iterator[Family]:
@@ -357,3 +312,51 @@ class MetricsPage(Collector):
             ["occasion", "result"],
             self._fleet.prober.counts,
         )
+
+
+def _served(server: HttpServer) -> Iterator[Family]:
+    stats = server.stats
+    yield counter(
+        "http_answers",
+        "Answers to clients of all paths, by HTTP status.",
+        ["status"],
+        {(str(status),): n for status, n in server.statuses.items()},
+    )
+    yield gauge("http_connections", "Client connections that are open now.", value=stats.open)
+    yield gauge("http_answering", "Requests that are being answered now.", value=stats.answering)
+    yield counter(
+        "http_refused",
+        "Requests that were refused because they were not HTTP or exceeded a limit.",
+        value=stats.refused,
+    )
+    yield counter(
+        "http_timed_out",
+        "Client connections that were closed because the client was silent for too long.",
+        value=stats.timed_out,
+    )
+    yield counter(
+        "http_crashed",
+        "Requests whose handler failed because of a fault of the gateway; the log"
+        " has the traceback.",
+        value=stats.crashed,
+    )
+
+
+def _sent(pool: Pool) -> Iterator[Family]:
+    stats = pool.stats
+    yield counter(
+        "upstream_sent",
+        "Requests that were sent to engines, further tries included.",
+        value=stats.sent,
+    )
+    yield counter(
+        "upstream_failed", "Requests to engines that got no complete answer.", value=stats.failed
+    )
+    yield counter(
+        "upstream_aborted",
+        "Requests to engines that the gateway ended because the client left or a timeout passed.",
+        value=stats.aborted,
+    )
+    yield counter(
+        "upstream_connects", "Connections that were opened to engines.", value=stats.connected
+    )

@@ -17,6 +17,66 @@ LABELS = ["engine", "rank"]
 
 Labels = tuple[str, ...]
 
+_COUNTERS: tuple[tuple[str, str, Callable[[EventSubscriber], int]], ...] = (
+    (
+        "event_batches",
+        "Messages that came from the engine's event stream.",
+        lambda s: s.stats.batches,
+    ),
+    (
+        "events",
+        "KV events of the engine that were applied to the index.",
+        lambda s: s.stats.events,
+    ),
+    (
+        "blocks_stored",
+        "Copies of blocks that the engine has stored, as its events say.",
+        lambda s: s.blocks.stats.stored,
+    ),
+    (
+        "blocks_removed",
+        "Copies of blocks that the engine has removed, as its events say.",
+        lambda s: s.blocks.stats.removed,
+    ),
+    (
+        "blocks_orphaned",
+        "Blocks that the engine stored while their parent was unknown, so that no"
+        " prompt matches them.",
+        lambda s: s.blocks.stats.orphans,
+    ),
+    (
+        "blocks_adopted",
+        "Blocks with an unknown parent whose keys a later prompt has shown, and the blocks before"
+        " them.",
+        lambda s: s.blocks.stats.adopted,
+    ),
+    (
+        "stream_gaps",
+        "Gaps in the sequence numbers of the engine's event stream.",
+        lambda s: s.stream.stats.gaps,
+    ),
+    (
+        "stream_replays",
+        "Replays that were asked of the engine's event stream.",
+        lambda s: s.stream.stats.replays,
+    ),
+    (
+        "stream_restarts",
+        "Restarts of the engine that its event stream showed.",
+        lambda s: s.stream.stats.restarts,
+    ),
+    (
+        "stream_unreadable",
+        "Batches of events that could not be read and were asked for again, counted each time.",
+        lambda s: s.stream.stats.unreadable,
+    ),
+    (
+        "stream_forgotten",
+        "Times that everything believed of the engine's cache had to be forgotten.",
+        lambda s: s.stats.forgotten,
+    ),
+)
+
 
 def stream_families(fleet: Fleet) -> Iterator[Family]:
     """An engine without a stream has only a state: blind."""
@@ -80,66 +140,8 @@ def _labels(endpoint: Endpoint) -> Labels:
 
 
 def _counters(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
-    def each(name: str, text: str, value: Callable[[EventSubscriber], int]) -> Family:
-        return counter(name, text, LABELS, {labels: value(s) for labels, s in streams.items()})
-
-    yield each(
-        "event_batches",
-        "Messages that came from the engine's event stream.",
-        lambda s: s.stats.batches,
-    )
-    yield each(
-        "events",
-        "KV events of the engine that were applied to the index.",
-        lambda s: s.stats.events,
-    )
-    yield each(
-        "blocks_stored",
-        "Copies of blocks that the engine has stored, as its events say.",
-        lambda s: s.blocks.stats.stored,
-    )
-    yield each(
-        "blocks_removed",
-        "Copies of blocks that the engine has removed, as its events say.",
-        lambda s: s.blocks.stats.removed,
-    )
-    yield each(
-        "blocks_orphaned",
-        "Blocks that the engine stored while their parent was unknown, so that no"
-        " prompt matches them.",
-        lambda s: s.blocks.stats.orphans,
-    )
-    yield each(
-        "blocks_adopted",
-        "Blocks with an unknown parent whose keys a later prompt has shown, and the blocks before"
-        " them.",
-        lambda s: s.blocks.stats.adopted,
-    )
-    yield each(
-        "stream_gaps",
-        "Gaps in the sequence numbers of the engine's event stream.",
-        lambda s: s.stream.stats.gaps,
-    )
-    yield each(
-        "stream_replays",
-        "Replays that were asked of the engine's event stream.",
-        lambda s: s.stream.stats.replays,
-    )
-    yield each(
-        "stream_restarts",
-        "Restarts of the engine that its event stream showed.",
-        lambda s: s.stream.stats.restarts,
-    )
-    yield each(
-        "stream_unreadable",
-        "Batches of events that could not be read and were asked for again, counted each time.",
-        lambda s: s.stream.stats.unreadable,
-    )
-    yield each(
-        "stream_forgotten",
-        "Times that everything believed of the engine's cache had to be forgotten.",
-        lambda s: s.stats.forgotten,
-    )
+    for name, text, value in _COUNTERS:
+        yield counter(name, text, LABELS, {labels: value(s) for labels, s in streams.items()})
     skipped: dict[Labels, float] = {
         (*labels, reason): num
         for labels, s in streams.items()
