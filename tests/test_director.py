@@ -61,6 +61,9 @@ class Letters:
     def __init__(self, reason: Reason = Reason.KV_AWARE) -> None:
         self.reason = reason
 
+    def within(self, contexts: object) -> Letters:  # noqa: ARG002
+        return self
+
     async def tokenize(self, body: PromptBody) -> Tokenized:
         texts = (
             ["".join(str(m["content"]) for m in body.messages)]
@@ -92,6 +95,9 @@ class Broken:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+    def within(self, contexts: object) -> Broken:  # noqa: ARG002
+        return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise self.error

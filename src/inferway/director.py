@@ -54,6 +54,7 @@ from inferway.openai_api.model_name import ModelNames
 from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import Body, asks_for_report, tells_its_reuse
 from inferway.openai_api.usage import Usage, UsageReader
+from inferway.prompts.context import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.narrowing import Narrowing
 from inferway.scheduling.plugin import Ending, Follower
@@ -306,6 +307,7 @@ class Journey:
             request = _with_prompts(request, self._matched)
         if director.scoring or waited:
             candidates = self._candidates(model)
+        candidates = self._that_fit(candidates, model, request)
         if entry is not None and entry.limits_engines:
             candidates = self._with_room(candidates, entry)
         candidates.now = director.clock()
@@ -333,6 +335,27 @@ class Journey:
     def _candidates(self, model: ServedModel) -> Candidates:
         """As they are by now."""
         return self._director.candidates(model.name, self._within)
+
+    def _that_fit(
+        self, candidates: Candidates, model: ServedModel, request: LLMRequest
+    ) -> Candidates:
+        """The engines that take a request of this length. One that none takes, as far as we know,
+        may go to any: its engine says why."""
+        director, contexts = self._director, model.contexts
+        if not contexts.by_engine or not director.scoring:
+            return candidates
+        ids = [item.prompt.token_ids for items in self._matched.values() for item in items]
+        needed = context_needed(request.body, ids)
+        if contexts.most is not None and needed > contexts.most:
+            return candidates
+        left = director.kept(candidates, lambda endpoint: contexts.take(endpoint.engine, needed))
+        if not left.endpoints:
+            there = ", ".join(sorted({endpoint.engine for endpoint in candidates.endpoints}))
+            raise NoEndpointError(
+                f"model {model.name!r}: the engines that take {needed} tokens get no requests now;"
+                f" those that do take fewer: {there}"
+            )
+        return left
 
     def _with_room(self, candidates: Candidates, entry: Entry) -> Candidates:
         left = self._director.kept(candidates, lambda endpoint: entry.takes(endpoint.engine))

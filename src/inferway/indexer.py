@@ -255,7 +255,7 @@ class Indexer:
         """Of token ids, as the engine would see them; no tokenizer is needed. Raises as
         `score_prompt` does."""
         served = self._served(model, lora)
-        most = self._context_length(served.name)
+        most = served.contexts.most
         if most is not None and len(tokens) > most:
             raise PromptTooLongError(
                 f"tokens: {len(tokens)} are more than the model's context of {most}",
@@ -306,16 +306,6 @@ class Indexer:
             if adapter in engine.model_names
             for base in engine.base_models
         }
-
-    def _context_length(self, model: str) -> int | None:
-        """In tokens, of the engine that takes the most."""
-        lengths = [
-            card.max_model_len
-            for engine in self.fleet.engines
-            if model in engine.model_names
-            for card in engine.base_models
-        ]
-        return max((length for length in lengths if length is not None), default=None)
 
     def _scores(self, served: ServedModel, lookup: Lookup, engines: Sequence[str] | None) -> Scores:
         candidates = self.fleet.candidates(served.name)

@@ -116,6 +116,21 @@ class Tokenized(msgspec.Struct, frozen=True):
     reason: Reason = Reason.KV_AWARE
 
 
+class ContextLengths(msgspec.Struct, frozen=True):
+    """Of the engines that serve a model, in tokens: what a prompt and its answer may have."""
+
+    least: int | None = None  # of those that have told
+    most: int | None = None  # None: one has not told, and may take whatever comes
+    by_engine: Mapping[str, int] = {}  # of those that have told; empty where all have the same
+
+    def take(self, engine: str, tokens: int) -> bool:
+        """Whether the engine takes a request that needs so many."""
+        return tokens <= self.by_engine.get(engine, tokens)
+
+
+NO_LENGTHS = ContextLengths()
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt as the engine will see it, and the keys of its full blocks."""
 

@@ -28,7 +28,7 @@ from inferway.prompts.served import ModelSource, NoPrompts
 
 REQUESTS = requests_by_hand()
 BUDGET_SECONDS = 20.0
-SOURCE = ModelSource(MODEL, "/nonexistent", None, ModelSettings())
+SOURCE = ModelSource(MODEL, "/nonexistent", ModelSettings())
 NOTHING = NoPrompts(Reason.NO_TOKENIZER, "no tokenizer")
 
 # Ids of each of a request's prompts, or why there are none.

@@ -39,6 +39,9 @@ class Lengths:
         self.drift = drift
         self.rendered = 0
 
+    def within(self, contexts: object) -> Lengths:  # noqa: ARG002
+        return self
+
     async def tokenize(self, body: PromptBody) -> Tokenized:
         self.rendered += 1
         counts = [len(body.messages)] if isinstance(body, ChatRequest) else [1] * len(body.prompts)
@@ -318,6 +321,9 @@ class TestJoining:
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         class Broken(Lengths):
+            def within(self, contexts: object) -> Broken:  # noqa: ARG002
+                return self
+
             async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
                 raise ZeroDivisionError(" ".join(["not", "for", "logs"]))
 

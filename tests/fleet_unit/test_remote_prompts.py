@@ -22,7 +22,7 @@ from inferway.prompts.renderings import MARGIN, QUARTER_SECONDS, as_ids
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
 NOON = 1_763_726_400.0 + 400
-SOURCE = ModelSource("m", "org/m", None, ModelSettings())
+SOURCE = ModelSource("m", "org/m", ModelSettings())
 LONG = 30.0  # seconds: a budget that no test waits for
 
 
@@ -35,6 +35,9 @@ class Clock:
 
 class OwnPrompts(NoPrompts):
     """Renders chats of one message itself."""
+
+    def within(self, contexts: object) -> OwnPrompts:  # noqa: ARG002
+        return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         if isinstance(body, ChatRequest) and len(body.messages) == 1:

@@ -103,7 +103,7 @@ async def test_a_request_that_the_engine_refuses_is_answered_by_the_engine(
     answer = await fleet.chat("x " * 9000)
 
     assert answer.status == 400
-    assert "do not fit the model's context" in answer.body["error"]["message"]
+    assert "maximum context length is 8192" in answer.body["error"]["message"]
     assert await fleet.metric("inferway_remote_prompts_total", outcome="refused") == 1
 
 

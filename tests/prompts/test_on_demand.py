@@ -21,6 +21,9 @@ class Seven:
 
     local = None
 
+    def within(self, contexts: object) -> Seven:  # noqa: ARG002
+        return self
+
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([np.array([7], np.uint32)])
 

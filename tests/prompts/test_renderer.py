@@ -106,7 +106,7 @@ async def test_files_that_cannot_be_used_mark_their_model_and_are_named(
     changes: Row, config: Row, make_model: MakeModel
 ) -> None:
     directory = make_model("gpt-2", changes, **config)
-    source = ModelSource("m", str(directory), None, ModelSettings())
+    source = ModelSource("m", str(directory), ModelSettings())
     renderer = Renderer(num_threads=1)
 
     prompts = await load_prompts(renderer, None, source)

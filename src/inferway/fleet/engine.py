@@ -16,6 +16,7 @@ from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import Endpoint, Headers
+from inferway.prompts.served import ModelSource
 
 # An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
 # connection means that it is gone at once, silence only after this many scrapes.
@@ -61,6 +62,7 @@ class Engine:
     load: Load = field(default_factory=Load)
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)
+    offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, Proof] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank; `adoption` writes
 
@@ -119,6 +121,11 @@ class Engine:
     def base_models(self) -> list[ModelCard]:
         """Without adapters: the names of what it is."""
         return [card for card in self.facts.models if not card.parent] if self.facts else []
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Its context in tokens, the same under all its names; None if it has not told."""
+        return next((card.max_model_len for card in self.base_models), None)
 
     def evidence(self) -> list[StreamEvidence]:
         """What each of its event streams has brought; one without a socket if there is none."""

@@ -36,7 +36,7 @@ from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
 from inferway.index.protocol import Clear, Index
-from inferway.model import Endpoint, Reason
+from inferway.model import ContextLengths, Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 from inferway.tasks import Tasks
 
@@ -259,19 +259,23 @@ class Fleet:
         except UpstreamError as e:
             self._missed(engine, e)
             return False
-        first = engine.facts is None or not engine.healthy
+        first, back = engine.facts is None, engine.facts is not None and not engine.healthy
         changed, others = engine.facts != facts, engine.base_models
         engine.facts = facts
         if changed:
+            self._served.learn(engine)
             for finding in facts.findings:
                 if engine.settings.events is None:
                     log.warning("engine %s: %s", engine.name, finding)
             await self._admit(engine)
             self._served.name_unserved(self.engines)
-        if first:
+        if first or back:
             self._found(engine)
         elif engine.base_models != others:
             self._probe(engine)
+        if back:
+            self._served.look_again(engine)
+            self.remote.look_again(engine)
         self._loaded(engine, metrics)
         return True
 
@@ -356,8 +360,6 @@ class Fleet:
             engine.endpoints = [self.table.add(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
             await self._listen(engine)
-        for card in engine.facts.models if engine.facts else ():
-            self._served.learn(engine, card)
         self._refresh()
 
     async def _listen(self, engine: Engine) -> None:
@@ -393,15 +395,21 @@ class Fleet:
         self.prober.forget_others(engine, subjects.values())
         for key, model in subjects.items():
             prompts = self._served.prompts(key)
-            if source in (None, key) and not isinstance(prompts, NoPrompts):
-                self.prober.join(engine, model, prompts)
+            if isinstance(prompts, NoPrompts):
+                self.prober.leave(engine, model)
+            elif source in (None, key):
+                longest = engine.max_model_len
+                own = prompts.within(ContextLengths(longest, longest))
+                self.prober.join(engine, model, own)
 
     def _refresh(self) -> None:
         """Who serves what, and in blocks of what size, as of now."""
-        serving = {
-            name: [e for e in self.engines if e.healthy and name in e.model_names]
-            for name in self.models
-        }
-        self.table.set_serving(serving)
-        for name, engines in serving.items():
-            self._served.refresh(name, engines)
+        offering: dict[str, list[Engine]] = {name: [] for name in self.models}
+        for engine in self.engines:
+            for name in engine.offers:
+                offering.setdefault(name, []).append(engine)
+        self.table.set_serving(
+            {name: [e for e in engines if e.healthy] for name, engines in offering.items()}
+        )
+        self._served.refresh(offering)
+        self.remote.forget_others(self._served.keys)

@@ -13,9 +13,10 @@ Which engine is asked, and how, is in render_sites.py; for how long and how ofte
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,7 +30,7 @@ from inferway.fleet.breaker import Breaker
 from inferway.fleet.engine import Engine
 from inferway.fleet.render_calls import NoSuchServiceError, RefusedError
 from inferway.fleet.render_sites import Names, RenderingEngines, RenderSites, Site, Way
-from inferway.model import Reason, TokenIds, Tokenized
+from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.body_size import body_size
 from inferway.prompts.conversation import carries_media, forwarded_ids
@@ -114,6 +115,17 @@ class RemoteRenderers:
     async def close(self) -> None:
         await self.engines.close()
 
+    def forget_others(self, keys: Collection[str]) -> None:
+        """Engines serve the models with these sources now."""
+        for key in self.models.keys() - keys:
+            del self.models[key]
+
+    def look_again(self, engine: Engine) -> None:
+        """It has been away, and may render otherwise now."""
+        for key in self.engines.names(engine):
+            if key in self.models:
+                self.models[key].forget(engine)
+
     def around(self, source: ModelSource, own: PromptSource) -> PromptSource:
         """`own`, helped out by engines. The same object for the same source, so that what it has
         learned stays."""
@@ -149,9 +161,20 @@ class RemotePrompts:
         self._wall_clock = wall_clock
         self._flights: dict[bytes, _Flight] = {}
 
+    def forget(self, engine: Engine) -> None:
+        """How the engine renders, and what any has rendered."""
+        self._sites.forget(engine)
+        self.renderings.clear()
+
     @property
     def local(self) -> ModelPrompts | None:
         return self.own.local
+
+    def within(self, contexts: ContextLengths) -> RemotePrompts:
+        """What it learns, both know."""
+        other = copy.copy(self)
+        other.own = self.own.within(contexts)
+        return other
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         return self.own.rendered_text(body)

@@ -110,6 +110,10 @@ class RenderSites:
         self._sites: dict[str, Site] = {}
         self._turn = count()
 
+    def forget(self, engine: Engine) -> None:
+        """How it renders is found out anew."""
+        self._sites.pop(engine.name, None)
+
     @property
     def ways(self) -> Mapping[str, Way]:
         """By engine; those that have not been asked are not among them."""

@@ -1,15 +1,22 @@
 """The models that engines serve, and how their prompts become tokens.
 
-A model's tokenizer is loaded once for all names and engines, beside the running requests; until it
-is there, and where there is none, its requests go by load only. Written by itself as tokenizers
-come, and by `fleet.Fleet` as engines do.
+What a model is, its engines say: where its tokenizer and template are, its context length, whose
+adapter it is. `engine.facts` has that as of the last look, and all that is said of a model here is
+made of it anew whenever it changes (`refresh`). Where engines name different places for one model,
+the one that was taken first holds, as long as an engine that is well names it and no engine has
+proven to render otherwise: machines keep the same files at different places.
+
+A tokenizer is loaded once for all names and engines, beside the running requests; until it is
+there, and where there is none, its requests go by load only. Files that have changed are read again
+when one of their engines has been away. Written by itself as tokenizers come, and by `fleet.Fleet`
+as engines do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -17,7 +24,7 @@ from inferway.config import ModelSettings
 from inferway.fleet.discovery import ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.remote_prompts import RemotePrompts
-from inferway.model import Reason
+from inferway.model import ContextLengths, Reason
 from inferway.prompts.served import (
     ModelSource,
     NoPrompts,
@@ -32,6 +39,7 @@ TOKENIZER_RETRY_SECONDS = 30.0  # a hub that was away may be back
 
 LoadPrompts = Callable[[ModelSource], Awaitable[PromptSource]]
 Around = Callable[[ModelSource, PromptSource], PromptSource]
+Lengths = tuple[int | None, int | None]  # the least and the most
 
 
 class ServedModels:
@@ -53,26 +61,22 @@ class ServedModels:
         self._spawn = spawn
         self._on_loaded = on_loaded
         self._prompts: dict[str, PromptSource] = {}  # by key
-        self._keys: dict[str, str] = {}  # by model
+        self._within: dict[tuple[str, Lengths], PromptSource] = {}  # the same, by context lengths
+        self._sources: dict[str, ModelSource] = {}  # by model
         self._live: set[str] = set()  # models that an engine serves now
         self._has_named_unserved = False
         self._settled = False  # the first tokenizers have come, or cannot be had
 
-    def learn(self, engine: Engine, card: ModelCard) -> None:
-        """`engine` serves this; what is known already stays."""
-        if card.name in self.by_name:
-            return
-        source = self._source(engine, card)
-        self._keys[card.name] = source.key
-        lora = card.name if card.parent else None
-        answers_as = card.name if lora else engine.model_names[0]  # as vLLM does
-        if source.key not in self._prompts:
-            why = f"model {card.name!r}: its tokenizer is being loaded"
-            self._prompts[source.key] = NoPrompts(Reason.TOKENIZER_LOADING, why)
-            self._spawn(self._load(source))
-        self.by_name[card.name] = ServedModel(
-            card.name, self._prompts[source.key], lora=lora, answers_as=answers_as
-        )
+    def learn(self, engine: Engine) -> None:
+        """`engine` has told what it is; `refresh` follows."""
+        cards = engine.facts.models if engine.facts is not None else ()
+        engine.offers = {card.name: self._source(engine, card) for card in cards}
+
+    def look_again(self, engine: Engine) -> None:
+        """`engine` has been away, and its model's files may be others now, at the same place."""
+        for source in {self._sources[n].key: self._sources[n] for n in engine.offers}.values():
+            if not isinstance(self._prompts[source.key], NoPrompts):  # else it is tried anyway
+                self._spawn(self._read_again(source))
 
     def name_unserved(self, engines: Sequence[Engine]) -> None:
         """Warns once of settings for models that no engine serves, when all have answered."""
@@ -89,15 +93,25 @@ class ServedModels:
                 ", ".join(map(repr, sorted(names))) or "no model",
             )
 
-    def refresh(self, name: str, engines: Sequence[Engine]) -> None:
-        """What its engines, those that are well, make of a model: block sizes, and whether we
-        render as they do."""
-        served = self.by_name[name]
-        (self._live.add if engines else self._live.discard)(name)
-        sizes = sorted({e.block_size for e in engines if e.block_size is not None})
-        unfaithful = self._unfaithful(engines, name)
-        if list(served.block_sizes) != sizes or served.unfaithful != unfaithful:
-            self.by_name[name] = replace(served, block_sizes=sizes, unfaithful=unfaithful)
+    def refresh(self, offering: Mapping[str, Sequence[Engine]]) -> None:
+        """What its engines make of each model, as of now; of one without engines what was known
+        last stays."""
+        for name, engines in offering.items():
+            live = [engine for engine in engines if engine.healthy]
+            (self._live.add if live else self._live.discard)(name)
+            if engines:
+                self._choose(name, engines, live or engines)
+                self.by_name[name] = self._served(name, engines, live)
+            else:
+                self.by_name[name] = replace(self.by_name[name], block_sizes=())
+        used = {source.key for source in self._sources.values()}
+        for key in self._prompts.keys() - used:
+            self._replace(key, None)
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Of all models."""
+        return self._prompts.keys()
 
     def prompts(self, key: str) -> PromptSource:
         return self._prompts[key]
@@ -120,13 +134,13 @@ class ServedModels:
         """A key -> the name under which the engine is asked for it."""
         subjects: dict[str, str] = {}
         for card in engine.base_models:
-            if card.name in self._keys:  # else it has only just been told
-                subjects.setdefault(self._keys[card.name], card.name)
+            if card.name in self._sources:  # else it has only just been told
+                subjects.setdefault(self._sources[card.name].key, card.name)
         return subjects
 
     def subject(self, engine: Engine, model: str) -> str:
         """The name under which the engine is asked for a model's prompts."""
-        return self.subjects(engine).get(self._keys[model], model)
+        return self.subjects(engine).get(self._sources[model].key, model)
 
     def report(self, for_all: Reason | None = None) -> dict[str, Any]:
         """For /ready: the reason that each model's requests are counted under, and why. `for_all`:
@@ -145,10 +159,70 @@ class ServedModels:
         given = self._given
         flags = next((given[name] for name in names if name in given), ModelSettings())
         root = flags.tokenizer or base.root or base.name
-        return ModelSource(card.name, root, base.max_model_len, flags)
+        return ModelSource(card.name, root, flags)
+
+    def _choose(self, name: str, engines: Sequence[Engine], live: Sequence[Engine]) -> None:
+        """Where the model's prompts come from: by those of its engines that are well, if any is."""
+        before = self._sources.get(name)
+        if before is not None:
+            if any(engine.offers[name].key == before.key for engine in live):
+                return
+            named = any(engine.offers[name].key == before.key for engine in engines)
+            if named and self._unfaithful(live, name) is None:
+                return
+        self._sources[name] = source = live[0].offers[name]
+        if before is not None:
+            log.warning(
+                "model %r is learned anew: engine %s serves it from %r now, not from %r",
+                *(name, live[0].name, source.root, before.root),
+            )
+        if source.key not in self._prompts:
+            why = f"model {name!r}: its tokenizer is being loaded"
+            self._prompts[source.key] = NoPrompts(Reason.TOKENIZER_LOADING, why)
+            self._spawn(self._load(source))
+        elif before is not None:
+            self._on_loaded(source.key)
+
+    def _served(self, name: str, engines: Sequence[Engine], live: Sequence[Engine]) -> ServedModel:
+        """By what `engines` have said of themselves, of whom some are well now."""
+        engine = (live or engines)[0]
+        is_adapter = all(card.name != name for card in engine.base_models)
+        contexts = _contexts(engines)
+        return ServedModel(
+            name,
+            self._prompts_within(self._sources[name].key, contexts),
+            block_sizes=sorted({e.block_size for e in live if e.block_size is not None}),
+            lora=name if is_adapter else None,
+            unfaithful=self._unfaithful(live, name),
+            contexts=contexts,
+            answers_as=name if is_adapter else engine.model_names[0],  # as vLLM does
+        )
+
+    def _prompts_within(self, key: str, contexts: ContextLengths) -> PromptSource:
+        """The same object while nothing changes."""
+        place = key, (contexts.least, contexts.most)
+        found = self._within.get(place)
+        if found is None:
+            found = self._within[place] = self._prompts[key].within(contexts)
+        return found
+
+    def _replace(self, key: str, prompts: PromptSource | None) -> None:
+        """None: nobody needs them any more."""
+        for place in [place for place in self._within if place[0] == key]:
+            del self._within[place]
+        if prompts is None:
+            del self._prompts[key]
+            return
+        self._prompts[key] = prompts
+        for name, served in list(self.by_name.items()):
+            if self._sources[name].key == key:
+                within = self._prompts_within(key, served.contexts)
+                self.by_name[name] = replace(served, prompts=within)
 
     async def _load(self, source: ModelSource, before: NoPrompts | None = None) -> None:
         own = await self._load_prompts(source)
+        if source.key not in self._prompts:  # it is nobody's any more
+            return
         self._install(source.key, self._around(source, own), own)
         if isinstance(own, NoPrompts):
             if before is None or before.why != own.why:
@@ -159,24 +233,48 @@ class ServedModels:
         await asyncio.sleep(TOKENIZER_RETRY_SECONDS)
         await self._load(source, before)
 
+    async def _read_again(self, source: ModelSource) -> None:
+        """What cannot be read now leaves what was read before."""
+        own, before = await self._load_prompts(source), self._prompts.get(source.key)
+        if before is None or own.local is None or before.local is None:
+            return
+        if not own.local.is_as(before.local):
+            log.info("model %r has other files now, at %s", source.model, source.root)
+            self._install(source.key, self._around(source, own), own)
+
     def _install(self, key: str, prompts: PromptSource, own: PromptSource) -> None:
         """`own` is what `prompts` are made of."""
-        before, self._prompts[key] = self._prompts[key], prompts
+        before = self._prompts[key]
+        is_new = before is not prompts or not isinstance(own, NoPrompts)
+        self._replace(key, prompts)
         self._settled = self._settled or not self.is_loading
-        if before is prompts and isinstance(own, NoPrompts):
-            return
-        for served in list(self.by_name.values()):
-            if served.prompts is before:
-                self.by_name[served.name] = replace(served, prompts=prompts)
-        self._on_loaded(key)
+        if is_new:
+            self._on_loaded(key)
 
     def _unfaithful(self, engines: Sequence[Engine], model: str) -> str | None:
         for engine in engines:
             if any(proof.fault for proof in engine.proofs.values()):
                 proof = engine.proofs.get(self.subject(engine, model))
                 if proof is not None and proof.fault is not None:
-                    return f"engine {engine.name} renders otherwise than we do: {proof.fault}"
+                    return self._difference(engine, model, proof.fault)
         return None
+
+    def _difference(self, engine: Engine, model: str, fault: str) -> str:
+        ours, theirs = self._sources[model], engine.offers.get(model)
+        if theirs is None or theirs.key == ours.key:
+            return f"engine {engine.name} renders otherwise than we do: {fault}"
+        return (
+            f"engine {engine.name} serves another model under this name, {theirs.root!r} and not"
+            f" {ours.root!r}: start it with a --served-model-name of its own ({fault})"
+        )
+
+
+def _contexts(engines: Sequence[Engine]) -> ContextLengths:
+    told = {e.name: e.max_model_len for e in engines if e.max_model_len is not None}
+    least, most = min(told.values(), default=None), max(told.values(), default=None)
+    if len(told) < len(engines):
+        return ContextLengths(least, None, told)
+    return ContextLengths(least, most, told if least != most else {})
 
 
 # of a model whose requests are a 503: no reason that one is routed by

@@ -33,6 +33,21 @@ FILE_PATTERNS = (
 PROBE_SECONDS = 2.0
 
 
+def file_versions(model: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Something else when a file that decides over the prompts of a local model has changed;
+    empty for a hub id."""
+    path = Path(model).expanduser()
+    directory = path if path.is_dir() else path.parent
+    found = {path, *(file for pattern in FILE_PATTERNS for file in directory.glob(pattern))}
+    versions = []
+    for file in sorted(found) if path.exists() else ():
+        with contextlib.suppress(OSError):
+            seen = file.stat()
+            if not file.is_dir():
+                versions.append((str(file), seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    return tuple(versions)
+
+
 def fetch_model_files(
     model: str,
     *,

@@ -28,7 +28,6 @@ async def load_prompts(
             prompts = ModelPrompts(
                 renderer,
                 key,
-                source.max_model_len,
                 flags=source.flags,
                 request_templates=request_templates,
             )

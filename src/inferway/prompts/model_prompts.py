@@ -13,7 +13,7 @@ import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
-from inferway.model import Reason, TokenIds, Tokenized
+from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.body_size import BodySize, body_size
 from inferway.prompts.chat_template import ChatTemplate
@@ -67,6 +67,7 @@ class ModelPrompts:
         self._key = key
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
+        self._least_model_len = max_model_len  # where engines differ, that of the least
         self._flags = flags
         self._given_template = _template(self._model, flags)
         self._request_templates = request_templates  # None: they are not trusted
@@ -105,6 +106,16 @@ class ModelPrompts:
         except RenderError as e:
             return e
         return None
+
+    def within(self, contexts: ContextLengths) -> ModelPrompts:
+        """For engines with these context lengths: what fits one of them is not too long."""
+        other = copy.copy(self)
+        other.max_model_len, other._least_model_len = contexts.most, contexts.least
+        return other
+
+    def is_as(self, other: ModelPrompts) -> bool:
+        """Whether both are made of the same files."""
+        return self._model is other._model and self._given_template is other._given_template
 
     def _check_own_renderer(self) -> None:
         if self._model.own_renderer is not None:
@@ -148,7 +159,7 @@ class ModelPrompts:
         self._check_max_tokens("max_tokens", body.max_tokens)
         # vLLM generates 16 tokens unless told otherwise.
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
-        keep = self._kept_tokens(body.truncate_prompt_tokens, max_tokens)
+        keep = self._kept_tokens(body, max_tokens)
         size = _completion_size(body)
         make = partial(self._completion_ids, body, keep)
         return Tokenized(await self._renderer.off_loop_if_large(self._key, size, make))
@@ -216,7 +227,7 @@ class ModelPrompts:
             self._key,
             template,
             flags=self._flags,
-            truncate_prompt_tokens=self._kept_tokens(body.truncate_prompt_tokens, max_tokens),
+            truncate_prompt_tokens=self._kept_tokens(body, max_tokens),
             max_chars=self._max_chars,
             trust_request_template=self._request_templates is not None,
         )
@@ -311,21 +322,26 @@ class ModelPrompts:
             return None
         return self.max_model_len * self._model.tokenizer.max_chars_per_token
 
-    def _kept_tokens(
-        self, truncate_prompt_tokens: int | None, max_tokens: int | None
-    ) -> int | None:
+    def _kept_tokens(self, body: PromptBody, max_tokens: int | None) -> int | None:
         """vLLM: -1 keeps what the context holds, less one token if any are to be generated."""
-        if truncate_prompt_tokens is None:
+        keep, limit = body.truncate_prompt_tokens, self.max_model_len
+        if keep is None:
             return None
-        limit = self.max_model_len
-        if truncate_prompt_tokens < -1 or (limit is not None and truncate_prompt_tokens > limit):
+        if keep < -1 or (limit is not None and keep > limit):
             raise InvalidRequestError(
-                f"truncate_prompt_tokens: got {truncate_prompt_tokens}, allowed is -1 to"
+                f"truncate_prompt_tokens: got {keep}, allowed is -1 to"
                 f" {'the model length' if limit is None else limit}",
                 param="truncate_prompt_tokens",
             )
-        if truncate_prompt_tokens >= 0:
-            return truncate_prompt_tokens
+        # with a side, vLLM first cuts the text to what its context can hold at most
+        if (keep < 0 or body.truncation_side) and limit != self._least_model_len:
+            raise RenderError(
+                "truncate_prompt_tokens: what is kept depends on the engine's context length, and"
+                " the model's engines have different ones",
+                reason=Reason.UNKNOWN_CONTEXT_LENGTH,
+            )
+        if keep >= 0:
+            return keep
         if limit is None:
             raise RenderError(
                 "truncate_prompt_tokens: -1 needs the model's context length, which is not known",
@@ -334,24 +350,36 @@ class ModelPrompts:
         return limit - 1 if max_tokens else limit
 
     def _check_max_tokens(self, param: str, max_tokens: int | None) -> None:
-        if self.max_model_len is not None and (max_tokens or 0) > self.max_model_len:
+        limit = self.max_model_len
+        if limit is not None and (max_tokens or 0) > limit:
             raise InvalidRequestError(
-                f"{param}: {max_tokens} is more than the model's context of"
-                f" {self.max_model_len} tokens",
+                f"{param}={max_tokens} cannot be greater than max_model_len={limit}."
+                " Please request fewer output tokens.",
                 param=param,
             )
 
     def _check_length(self, num_tokens: int, param: str) -> None:
-        """vLLM refuses empty prompts, and those that leave no room for one token more
-        (v1/engine/input_processor.py)."""
+        """vLLM refuses empty prompts, and in these words those that leave no room for one token
+        more (renderers/params.py, v1/engine/input_processor.py)."""
         if num_tokens == 0:
             raise InvalidRequestError(f"{param}: the prompt has no tokens", param=param)
-        if self.max_model_len is not None and num_tokens >= self.max_model_len:
+        limit = self.max_model_len
+        if limit is None or num_tokens < limit:
+            return
+        if num_tokens > limit:
             raise PromptTooLongError(
-                f"{param}: {num_tokens} tokens and one of the answer do not fit the model's"
-                f" context of {self.max_model_len} tokens",
+                f"This model's maximum context length is {limit} tokens. However, your prompt"
+                f" contains {num_tokens} input tokens, which exceeds this limit even without any"
+                " output tokens. Please reduce the length of the input prompt.",
                 param=param,
             )
+        raise PromptTooLongError(
+            f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens"
+            f" (at least 1) is longer than the maximum model length of {limit}. Make sure that"
+            " `max_model_len` is no smaller than the number of text tokens (prompt + requested"
+            " output tokens).",
+            param=param,
+        )
 
 
 def _template(model: LoadedModel, flags: ModelSettings) -> ChatTemplate | None:

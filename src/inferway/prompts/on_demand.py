@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from inferway.model import Reason, Tokenized
+from inferway.model import ContextLengths, Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
@@ -21,6 +21,12 @@ class OnDemandPrompts:
         self._load = load
         self._loading = asyncio.Lock()
         self._loaded: PromptSource = _NOT_YET
+
+    def within(self, contexts: ContextLengths) -> OnDemandPrompts:
+        async def load() -> PromptSource:
+            return (await self._load()).within(contexts)
+
+        return OnDemandPrompts(load)
 
     @property
     def local(self) -> ModelPrompts | None:

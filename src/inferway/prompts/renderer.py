@@ -39,7 +39,7 @@ from inferway.errors import (
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
-from inferway.prompts.hub import fetch_model_files
+from inferway.prompts.hub import fetch_model_files, file_versions
 from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.pace import Pace
 from inferway.prompts.template_environment import Span
@@ -141,6 +141,7 @@ class Renderer:
     def __init__(self, *, num_threads: int = 2, hub: str | None = None) -> None:
         self._hub = hub  # None: HF_ENDPOINT
         self._models: dict[tuple[str, str], Future[LoadedModel]] = {}
+        self._versions: dict[tuple[str, str], object] = {}  # of their files, when they were read
         self._by_key: dict[str, LoadedModel] = {}
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
@@ -155,17 +156,24 @@ class Renderer:
 
     def get_or_create_tokenizer_key(self, request: GetOrCreateTokenizerKeyRequest) -> str:
         """Raises RenderError if the model's files cannot be had. A model that was loaded with a
-        token is loaded anew for a caller with another token, or none: the hub decides."""
+        token is loaded anew for a caller with another token, or none: the hub decides. So is one
+        whose directory has other files than when it was loaded: it takes the place of what was
+        there under its key; if they cannot be read, the next caller tries again."""
         credential = hashlib.sha256((request.token or "").encode()).hexdigest()
         slot = (request.key, credential)
+        versions = file_versions(request.model)
         with self._lock:
             loading = self._models.get(slot)
-            mine = loading is None
-            if loading is None:
+            is_stale = loading is not None and self._versions[slot] != versions
+            mine = loading is None or is_stale
+            if loading is None or is_stale:
                 loading = self._models[slot] = Future()
+                self._versions[slot] = versions
         if mine:
             self._load(request, slot, loading)
         model = loading.result()
+        if is_stale:
+            self._by_key[request.key] = model
         self._by_key.setdefault(request.key, model)
         return request.key
 
@@ -404,11 +412,11 @@ def _fitting(text: str, request: RenderChatRequest | RenderRequest) -> str:
     if longest is None or len(text) <= longest:
         return text
     if request.truncate_prompt_tokens is None:
-        param = "prompt" if isinstance(request, RenderRequest) else "messages"
         raise PromptTooLongError(
-            f"{param}: {len(text)} characters cannot fit the model's context, whatever their"
-            f" tokens; at most {longest} can",
-            param=param,
+            f"This model's maximum context length is exceeded: your prompt contains {len(text)}"
+            f" characters (more than {longest} characters, which is the upper bound for its"
+            " tokens). Please reduce the length of the input prompt.",
+            param="prompt" if isinstance(request, RenderRequest) else "messages",
         )
     if request.truncation_side is None:
         return text

@@ -137,6 +137,12 @@ class Renderings:
     _entries: OrderedDict[bytes, Sequence[TokenIds]] = field(default_factory=OrderedDict)
     _deficits: dict[Kind, deque[int]] = field(default_factory=dict)  # in tokens
 
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._entries.clear()
+        self._deficits.clear()
+        self.num_bytes = 0
+
     def get(self, asked: Asked) -> Sequence[TokenIds] | None:
         """The whole, as it was rendered."""
         found = self._entries.get(asked.key)

@@ -63,7 +63,9 @@ def in_its_fields(error: RequestError) -> RequestError:
     name = (error.param or "").partition("[")[0]
     if name not in _OUR_NAMES:
         return error
-    text = _OUR_NAMES[name] + str(error).removeprefix(error.param or "")
+    text, named = str(error), error.param or ""
+    if text.startswith(named):
+        text = _OUR_NAMES[name] + text.removeprefix(named)
     return type(error)(text, param=_OUR_NAMES[name]).with_traceback(error.__traceback__)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
-from inferway.model import Reason, Tokenized
+from inferway.model import NO_LENGTHS, ContextLengths, Reason, Tokenized
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -28,7 +28,6 @@ class ModelSource:
 
     model: str  # as the engine that was first to serve it calls it
     root: str  # directory, tokenizer.json or hub id
-    max_model_len: int | None
     flags: ModelSettings
 
     @property
@@ -44,6 +43,9 @@ class PromptSource(Protocol):
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
+
+    def within(self, contexts: ContextLengths) -> PromptSource:
+        """The same for engines with these context lengths."""
 
     @property
     def local(self) -> ModelPrompts | None:
@@ -62,6 +64,9 @@ class NoPrompts:
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
+
+    def within(self, contexts: ContextLengths) -> NoPrompts:  # noqa: ARG002
+        return self
 
     @property
     def local(self) -> None:
@@ -86,6 +91,7 @@ class ServedModel:
     block_sizes: Sequence[int] = ()  # the distinct block sizes of the engines that serve it
     lora: str | None = None  # the adapter's name, if it is one
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
+    contexts: ContextLengths = NO_LENGTHS
     answers_as: str | None = None  # an alias: the name that the engine puts into its answers
 
     async def tokenize(self, body: Body) -> Tokenized:

@@ -68,6 +68,9 @@ class _TimedPrompts:
         self.local = local
         self.ns = 0
 
+    def within(self, contexts: object) -> _TimedPrompts:  # noqa: ARG002
+        return self
+
     async def tokenize(self, body: PromptBody) -> Tokenized:
         started = time.process_time_ns()
         tokenized = await self.local.tokenize(body)

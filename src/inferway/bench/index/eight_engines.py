@@ -15,6 +15,9 @@ class GivenTokens:
     def __init__(self, token_ids: TokenIds) -> None:
         self.token_ids = token_ids
 
+    def within(self, contexts: object) -> GivenTokens:  # noqa: ARG002
+        return self
+
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([self.token_ids])
 

@@ -1,0 +1,38 @@
+"""How much context a request needs: by the rules by which vLLM 0.32 refuses it for want of any
+(renderers/params.py, v1/engine/input_processor.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferway.model import TokenIds
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    PromptBody,
+    ResponsesRequest,
+)
+
+
+def context_needed(body: Body, prompts: Sequence[TokenIds]) -> int:
+    """In tokens; `prompts` as far as they are known. What is cut to a length asks an engine for
+    no less; an answer that is longer than the context would be is cut, but must not be asked for
+    if it alone is longer."""
+    needed = [len(ids) + 1 for ids in prompts]
+    needed.append(_answer(body) or 0)
+    if isinstance(body, PromptBody):
+        needed.append(body.truncate_prompt_tokens or 0)
+    if isinstance(body, CompletionRequest) and body.truncate_prompt_tokens is None:
+        needed += [len(ids) + 1 for ids in body.prompts if not isinstance(ids, str)]
+    return max(needed)
+
+
+def _answer(body: Body) -> int | None:
+    """What it may have at most, as the request says."""
+    if isinstance(body, ChatRequest):
+        most = body.max_completion_tokens
+        return body.max_tokens if most is None else most
+    if isinstance(body, CompletionRequest):
+        return body.max_tokens
+    return body.max_output_tokens if isinstance(body, ResponsesRequest) else None
