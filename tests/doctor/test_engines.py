@@ -16,7 +16,10 @@ from .servers import serving
 CACHE_CONFIG = 'vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0\n'
 
 
-def engine(event_port: int, *, key: str | None = None) -> web.Application:
+OFFLOADING = "# TYPE vllm:kv_offload_store_bytes_total counter\n"
+
+
+def engine(event_port: int, *, key: str | None = None, page: str = CACHE_CONFIG) -> web.Application:
     """Answers as vLLM does, for what a doctor asks."""
 
     async def health(_: web.Request) -> web.Response:
@@ -32,7 +35,7 @@ def engine(event_port: int, *, key: str | None = None) -> web.Application:
         return web.json_response({"0": {"endpoint": endpoint, "publisher": "zmq"}})
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=CACHE_CONFIG)
+        return web.Response(text=page)
 
     app = web.Application()
     app.router.add_get("/health", health)
@@ -69,6 +72,11 @@ def test_an_engine_tells_what_it_is(event_port: int) -> None:
 
 def test_prefix_caching_is_read_from_its_metrics(event_port: int) -> None:
     assert ask(engine(event_port)).prefix_caching is False
+
+
+@pytest.mark.parametrize("page", ["", OFFLOADING])
+def test_whether_it_offloads_is_read_from_its_metrics(event_port: int, page: str) -> None:
+    assert ask(engine(event_port, page=CACHE_CONFIG + page)).offloads is bool(page)
 
 
 def test_a_publisher_answers_a_knock(event_port: int) -> None:

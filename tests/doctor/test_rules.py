@@ -29,6 +29,7 @@ def engine(
     told: EngineFacts | None = None,
     health: int = 200,
     prefix_caching: bool | None = True,
+    offloads: bool = False,
     sockets: tuple[Socket, ...] = (EVENTS, REPLAY),
     **settings: object,
 ) -> Engine:
@@ -37,6 +38,7 @@ def engine(
         health=health,
         told=told or facts(),
         prefix_caching=prefix_caching,
+        offloads=offloads,
         sockets=sockets,
     )
 
@@ -127,6 +129,18 @@ def test_an_engine_out_of_reach_is_one_failure() -> None:
 
     assert finding.level is Level.FAIL
     assert finding.evidence == "connection refused"
+
+
+def test_an_engine_that_offloads_is_asked_to_describe_what_it_moves() -> None:
+    (finding,) = trouble(engine(offloads=True))
+
+    assert finding.level is Level.WARN
+    assert "self_describing_kv_events" in finding.evidence
+    assert '{"kv_connector_extra_config":{"self_describing_kv_events":true}}' in finding.cure
+
+
+def test_an_engine_without_events_need_not_describe_them() -> None:
+    assert trouble(engine(offloads=True, sockets=())) == []
 
 
 def test_an_unhealthy_engine_fails() -> None:

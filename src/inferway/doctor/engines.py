@@ -23,6 +23,8 @@ ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting fo
 # Every ZMQ peer opens with its signature before it hears anything: ff, 8 bytes, 7f (ZMTP 3).
 _SIGNATURE_BYTES = 10
 
+# Metrics that vLLM has with its OffloadingConnector alone (0.32, offloading/metrics.py).
+_OFFLOADING = re.compile(r"^# TYPE vllm:kv_offload_", re.M)
 _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
 
 
@@ -51,6 +53,7 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
         health=health,
         told=told,
         prefix_caching=caching[1] == "True" if caching else None,
+        offloads=_OFFLOADING.search(metrics) is not None,
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
     )
 

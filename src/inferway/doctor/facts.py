@@ -71,6 +71,7 @@ class Engine:
     error: str | None = None  # why it did not answer as an engine
     told: EngineFacts | None = None
     prefix_caching: bool | None = None  # None: it does not say
+    offloads: bool = False  # by vLLM's OffloadingConnector
     sockets: Sequence[Socket] = field(default_factory=tuple)
 
 

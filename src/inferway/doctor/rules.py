@@ -22,6 +22,10 @@ KV_EVENTS_FLAG = (
     '"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}\''
 )
 
+DESCRIBING_FLAG = (
+    '--kv-transfer-config \'{"kv_connector_extra_config":{"self_describing_kv_events":true}}\''
+)
+
 
 class Level(StrEnum):
     OK = "ok"
@@ -160,6 +164,13 @@ def _events(subject: str, found: Engine) -> Iterator[Finding]:
     if found.sockets and not any(socket.what == "replay" for socket in found.sockets):
         evidence = "no replay socket: one lost message makes us forget its whole cache"
         yield Finding(Level.WARN, subject, evidence, f"start it with {KV_EVENTS_FLAG}")
+    if found.offloads and found.sockets:
+        evidence = (
+            "it offloads blocks; whether it has self_describing_kv_events cannot be seen from "
+            "here, and without, offloaded blocks count only if we know them from GPU memory"
+        )
+        cure = f"if it is not set: add {DESCRIBING_FLAG}, beside what is there already"
+        yield Finding(Level.WARN, subject, evidence, cure)
 
 
 def _socket(subject: str, socket: Socket) -> Finding:
