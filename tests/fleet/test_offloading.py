@@ -1,4 +1,4 @@
-"""An engine that offloads to the CPU: its events tell of copies without the salt in their hashes."""
+"""An engine that offloads to the CPU tells of copies without the salt that is in their hashes."""
 
 from __future__ import annotations
 

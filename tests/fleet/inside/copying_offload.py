@@ -50,10 +50,12 @@ class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
 
 
 class CopyingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+    _worker: Any
+
     def get_worker(self, kv_caches: Any) -> CopyingWorker:
-        worker: CopyingWorker | None = self._worker
-        if worker is None:
+        if self._worker is None:
             assert len(kv_caches.group_data_refs) == 1
             assert self.blocks_per_chunk == 1
-            worker = self._worker = CopyingWorker(kv_caches, self.num_chunks)
+            self._worker = CopyingWorker(kv_caches, self.num_chunks)
+        worker: CopyingWorker = self._worker
         return worker
