@@ -39,6 +39,10 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # What a template gets besides the variables of a ChatInput.
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
+# Names under which transformers hands on what is not for a variable to replace. vLLM keeps such a
+# variable from a template that does not read it, and fails with one that does.
+_GIVEN = _ARGUMENTS | {"conversations"}
+
 
 class ChatInput(msgspec.Struct, frozen=True):
     """What a template gets to see, in the words of `apply_chat_template`."""
@@ -115,8 +119,9 @@ class ChatTemplate:
     def _seen(self, chat: ChatInput) -> dict[str, Any]:
         """Every value that the template may look up, by name."""
         variables = chat.variables
-        if not _ARGUMENTS.isdisjoint(variables):
-            name = min(_ARGUMENTS & variables.keys())
+        given = _GIVEN & variables.keys()
+        if given and (read := given & self.variables()):
+            name = min(read)
             raise TemplateError(
                 f"chat_template_kwargs: {name!r} is given already",
                 param=f"chat_template_kwargs.{name}",

@@ -18,7 +18,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat_template import Message
 from inferway.prompts.content_format import ContentFormat
 from inferway.prompts.renderer import RenderChatRequest
-from inferway.prompts.template_arguments import template_arguments
+from inferway.prompts.template_arguments import is_set, template_arguments
 
 JsonObject = dict[str, Any]
 
@@ -107,7 +107,9 @@ def asked_template(body: ChatRequest, flags: ModelSettings) -> str | None:
     if flags.chat_template is not None:  # an engine's --chat-template wins over one in kwargs
         return None
     in_kwargs = (body.chat_template_kwargs or {}).get("chat_template")
-    if in_kwargs is None or isinstance(in_kwargs, str):
+    if not is_set(in_kwargs):
+        return None
+    if isinstance(in_kwargs, str):
         return in_kwargs
     raise InvalidRequestError(
         f"chat_template_kwargs.chat_template: expected `str`, got `{type(in_kwargs).__name__}`",

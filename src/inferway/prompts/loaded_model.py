@@ -23,6 +23,7 @@ class LoadedModel:
         self.media_first = files.media_first
         self.tokenizer = Tokenizer(files.tokenizer)
         self._sources = files.templates
+        self._named = files.templates if files.names_templates else {}
         self._processor_source = files.processor_template
         self._compiled: dict[str, ChatTemplate] = {}
         self._compile_given = lru_cache(MAX_GIVEN_TEMPLATES)(ChatTemplate)
@@ -37,10 +38,14 @@ class LoadedModel:
     def template_names(self) -> list[str]:
         return sorted(self._sources)
 
+    def is_name(self, given: str) -> bool:
+        """Whether a request that gives it as its template names one of the model's."""
+        return given in self._named
+
     def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
         """The template `given` by name or as Jinja, else the model's own for such a chat."""
         if given is not None:
-            source = self._sources.get(given, given)
+            source = self._named.get(given, given)
             return self._compiled.get(source) or self._compile_given(source)
         if not with_tools and self._processor_source is not None:
             return self._compile(self._processor_source)
@@ -51,7 +56,8 @@ class LoadedModel:
         return self._compile(self._sources[name])
 
     def keep(self, given: str) -> ChatTemplate:
-        """The template `given` by name or as Jinja, compiled once for all who give it."""
+        """The template `given` by name or as Jinja, compiled once for all who give it. Whoever
+        configures it may name a single template, too."""
         return self._compile(self._sources.get(given, given))
 
     def _compile(self, source: str) -> ChatTemplate:

@@ -48,6 +48,8 @@ class ModelFiles:
 
     tokenizer: TokenizerFiles
     templates: Mapping[str, str] = field(repr=False)
+    # Whether requests may choose one by its name: a single template has none in transformers.
+    names_templates: bool = False
     # The processor's own, which vLLM takes for chats without tools.
     processor_template: str | None = field(default=None, repr=False)
     own_renderer: str | None = None  # vLLM renders chats of this model in code of its own
@@ -64,6 +66,7 @@ def read_model_files(path: Path) -> ModelFiles:
             reason=Reason.NO_TOKENIZER,
         )
     config = _read_object(directory / "tokenizer_config.json")
+    templates, names_templates = _templates(config, directory)
     return ModelFiles(
         tokenizer=TokenizerFiles(
             tokenizer_json=tokenizer.read_text(encoding="utf-8"),
@@ -73,7 +76,8 @@ def read_model_files(path: Path) -> ModelFiles:
             added_tokens=_read_object(directory / "added_tokens.json"),
             model_config=_read_object(directory / "config.json"),
         ),
-        templates=_templates(config, directory),
+        templates=templates,
+        names_templates=names_templates,
         processor_template=_processor_template(directory),
         own_renderer=_own_renderer(directory),
         media_first=bool(_MEDIA_FIRST & set(_architectures(directory))),
@@ -90,7 +94,8 @@ def _read_object(path: Path) -> JsonObject:
         raise RenderError(f"{path}: not a JSON object: {e}", reason=Reason.NO_TOKENIZER) from e
 
 
-def _templates(config: JsonObject, directory: Path) -> dict[str, str]:
+def _templates(config: JsonObject, directory: Path) -> tuple[dict[str, str], bool]:
+    """By name, and whether the names count."""
     files = {}
     if (directory / "chat_template.jinja").is_file():
         files["default"] = directory / "chat_template.jinja"
@@ -98,13 +103,14 @@ def _templates(config: JsonObject, directory: Path) -> dict[str, str]:
         path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
     }
     if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        read = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return read, read.keys() != {"default"}
     given = config.get("chat_template")
     if isinstance(given, list):
         given = {entry["name"]: entry["template"] for entry in given}
     if isinstance(given, str):
-        return {"default": given}
-    return given or {}
+        return {"default": given}, False
+    return given or {}, True
 
 
 # In the order in which transformers' AutoProcessor looks for the name of a processor's class.

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
@@ -37,7 +35,7 @@ from inferway.prompts.renderer import (
     chat_input,
     truncated,
 )
-from inferway.prompts.request_templates import Job, RequestTemplates, prepare
+from inferway.prompts.request_templates import Job, RequestTemplate, RequestTemplates, prepare
 from inferway.prompts.template_arguments import sees_tools
 from inferway.prompts.token_ids import token_ids
 
@@ -68,10 +66,18 @@ class ModelPrompts:
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
-        self._flags = flags
-        self._given_template = _template(self._model, flags)
+        self._set_flags(flags)
         self._request_templates = request_templates  # None: they are not trusted
         self._max_prompts = max_prompts  # None: as many as a request has
+
+    def _set_flags(self, flags: ModelSettings) -> None:
+        self._flags = flags
+        self._given_template = _template(self._model, flags)
+        # One among the engine's own arguments counts where nothing else gives one.
+        argument = flags.chat_template_kwargs.get("chat_template")
+        self._argument_template = (
+            self._model.template(argument) if isinstance(argument, str) else None
+        )
 
     @property
     def encoder(self) -> str:
@@ -135,7 +141,7 @@ class ModelPrompts:
         names = self._model.template_names
         for cause, flags in other_flags(model, self._flags, variables, names):
             other = copy.copy(self)
-            other._flags, other._given_template = flags, _template(self._model, flags)
+            other._set_flags(flags)
             yield Alternative(cause, other)
 
     def _templates(self) -> list[ChatTemplate]:
@@ -144,7 +150,7 @@ class ModelPrompts:
         found = []
         for name in (None, *self._model.template_names):
             with contextlib.suppress(RenderError):  # who uses it is told
-                found.append(self._model.template(name))
+                found.append(self._model.template() if name is None else self._model.keep(name))
         return found
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
@@ -240,7 +246,7 @@ class ModelPrompts:
         if self._request_templates is None:
             raise untrusted_template()
         source = asked_template(body, self._flags)
-        return None if source in self._model.template_names else source
+        return None if source is None or self._model.is_name(source) else source
 
     async def _render_brought(
         self, body: ChatRequest, source: str, max_tokens: int | None
@@ -248,11 +254,9 @@ class ModelPrompts:
         """In the helper process, but for the tokens."""
         templates = self._request_templates
         assert templates is not None
-        template = await templates.template(source)
+        template: TemplateFacts = await templates.template(source)
         if not body.chat_template:
-            # vLLM finds out what one in `chat_template_kwargs` wants from the model's own.
-            own = self._template(body).content_format
-            template = msgspec.structs.replace(template, content_format=own)
+            template = self._as_argument(template, body)
 
         def prepared() -> tuple[RenderChatRequest, Job]:
             request = self._chat_request(body, template, max_tokens)
@@ -275,17 +279,35 @@ class ModelPrompts:
             return None
 
     def _text(self, body: ChatRequest) -> str:
+        if self._brought_template(body) is not None:
+            raise untrusted_template()
         request = chat_render_request(body, self._key, self._template(body), flags=self._flags)
         return self._renderer.chat_text(request)
 
-    def _template(self, body: ChatRequest) -> ChatTemplate:
-        """The model's own for this chat, or one of them that the request names."""
+    def _template(self, body: ChatRequest) -> TemplateFacts:
+        """The template for a chat that brings none: one that it names, one of the engine's, or the
+        model's own."""
         named = asked_template(body, self._flags) if brings_template(body) else None
-        if named in self._model.template_names:
-            return self._model.template(named)
+        if named is not None:
+            template = self._model.template(named)
+            return template if body.chat_template else self._as_argument(template, body)
+        if self._given_template is None and self._argument_template is not None:
+            return self._as_argument(self._argument_template, body)
+        return self._own_template(body)
+
+    def _own_template(self, body: ChatRequest) -> ChatTemplate:
         if self._given_template is not None:
             return self._given_template
         return self._model.template(with_tools=sees_tools(body, self._flags))
+
+    def _as_argument(self, template: TemplateFacts, body: ChatRequest) -> TemplateFacts:
+        """vLLM finds out what one in `chat_template_kwargs` wants from the model's own, and takes
+        it for text where there is none (`resolve_chat_template_content_format`)."""
+        try:
+            wanted = self._own_template(body).content_format
+        except RenderError:
+            wanted = "string"
+        return RequestTemplate(template.source, wanted, template.knows_developer)
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts

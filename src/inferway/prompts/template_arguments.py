@@ -29,7 +29,7 @@ _NEVER_SEEN = {
 }
 
 # And those with which vLLM cannot call it.
-_REFUSED = ("model_config", "tokenizer", "conversation")
+_REFUSED = ("model_config", "tokenizer", "conversation", "self")
 
 
 def shows_tools(body: ChatRequest, flags: ModelSettings) -> bool:
@@ -41,7 +41,7 @@ def shows_tools(body: ChatRequest, flags: ModelSettings) -> bool:
 def sees_tools(body: ChatRequest, flags: ModelSettings) -> bool:
     """Whether the template gets any tools: then it is the model's template for such chats."""
     others = (body.chat_template_kwargs or {}).get("tools")
-    if not _is_set(others):
+    if not is_set(others):
         others = flags.chat_template_kwargs.get("tools")
     return others is not None or shows_tools(body, flags)
 
@@ -53,7 +53,7 @@ def template_arguments(body: ChatRequest, given: JsonObject, flags: ModelSetting
     own: JsonObject = {"tools": None, "documents": None, **flags.chat_template_kwargs}
     if shows_tools(body, flags):
         own["tools"] = _tools(body.tools)
-    own.update((name, value) for name, value in given.items() if _is_set(value))
+    own.update((name, value) for name, value in given.items() if is_set(value))
     _check_arguments(own, body)
     own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
     fields: JsonObject = {
@@ -64,7 +64,21 @@ def template_arguments(body: ChatRequest, given: JsonObject, flags: ModelSetting
     }
     if body.reasoning_effort is not None and "enable_thinking" not in given:
         fields["enable_thinking"] = body.reasoning_effort != "none"
-    return {**own, **{name: value for name, value in fields.items() if _is_set(value)}}
+    arguments = {**own, **{name: value for name, value in fields.items() if is_set(value)}}
+    if arguments["tools"] is not None:
+        arguments["tools"] = [*_objects("tools", arguments["tools"])]
+    if arguments["documents"] is not None:
+        _objects("documents", arguments["documents"])
+    return arguments
+
+
+def _objects(name: str, value: Any) -> Iterable[JsonObject]:
+    """transformers goes through it, whatever it is, and takes objects only (chat_template_utils.py,
+    `render_jinja_template`); what is empty has none."""
+    if isinstance(value, list | dict | str) and all(isinstance(each, dict) for each in value):
+        return value  # type: ignore[return-value]
+    param = f"chat_template_kwargs.{name}"
+    raise InvalidRequestError(f"{param}: must be a list of objects", param=param)
 
 
 def _check_arguments(own: JsonObject, body: ChatRequest) -> None:
@@ -79,7 +93,7 @@ def _check_arguments(own: JsonObject, body: ChatRequest) -> None:
         raise RenderError("chat_template_kwargs.tokenize: not followed", reason=Reason.OUR_FAULT)
 
 
-def _is_set(value: object) -> bool:
+def is_set(value: object) -> bool:
     return value is not None and value != "auto"
 
 
