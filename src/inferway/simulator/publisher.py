@@ -17,6 +17,8 @@ not show prompts to the network; and of a port 0 or `*` the free one that was bo
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections import deque
 from contextlib import suppress
 
@@ -27,7 +29,10 @@ import zmq.asyncio
 from inferway.errors import ConfigError
 from inferway.simulator.config import EventsConfig
 
+log = logging.getLogger("inferway.simulate")
+
 _LINGER_MS = 200
+_TERMINATE_SECONDS = 5.0
 _REPLAY_BURST = 64
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
@@ -92,7 +97,24 @@ class Publisher:
         if self._replay is not None:
             self._replay.close(linger=_LINGER_MS)
         self._pub.close(linger=_LINGER_MS)
-        self._context.term()
+        await self._terminate()
+
+    async def _terminate(self) -> None:
+        """In a thread, because libzmq waits for what lingers. On an overloaded machine it has been
+        seen not to return at all, twice; nobody waits longer than _TERMINATE_SECONDS for it."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def terminate() -> None:
+            self._context.term()
+            with suppress(RuntimeError):  # the loop has closed meanwhile
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=terminate, name="zmq term", daemon=True).start()
+        try:
+            async with asyncio.timeout(_TERMINATE_SECONDS):
+                await ended.wait()
+        except TimeoutError:
+            log.warning("the sockets of KV events are closed, but their context does not end")
 
     def _bind(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
         """Bind, and return what to announce: a host `*` kept, a port 0 or `*` replaced by the real
