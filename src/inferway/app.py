@@ -100,7 +100,7 @@ class Gateway:
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
-        self._adopter = Adopter(self.fleet.engines, seeds=seeds)
+        self._adopter = Adopter(self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon)
         self._admission: Admission = build_admission(settings, keys, self.fleet, time.monotonic)
         self.indexer.director.standing = self._admission.traffic.standing
         self._started = asyncio.Event()

@@ -84,3 +84,15 @@ items = st.lists(st.tuples(st.sampled_from(["key", "mm"]), st.text(), st.integer
 @given(items, items)
 def test_different_items_never_encode_alike(a: list[Any], b: list[Any]) -> None:
     assert (encode(tuple(a)) == encode(tuple(b))) == (a == b)
+
+
+def test_an_adapter_from_elsewhere_is_another_one() -> None:
+    request = request_extras("alice", "s", "/a")
+
+    assert request == event_extras("alice", published("lora_salt"), lora_path="/a")
+    assert request not in (request_extras("alice", "s"), request_extras("alice", "s", "/b"))
+
+
+def test_without_an_adapter_there_is_no_path() -> None:
+    assert request_extras(cache_salt="s", lora_path="/a") == request_extras(cache_salt="s")
+    assert event_extras(None, None, lora_path="/a") is None

@@ -84,6 +84,28 @@ def test_an_adapters_blocks_have_the_keys_of_its_requests() -> None:
     assert blocks().apply(event) == [Store(HOLDER, keys)]
 
 
+def test_an_adapters_blocks_follow_on_the_block_before_them_wherever_it_is_from_by_now() -> None:
+    engine = blocks()
+    extras = request_extras("alice", None, "/a")
+    keys = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32), extras)
+    engine.lora_path = {"alice": "/a"}.get
+    first = engine.apply(stored(0, 1, lora_name="alice", extra_keys=[["alice"]]))
+    engine.lora_path = {"alice": "/b"}.get
+    rest = engine.apply(stored(1, 3, lora_name="alice", extra_keys=[["alice"]] * 2))
+
+    assert first == [Store(HOLDER, keys[:1])]
+    assert rest == [Store(HOLDER, keys[1:], parent=keys[0])]
+
+
+def test_blocks_of_an_adapter_from_elsewhere_wait() -> None:
+    engine = blocks()
+    engine.is_moved = lambda event: event.lora_name == "alice"
+
+    assert engine.apply(stored(lora_name="alice", extra_keys=[["alice"]] * 3)) == []
+    assert engine.num_orphans == 3
+    assert engine.apply(stored()) != []
+
+
 def test_a_salted_prompts_blocks_have_the_keys_of_its_request() -> None:
     extras = request_extras(cache_salt="s")
     keys = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32), extras)

@@ -253,6 +253,19 @@ def test_an_adapter_of_another_path_says_nothing_of_the_dialect() -> None:
     assert finder.state is DialectState.FOUND
 
 
+def test_an_adapter_of_another_path_is_seen_in_its_first_block() -> None:
+    moved = Lora(LORA.name, "/elsewhere")
+    known = stored(Dialect(), prompt(1))
+    found = after(known, lora_path=paths)
+
+    assert found.is_moved(stored(Dialect(), prompt(2), lora=moved))
+    assert found.is_moved(stored(Dialect(), prompt(2), lora=moved, salt="s"))
+    assert not found.is_moved(stored(Dialect(), prompt(2), lora=LORA, salt="s"))
+    assert not found.is_moved(known)
+    assert not after(known).is_moved(stored(Dialect(), prompt(2), lora=moved))  # none is known
+    assert not after(lora_path=paths).is_moved(stored(Dialect(), prompt(2), lora=moved))
+
+
 def test_blocks_with_pictures_are_left_out() -> None:
     event = stored(Dialect("xxhash", "f00d"), prompt(1))
     pictured = BlockStored(

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Found, Store
@@ -48,6 +49,23 @@ async def test_all_prompts_in_all_block_sizes_are_asked_for_at_once_and_get_what
     held = {size: [dict(each.held) for each in items] for size, items in found.prompts.items()}
     assert held == {4: [{A: 3}, {}, {A: 1}], 2: [{}, {B: 5}, {}]}
     assert index.at_a_time == [6]
+
+
+async def test_of_each_engine_counts_what_it_has_of_the_adapter_from_its_own_place() -> None:
+    index = MemoryIndex()
+    paths: dict[str | None, frozenset[int]] = {"/a": frozenset({A}), "/b": frozenset({B})}
+    keys = {
+        path: BlockHasher(4).keys(PROMPTS[0], request_extras("tuned", None, path)) for path in paths
+    }
+    index.apply([Store(A, keys["/b"]), Store(B, keys["/b"][:2])])
+    index.apply([Store(A, keys["/a"][:1]), Store(B, keys["/a"])])
+    nothing = NoPrompts(Reason.NO_TOKENIZER, "these are tokens")
+    model = ServedModel("tuned", nothing, (4,), lora="tuned", lora_paths=paths)
+
+    found = await Matcher(index, SpeculativeOverlay()).look_up(model, Tokenized(PROMPTS[:1]), None)
+
+    assert dict(found.prompts[4][0].held) == {A: 1, B: 2}
+    assert found.prompts[4][0].prompt.block_keys == keys["/a"]
 
 
 @given(

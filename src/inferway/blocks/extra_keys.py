@@ -7,6 +7,11 @@ sides meet. vLLM publishes per block, untagged and in this order (0.32, kv_cache
 first one that equals the event's `lora_name` is the adapter and counts once, as the adapter;
 every other one is a plain key, and a request's salt is a plain key too.
 
+An adapter is a name and a path: vLLM hashes both (0.32, `_gen_lora_extra_hash_keys`), so that a
+name that is given to another adapter reuses nothing of the one before. Events have the name only;
+the path is what the engine's /v1/models says. It stands in block 0, which all others follow on: a
+block belongs to the adapter of the block before it, whatever the engine has loaded since.
+
 Older engines publish no extra keys. Their adapter is still known from the event; their salts
 are not, and salted prompts then never match (and unsalted ones match salted blocks).
 """
@@ -16,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# (kind, value, offset): kinds are lora, lora_id, key, mm, other
+# (kind, value, offset): kinds are lora, lora_id, lora_path, key, mm, other
 ExtraItem = tuple[str, str, int]
 ExtraItems = tuple[ExtraItem, ...]
 
@@ -32,21 +37,25 @@ class BlockExtras:
     at: Mapping[int, ExtraItems] = field(default_factory=lambda: _EMPTY)
 
 
-def request_extras(lora: str | None = None, cache_salt: str | None = None) -> BlockExtras | None:
+def request_extras(
+    lora: str | None = None, cache_salt: str | None = None, lora_path: str | None = None
+) -> BlockExtras | None:
     """Of a request's whole prompt. None: nothing but tokens."""
     if not lora and not cache_salt:
         return None
     every = (_lora(lora),) if lora else ()
-    at = {0: (_key(cache_salt),)} if cache_salt else _EMPTY
-    return BlockExtras(every, at)
+    first = _path(lora, lora_path) + ((_key(cache_salt),) if cache_salt else ())
+    return BlockExtras(every, {0: first} if first else _EMPTY)
 
 
 def event_extras(
     lora_name: str | None,
     extra_keys: Sequence[object] | None,
     lora_id: int | None = None,
+    lora_path: str | None = None,
 ) -> BlockExtras | None:
-    """Of the blocks of one event; `extra_keys` has one entry per block, or is None.
+    """Of the blocks of one event; `extra_keys` has one entry per block, or is None. `lora_path`
+    is to be given if the first of them begins a prompt.
 
     An adapter known by its number only (vLLM before `lora_name`) is kept apart from the base
     model, though no request will name it.
@@ -57,10 +66,12 @@ def event_extras(
     elif lora_id is not None:
         every = (("lora_id", str(lora_id), 0),)
     at: dict[int, ExtraItems] = {}
+    if lora_name and lora_path:
+        at[0] = _path(lora_name, lora_path)
     for i, entry in enumerate(extra_keys or ()):
         items = _items(entry, lora_name)
         if items:
-            at[i] = items
+            at[i] = at.get(i, ()) + items
     return BlockExtras(every, at) if every or at else None
 
 
@@ -96,6 +107,10 @@ def _item(value: object) -> ExtraItem:
 
 def _lora(name: str) -> ExtraItem:
     return ("lora", name, 0)
+
+
+def _path(lora: str | None, path: str | None) -> ExtraItems:
+    return (("lora_path", path, 0),) if lora and path else ()
 
 
 def _key(value: str) -> ExtraItem:

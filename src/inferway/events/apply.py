@@ -85,6 +85,10 @@ class EngineBlocks:
         self.witness: Callable[[BlockStored], None] | None = None  # told of the GPU's, with tokens
         # Whether tokens and adapter alone make an event's hashes.
         self.confirm: Callable[[BlockStored], bool] | None = None
+        # Where an adapter is from, by its name; None: that is not known.
+        self.lora_path: Callable[[str], str | None] = lambda _: None
+        # Whether an event that begins a prompt is of an adapter from elsewhere than we know.
+        self.is_moved: Callable[[BlockStored], bool] | None = None
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HeldBlocks(holder, holdings, on_record, self.stats)
@@ -225,6 +229,9 @@ class EngineBlocks:
         ops: list[Op] = []
         if event.parent_hash is None:
             self.first_tokens = tokens[:size]
+            if event.lora_name and self.is_moved is not None and self.is_moved(event):
+                held.wait(hashes, (tier, FULL_ATTENTION), vouching=True)
+                return []
         else:
             parent = held.bridge.key(event.parent_hash)
             if parent is None:  # one of them may be known from another copy
@@ -239,10 +246,17 @@ class EngineBlocks:
                 extra_keys = extra_keys[done:] if extra_keys else None
         extras = None
         if extra_keys or event.lora_name or event.lora_id is not None:
-            extras = event_extras(event.lora_name, extra_keys, event.lora_id)
+            path = self._path(event)
+            extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
         keys = self._hasher(size).keys(tokens, extras, parent)
         stored = held.store(hashes, keys, parent, tier)
         return ops + stored if ops else stored
+
+    def _path(self, event: BlockStored) -> str | None:
+        """Where its adapter is from, if that is for its blocks to say."""
+        if event.parent_hash is not None or not event.lora_name:
+            return None
+        return self.lora_path(event.lora_name)
 
     def _stored_known(self, event: BlockStored, tier: Tier) -> list[Op]:
         """An event without tokens: blocks that other events have given a key, or orphans."""
@@ -304,7 +318,7 @@ class EngineBlocks:
         tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
         if event.parent_hash is None:
             self.first_tokens = tokens[: event.block_size]
-        ops = blocks.stored(event, tokens, tier)
+        ops = blocks.stored(event, tokens, tier, self._path(event))
         if ops is None:
             self._held.wait(hashes, (tier, FULL_ATTENTION))
             return []

@@ -83,7 +83,9 @@ class ResizedBlocks:
         self._pieces.clear()
         self._hashes_of.clear()
 
-    def stored(self, event: BlockStored, tokens: TokenIds, tier: Tier) -> list[Op] | None:
+    def stored(
+        self, event: BlockStored, tokens: TokenIds, tier: Tier, lora_path: str | None = None
+    ) -> list[Op] | None:
         """None: its parent is not known, or was of another size."""
         previous = self._pieces.get(event.parent_hash) if event.parent_hash is not None else None
         known = [self._pieces.get(block_hash) for block_hash in event.block_hashes]
@@ -91,7 +93,8 @@ class ResizedBlocks:
             return None
         if any(piece and piece.size != event.block_size for piece in (previous, *known)):
             return None
-        extras = event_extras(event.lora_name, event.extra_keys, event.lora_id) or _NO_EXTRAS
+        told = event_extras(event.lora_name, event.extra_keys, event.lora_id, lora_path)
+        extras = told or _NO_EXTRAS
         changed = []
         for i, block_hash in enumerate(event.block_hashes):
             piece = self._pieces.get(block_hash)

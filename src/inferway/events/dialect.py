@@ -154,6 +154,18 @@ class DialectFinder:
                 return True
         return False
 
+    def is_moved(self, event: BlockStored) -> bool:
+        """Whether an adapter's block that begins a prompt is hashed with another path than the one
+        that is known. False if that cannot be told."""
+        if self.state is not DialectState.FOUND or event.parent_hash is not None:
+            return False
+        extras = self._extras(event) if event.lora_name and event.block_hashes else None
+        if extras is None:
+            return False
+        tokens, said = event.token_ids[: event.block_size], event.block_hashes[0]
+        hashes = [each.block_hash(None, tokens, extras[0]) for each in self._fitting]
+        return all(wire_hash(each) != said for each in hashes)
+
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)

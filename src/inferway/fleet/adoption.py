@@ -22,6 +22,7 @@ from functools import partial
 from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
 from inferway.events.stream import StreamState
+from inferway.events.wire import BlockStored
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import BlockKey, Prompt, TokenIds
@@ -44,6 +45,7 @@ class _Recent:
     token_ids: TokenIds
     block_keys: Sequence[BlockKey]
     lora: str | None
+    lora_path: str | None
     cache_salt: str | None
     hashes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)  # by dialect
 
@@ -68,13 +70,16 @@ class Adopter:
         engines: Sequence[Engine],
         *,
         seeds: Sequence[str] = SEEDS,
+        on_moved: Callable[[Engine], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`engines`: those there are, as the fleet keeps them. `seeds`: what an engine may have
-        been given as PYTHONHASHSEED."""
+        been given as PYTHONHASHSEED. `on_moved` is told of one whose events show that it has an
+        adapter from elsewhere than it had told."""
         self.wanted = False  # some engine has orphans, or does not know all that it holds
         self._engines = engines
         self._seeds = seeds
+        self._on_moved = on_moved
         self._clock = clock
         self._watches: dict[EventSubscriber, _Watch] = {}
         self._recent: deque[_Recent] = deque()
@@ -88,16 +93,19 @@ class Adopter:
         prompts: Mapping[int, Sequence[Prompt]],
         *,
         lora: str | None = None,
+        lora_path: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """A request's prompts, by block size."""
+        """A request's prompts, by block size; their keys are made for an adapter from there."""
         for block_size, items in prompts.items():
             for prompt in items:
                 num_tokens = len(prompt.token_ids)
                 if not prompt.block_keys or num_tokens > MAX_TOKENS:
                     continue
                 ids, keys = prompt.token_ids, prompt.block_keys
-                recent = _Recent(self._num_offered, block_size, ids, keys, lora, cache_salt)
+                recent = _Recent(
+                    *(self._num_offered, block_size, ids, keys, lora, lora_path, cache_salt)
+                )
                 self._num_offered += 1
                 self._num_tokens += num_tokens
                 self._recent.append(recent)
@@ -148,10 +156,28 @@ class Adopter:
         self._watches = watches
 
     def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _Watch:
-        finder = DialectFinder(self._seeds, lora_path=partial(_lora_path, engine))
-        subscriber.blocks.witness, subscriber.blocks.confirm = finder.see, finder.confirms
+        finder = DialectFinder(self._seeds, lora_path=engine.adapter_path)
+        blocks = subscriber.blocks
+        blocks.witness, blocks.confirm = finder.see, finder.confirms
+        blocks.is_moved = partial(self._is_moved, engine, finder, set())
         engine.dialects[subscriber.source.rank] = finder
         return _Watch(engine, subscriber, finder, subscriber.stats.forgotten)
+
+    def _is_moved(
+        self,
+        engine: Engine,
+        finder: DialectFinder,
+        told: set[tuple[str, str | None]],
+        event: BlockStored,
+    ) -> bool:
+        """Its blocks wait: soon it is known where the adapter is from, and prompts meet them."""
+        if event.lora_name is None or not finder.is_moved(event):
+            return False
+        known = event.lora_name, engine.adapter_path(event.lora_name)
+        if known not in told:
+            told.add(known)
+            self._on_moved(engine)
+        return True
 
     async def _verify(self, watch: _Watch) -> None:
         finder = watch.finder
@@ -195,7 +221,7 @@ class Adopter:
                 continue
             found = finder.find(recent.token_ids, recent.block_size, recent.lora)
             await self._breathe()
-            path = _lora_path(watch.engine, recent.lora) if recent.lora else None
+            path = _path_there(watch, recent)
             if found is None or (recent.lora and path is None):
                 continue
             lora = Lora(recent.lora, path) if recent.lora and path else None
@@ -237,17 +263,15 @@ def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None
         if recent.lora is None:
             yield dialect, None
             continue
-        path = _lora_path(watch.engine, recent.lora)
-        if path is not None or not dialect.tagged:
+        path = _path_there(watch, recent)
+        if path is not None or (not dialect.tagged and recent.lora_path is None):
             yield dialect, Lora(recent.lora, path or "")
 
 
-def _lora_path(engine: Engine, name: str) -> str | None:
-    """Where the engine has an adapter from, as it says itself."""
-    for card in engine.facts.models if engine.facts is not None else ():
-        if card.name == name and card.parent:
-            return card.root
-    return None
+def _path_there(watch: _Watch, recent: _Recent) -> str | None:
+    """Where the engine has the prompt's adapter from, if that is what its keys are made for."""
+    path = watch.engine.adapter_path(recent.lora) if recent.lora else None
+    return path if recent.lora_path in (None, path) else None
 
 
 def _may_need_prompts(subscriber: EventSubscriber) -> bool:

@@ -127,6 +127,13 @@ class Engine:
         """Its context in tokens, the same under all its names; None if it has not told."""
         return next((card.max_model_len for card in self.base_models), None)
 
+    def adapter_path(self, name: str) -> str | None:
+        """Where it has an adapter from; None if it has not told."""
+        for card in self.facts.models if self.facts is not None else ():
+            if card.name == name and card.parent:
+                return card.root
+        return None
+
     def evidence(self) -> list[StreamEvidence]:
         """What each of its event streams has brought; one without a socket if there is none."""
         if not self.subscribers:

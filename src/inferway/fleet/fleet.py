@@ -199,6 +199,10 @@ class Fleet:
         """A request just failed there: ask at once how it is."""
         self.scraper.suspect(endpoint.engine)
 
+    def look_soon(self, engine: Engine) -> None:
+        """It is something else than it has told: ask at once."""
+        self.scraper.suspect(engine.name)
+
     def evidence(self, model: str) -> list[StreamEvidence]:
         """What the event streams of a model's engines have brought: for the silent-zero alarm."""
         return [
@@ -368,6 +372,7 @@ class Fleet:
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
             subscriber.on_state = partial(self.table.note_states, engine)
+            subscriber.blocks.lora_path = engine.adapter_path
             self.healer.attend(subscriber.blocks)
             engine.subscribers.append(subscriber)
             subscriber.start()

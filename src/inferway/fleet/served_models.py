@@ -24,7 +24,7 @@ from inferway.config import ModelSettings
 from inferway.fleet.discovery import ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.remote_prompts import RemotePrompts
-from inferway.model import ContextLengths, Reason
+from inferway.model import ContextLengths, HolderId, Reason
 from inferway.prompts.served import (
     ModelSource,
     NoPrompts,
@@ -193,6 +193,7 @@ class ServedModels:
             self._prompts_within(self._sources[name].key, contexts),
             block_sizes=sorted({e.block_size for e in live if e.block_size is not None}),
             lora=name if is_adapter else None,
+            lora_paths=_lora_paths(name, live) if is_adapter else {},
             unfaithful=self._unfaithful(live, name),
             contexts=contexts,
             answers_as=name if is_adapter else engine.model_names[0],  # as vLLM does
@@ -267,6 +268,16 @@ class ServedModels:
             f"engine {engine.name} serves another model under this name, {theirs.root!r} and not"
             f" {ours.root!r}: start it with a --served-model-name of its own ({fault})"
         )
+
+
+def _lora_paths(name: str, engines: Sequence[Engine]) -> Mapping[str | None, frozenset[HolderId]]:
+    """Where they have an adapter from, the place of most of them first."""
+    found: dict[str | None, set[HolderId]] = {}
+    for engine in engines:
+        holders = found.setdefault(engine.adapter_path(name), set())
+        holders.update(endpoint.holder for endpoint in engine.endpoints)
+    places = sorted(found, key=lambda path: (-len(found[path]), path or ""))
+    return {path: frozenset(found[path]) for path in places}
 
 
 def _contexts(engines: Sequence[Engine]) -> ContextLengths:

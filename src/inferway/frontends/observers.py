@@ -140,6 +140,7 @@ class PromptsForOrphans:
         self._adopter.offer(
             {size: [item.prompt for item in items] for size, items in routed.prompts.items()},
             lora=routed.model.lora,
+            lora_path=routed.model.lora_path,
             cache_salt=routed.request.body.cache_salt,
         )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
-from inferway.model import NO_LENGTHS, ContextLengths, Reason, Tokenized
+from inferway.model import NO_LENGTHS, ContextLengths, HolderId, Reason, Tokenized
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -90,9 +90,17 @@ class ServedModel:
     prompts: PromptSource
     block_sizes: Sequence[int] = ()  # the distinct block sizes of the engines that serve it
     lora: str | None = None  # the adapter's name, if it is one
+    # Where its engines have the adapter from, and which endpoints have it from there: the place of
+    # most of them first. None: they have not told.
+    lora_paths: Mapping[str | None, Collection[HolderId]] = field(default_factory=dict)
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
     contexts: ContextLengths = NO_LENGTHS
     answers_as: str | None = None  # an alias: the name that the engine puts into its answers
+
+    @property
+    def lora_path(self) -> str | None:
+        """The place that the keys of its prompts are made for."""
+        return next(iter(self.lora_paths), None)
 
     async def tokenize(self, body: Body) -> Tokenized:
         """Of a request of any kind. Raises as its prompts do."""

@@ -47,6 +47,7 @@ class SimulatedEngine:
         )
         self._metrics = EngineMetrics(config, self._scheduler)
         self.structured = Structured() if config.structured else None
+        self.names = ModelNames(config)
         self._publisher: Publisher | None = None
         self._runner: web.AppRunner | None = None
         self._running: asyncio.Task[None] | None = None
@@ -116,12 +117,11 @@ class SimulatedEngine:
             self._publisher.start()
 
     async def _start_server(self, core: EngineCore) -> None:
-        names = ModelNames(self.config)
         limit = self.config.max_model_len
         server = Server(
             core=core,
-            planner=Planner(self._model, names, self._cache, self._reply, limit),
-            names=names,
+            planner=Planner(self._model, self.names, self._cache, self._reply, limit),
+            names=self.names,
             model=self._model,
             metrics=self._metrics,
             event_source=self._event_source,

@@ -28,6 +28,13 @@ class ModelNames:
             raise UnknownModelError(f"The model `{name}` does not exist.", param="model")
         return self._adapters[name]
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """As vLLM's /v1/load_lora_adapter with `load_inplace`: the name keeps its number."""
+        before = self._adapters.get(name)
+        numbers = [adapter.id for adapter in self._adapters.values() if adapter is not None]
+        number = before.id if before is not None else max(numbers, default=0) + 1
+        self._adapters[name] = Adapter(number, Lora(name, path))
+
     def answered_name(self, name: str) -> str:
         """What answers call the model: the adapter's name, or the base model's first one."""
         adapter = self._adapters[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.errors import RenderError
-from inferway.index.protocol import Found, Index
+from inferway.index.protocol import Found, Index, Tier
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
@@ -83,21 +83,49 @@ class Matcher:
         is_read: bool = True,
     ) -> Lookup:
         """Who holds prompts that are tokens already."""
-        extras = request_extras(lora=model.lora, cache_salt=cache_salt)
+        extras = request_extras(model.lora, cache_salt, model.lora_path)
+        prompts = await self._prompts(model, tokenized, extras)
+        found: Iterable[Found] = repeat(Found())
+        if is_read:
+            found = await self._found(prompts)
+            if len(model.lora_paths) > 1:
+                found = await self._found_by_path(model, tokenized, cache_salt, found)
+        matched = map(Matched, prompts, found, repeat(is_read))
+        each = len(tokenized.token_ids)
+        by_size = {size: list(islice(matched, each)) for size in model.block_sizes}
+        return Lookup(by_size, tokenized.reason)
+
+    async def _prompts(
+        self, model: ServedModel, tokenized: Tokenized, extras: BlockExtras | None
+    ) -> list[Prompt]:
         prompts: list[Prompt] = []
         for block_size in model.block_sizes:
             for ids in tokenized.token_ids:
                 keys = self._keys(block_size, ids, extras)
                 prompts.append(Prompt(ids, keys))
                 await self._breathe(keys)
-        found: Iterable[Found] = repeat(Found())
-        if is_read:
-            found = await self.index.match_all([prompt.block_keys for prompt in prompts])
-            await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
-        matched = map(Matched, prompts, found, repeat(is_read))
-        each = len(tokenized.token_ids)
-        by_size = {size: list(islice(matched, each)) for size in model.block_sizes}
-        return Lookup(by_size, tokenized.reason)
+        return prompts
+
+    async def _found(self, prompts: Sequence[Prompt]) -> Sequence[Found]:
+        found = await self.index.match_all([prompt.block_keys for prompt in prompts])
+        await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
+        return found
+
+    async def _found_by_path(
+        self,
+        model: ServedModel,
+        tokenized: Tokenized,
+        cache_salt: str | None,
+        first: Sequence[Found],
+    ) -> Sequence[Found]:
+        """Engines that have the adapter from different places have different blocks of a prompt:
+        of each, what it has of its own. `first`: as found with the first place."""
+        found = [first]
+        for path in islice(model.lora_paths, 1, None):
+            extras = request_extras(model.lora, cache_salt, path)
+            found.append(await self._found(await self._prompts(model, tokenized, extras)))
+        holders = list(model.lora_paths.values())
+        return [_joined(zip(each, holders, strict=True)) for each in zip(*found, strict=True)]
 
     def fill(
         self, candidates: Candidates, matched: MatchedPrompts, *, speculate: bool = True
@@ -130,6 +158,18 @@ class Matcher:
         if hasher is None:
             hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
         return hasher.keys(ids, extras)
+
+
+def _joined(parts: Iterable[tuple[Found, Collection[HolderId]]]) -> Found:
+    """What was found of some holders, and of others."""
+    blocks: dict[HolderId, int] = {}
+    discount: dict[HolderId, float] = {}
+    lower: dict[HolderId, Mapping[Tier, int]] = {}
+    for found, holders in parts:
+        blocks |= {at: n for at, n in found.blocks.items() if at in holders}
+        discount |= {at: n for at, n in found.discount.items() if at in holders}
+        lower |= {at: n for at, n in found.lower.items() if at in holders}
+    return Found(blocks, discount, lower)
 
 
 def _add(
