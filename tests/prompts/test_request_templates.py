@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -24,7 +25,8 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.conversation import asked_template
+from inferway.prompts.conversation import asked_template, chat_render_request
+from inferway.prompts.renderer import chat_input
 from inferway.prompts.request_templates import (
     MAX_TEMPLATE_CHARS,
     Job,
@@ -314,8 +316,45 @@ def test_no_more_texts_are_kept_than_fit() -> None:
 
 
 async def test_a_chat_that_cannot_be_sent_goes_by_load_only() -> None:
-    with pytest.raises(RenderError, match="OverflowError"):
-        prepare("x", ChatInput([{"role": "user", "content": 2**70}]))
+    with pytest.raises(RenderError, match="TypeError"):
+        prepare("x", ChatInput([{"role": "user", "content": object()}]))
+
+
+async def test_integers_of_any_length_keep_their_digits(prompts: MakePrompts) -> None:
+    call = {"name": "f", "arguments": json.dumps({"a": [2**64, -(2**70), 10**4000], "é": 1e300})}
+    said = {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+    tool = {"name": "f", "parameters": {"properties": {"a": {"maximum": 2**64}}, "const": 2**65}}
+    source = (
+        "{{ messages[1].tool_calls[0].function.arguments | tojson }}{{ tools | tojson }}{{ big }}"
+    )
+    body = chat(
+        chat_template=source,
+        tools=[{"type": "function", "function": tool}],
+        chat_template_kwargs={"big": 2**64 + 1},
+    )
+    body.messages.append(said)
+
+    made = await prompts(max_model_len=None).render_chat(body)
+
+    assert made.text == ChatTemplate(source).render(
+        chat_input(
+            chat_render_request(body, "key", ChatTemplate(source), trust_request_template=True), {}
+        )
+    )
+    assert f"[{2**64}, {-(2**70)}, {10**4000}]" in made.text
+    assert f'{{"maximum": {2**64}}}}}, "const": {2**65}}}' in made.text
+    assert made.text.endswith(str(2**64 + 1))
+
+
+async def test_an_integer_that_python_does_not_read_is_refused(prompts: MakePrompts) -> None:
+    """As vLLM does: json.loads is Python's there, too."""
+    call = {"name": "f", "arguments": '{"a": ' + "1" * 4301 + "}"}
+    said = {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+    body = chat()
+    body.messages.append(said)
+
+    with pytest.raises(InvalidRequestError, match="4300 digits"):
+        await prompts().render_chat(body)
 
 
 # The same as requests.
@@ -327,7 +366,9 @@ def prompts(
 ) -> Callable[..., ModelPrompts]:
     def make(**settings: Any) -> ModelPrompts:
         return ModelPrompts(
-            renderer, smollm2_key, 8192, **{"request_templates": templates, **settings}
+            renderer,
+            smollm2_key,
+            **{"max_model_len": 8192, "request_templates": templates, **settings},
         )
 
     return make

@@ -323,7 +323,7 @@ def _tool_call(call: object, where: str) -> JsonObject:
     if call.get("type", "function") != "function" or not isinstance(function, dict):
         raise _bad_call(where, "entries must be of type 'function'")
     ordered = _in_order(function, ("arguments", "name"))
-    ordered["arguments"] = _arguments(function.get("arguments"))
+    ordered["arguments"] = _arguments(function.get("arguments"), where)
     return {**_in_order(call, ("id", "function", "type")), "function": ordered}
 
 
@@ -331,13 +331,16 @@ def _in_order(fields: Mapping[str, Any], first: tuple[str, ...]) -> JsonObject:
     return {**{name: fields[name] for name in first if name in fields}, **fields}
 
 
-def _arguments(arguments: object) -> JsonObject:
-    """vLLM keeps a broken history going: what is no JSON object becomes an empty one."""
+def _arguments(arguments: object, where: str) -> JsonObject:
+    """vLLM keeps a broken history going: what is no JSON object becomes an empty one. Integers
+    that Python does not read it refuses."""
     if isinstance(arguments, str) and arguments:
         try:
             arguments = json.loads(arguments)
         except (json.JSONDecodeError, RecursionError):
             return {}
+        except ValueError as e:
+            raise _bad_call(where, "arguments have an integer of more than 4300 digits") from e
     return arguments if isinstance(arguments, dict) else {}
 
 

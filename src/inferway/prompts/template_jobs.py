@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import html  # noqa: F401
+import json
 import pprint  # noqa: F401
 import textwrap  # noqa: F401
 import time
@@ -31,6 +32,8 @@ RENDER = f"{__name__}:render"
 # in the helper process later not.
 codecs.lookup("unicode_escape")
 time.tzset()
+
+_JSON = b"{"  # how a job begins that has no form in msgpack, and none in msgpack does
 
 # Compiled templates that are kept: a client sends the same one again and again.
 _MAX_KEPT, _MAX_KEPT_CHARS = 16, 64 << 10
@@ -86,12 +89,31 @@ def pack(source: str, chat: ChatInput) -> bytes:
     )
     try:
         return msgspec.msgpack.encode(job)
-    # Arguments of tool calls are JSON that Python has read: huge integers, lone surrogates.
-    except (OverflowError, RecursionError, TypeError, UnicodeEncodeError) as e:
-        raise RenderError(
-            f"the chat cannot be sent to the helper process: {type(e).__name__}",
-            reason=Reason.OUR_FAULT,
-        ) from e
+    except (OverflowError, UnicodeEncodeError):
+        # Integers above 64 bits and lone surrogates, for which msgpack has no form.
+        return _as_json(job)
+    except (RecursionError, TypeError) as e:
+        raise _unsendable(e) from e
+
+
+def _as_json(job: RenderJob) -> bytes:
+    try:
+        return json.dumps(msgspec.structs.asdict(job)).encode()
+    except (RecursionError, TypeError, ValueError) as e:
+        raise _unsendable(e) from e
+
+
+def _unpacked(argument: bytearray) -> RenderJob:
+    if argument.startswith(_JSON):
+        return RenderJob(**json.loads(argument))
+    return msgspec.msgpack.decode(argument, type=RenderJob)
+
+
+def _unsendable(e: Exception) -> RenderError:
+    return RenderError(
+        f"the chat cannot be sent to the helper process: {type(e).__name__}",
+        reason=Reason.OUR_FAULT,
+    )
 
 
 def unpack(answer: bytes) -> Answer:
@@ -110,7 +132,7 @@ def inspect(source: bytearray) -> bytes:
 
 def render(argument: bytearray) -> bytes:
     """What a RenderJob's template has Written."""
-    job = msgspec.msgpack.decode(argument, type=RenderJob)
+    job = _unpacked(argument)
     chat = ChatInput(
         job.messages,
         job.tools,
