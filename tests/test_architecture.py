@@ -14,17 +14,18 @@ SRC = Path(__file__).parents[1] / "src" / "inferway"
 
 # room -> rooms it may import. A room is a folder, or a module directly in inferway/.
 _LEAVES = {"errors"}
-_PURE_BASE = {"model", "errors"}
+_PURE_BASE = {"model", "lax", "errors"}
 _LOW = {"tasks", "openai_api", "prompts", "helper", "blocks", "index", *_PURE_BASE, "config"}
 _MIDDLE = {"events", "scheduling", *_LOW}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "lax": set(),
     "model": _LEAVES,
     "config": _LEAVES,
     "blocks": {*_PURE_BASE, "config"},
     "helper": _LEAVES,
     "discovery": {*_PURE_BASE, "config"},
-    "structured": {"helper", *_LEAVES},  # engines import it, too
+    "structured": {"helper", "lax", *_LEAVES},  # engines import it, too
     "openai_api": {"blocks", *_PURE_BASE, "config"},
     "prompts": {"openai_api", "helper", "blocks", *_PURE_BASE, "config"},
     "tasks": set(),
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Pure rooms take time as an argument and never wait.
 PURE = [
-    *["blocks", "events", "openai_api", "scheduling", "steps", "flow", "doctor/rules.py"],
+    *["blocks", "lax.py", "events", "openai_api", "scheduling", "steps", "flow", "doctor/rules.py"],
     *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
     *(
         f"structured/{name}.py"

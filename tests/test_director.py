@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.config import EjectionSettings
+from inferway.config import EjectionSettings, ModelRewrite, RewriteTarget
 from inferway.director import Director, Journey
 from inferway.errors import (
     IndexAwayError,
@@ -47,6 +48,7 @@ from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.counts import EngineTokens
 from inferway.steps.match import Matcher
+from inferway.steps.rewrite import Rewrites
 
 BLOCK = 4
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -126,6 +128,9 @@ class TwoEngines:
         if name not in ("m", "a"):
             raise UnknownModelError(f"model: no engine serves {name!r}", param="model")
         return ServedModel(name, self.prompts, self.block_sizes, "a" if name == "a" else None)
+
+    def sole_model(self) -> str:
+        return "m"
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         candidates = idle(self.endpoints, 0)
@@ -500,6 +505,38 @@ async def test_without_a_block_size_requests_go_by_load() -> None:
     decision = await open_chat(director(TwoEngines(block_sizes=())), chat("abcdefgh")).decide()
 
     assert decision.reason == "no-block-size"
+
+
+@pytest.mark.parametrize("model", ["", None])
+async def test_a_request_without_a_model_is_the_one_that_all_engines_serve(model: Any) -> None:
+    to = director()
+    body = chat("hello", model=model)
+    hold(to, 1, "hello")
+
+    journey = open_chat(to, body)
+    decision = await journey.decide()
+
+    assert decision.reason is Reason.KV_AWARE
+    assert decision.targets[0].endpoint.engine == "e1"
+    assert (journey.body, journey.record.model) == (body, "m")
+
+
+async def test_a_request_without_a_model_is_rewritten_as_one_of_the_sole_model() -> None:
+    to = director()
+    to.rewrites = Rewrites([ModelRewrite(models=["m"], targets=[RewriteTarget(model="a")])])
+
+    journey = open_chat(to, b'{"messages": [{"role": "user", "content": "x"}], "x": NaN}')
+    await journey.decide()
+
+    assert b'"x":NaN,"model":"a"}' in journey.body
+
+
+async def test_behind_a_proxy_a_request_without_a_model_is_refused_as_llm_d_does() -> None:
+    to = director()
+    to.behind_proxy = True
+
+    with pytest.raises(InvalidRequestError, match=r"^model not found in request body$"):
+        await open_chat(to, chat("hello", model="")).decide()
 
 
 async def test_what_the_client_got_wrong_is_not_sent_anywhere() -> None:

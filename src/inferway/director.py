@@ -30,6 +30,7 @@ import numpy as np
 from inferway.errors import (
     IndexAwayError,
     InferwayError,
+    InvalidRequestError,
     NoEndpointError,
     RenderError,
     SaturatedError,
@@ -88,6 +89,9 @@ class FleetView(Places, Protocol):
 
     def model(self, name: str) -> ServedModel:
         """Raises UnknownModelError, or NoEndpointError when its engines are all gone."""
+
+    def sole_model(self) -> str:
+        """The one that all live endpoints serve. Raises InvalidRequestError, NoEndpointError."""
 
     def candidates(self, model: str) -> Candidates:
         """The live endpoints that serve `model`; raises NoEndpointError if there is none."""
@@ -293,6 +297,8 @@ class Journey:
             body = self._parse(self._body)
         else:
             body = await director.parse(self._parse, self._body)
+        if not body.model:
+            body = self._of_sole_model(body)
         request = self._rewritten(self._request(body))
         model = self._model(request)
         candidates = self._candidates(model)
@@ -362,6 +368,12 @@ class Journey:
         if not left.endpoints:  # where it had a place is gone
             raise SaturatedError("all engines are full; try again")
         return left
+
+    def _of_sole_model(self, body: Body) -> Body:
+        """It names no model: vLLM answers with its own, llm-d refuses it."""
+        if self._director.behind_proxy:
+            raise InvalidRequestError("model not found in request body", param="model")
+        return msgspec.structs.replace(body, model=self._director.fleet.sole_model())
 
     def _request(self, body: Body) -> LLMRequest:
         headers = self._head.headers

@@ -273,7 +273,7 @@ class Indexer:
     ) -> Scores:
         """Of a parsed request; several prompts are added up. Prompts on their way to an engine do
         not count. Raises as `score_prompt` does."""
-        served = self._served(body.model, lora)
+        served = self._served(body.model or self.fleet.sole_model(), lora)
         return self._scores(served, await self.director.matcher.match(served, body), engines)
 
     # how it is found out

@@ -64,7 +64,9 @@ def test_a_model_whose_engines_are_all_away_names_them() -> None:
 
 def test_who_names_no_model_gets_the_one_that_all_serve() -> None:
     assert table(engine("a", "m", "n"), engine("b", "n")).sole_model() == "n"
-    with pytest.raises(InvalidRequestError, match="engines serve different ones: m, n"):
+    with pytest.raises(
+        InvalidRequestError, match="engines serve different ones; expected one of: m, n"
+    ):
         table(engine("a", "m"), engine("b", "n")).sole_model()
 
 

@@ -60,14 +60,15 @@ class EndpointTable:
         return self._everyone.candidates(self._columns)
 
     def sole_model(self) -> str:
-        """One that all live endpoints serve: for requests that name none. Raises
-        InvalidRequestError if there is no such model, NoEndpointError."""
+        """One that all live endpoints serve, and no adapter: for requests that name none, which
+        vLLM answers so. Raises InvalidRequestError if there is no such model, NoEndpointError."""
         everyone = len(self.everyone().endpoints)
+        bases = {card.name for engine in self._engines for card in engine.base_models}
         for name, rows in self._rows.items():
-            if rows.num_endpoints == everyone:
+            if rows.num_endpoints == everyone and name in bases:
                 return name
         raise InvalidRequestError(
-            "model: the request names none, and engines serve different ones:"
+            "model: the request names none, and engines serve different ones; expected one of:"
             f" {', '.join(sorted(self._rows))}",
             param="model",
         )

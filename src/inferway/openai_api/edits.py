@@ -3,6 +3,9 @@
 A body is never written anew: what is changed is spliced into the JSON that came, and every other
 byte stays, with its order, spelling, spaces and numbers. Where a name stands twice in an object,
 the last one counts, as in the engines' parsers.
+
+But for a body that only Python's parser reads (lenient.py: UTF-16, NaN, ...): with a change it is
+written anew, as ASCII from which that parser reads the same values.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+
+from inferway.errors import InvalidRequestError
+from inferway.openai_api.lenient import json_bytes, json_object
 
 MAX_BYTES = 1 << 20  # a larger body is not worth a report: this runs on the event loop
 
@@ -70,8 +76,13 @@ def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """`body`, a JSON object that names a model, with `model` instead. It takes 1 µs a kilobyte."""
-    return _with_value(body, _MODEL.decode(body).model, msgspec.json.encode(model))
+    """`body`, a JSON object, with `model` as its model. It takes 1 µs a kilobyte.
+    Raises InvalidRequestError for a large one that must be written anew."""
+    try:
+        given = _MODEL.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _written_anew(body, "model", model)
+    return _with_field(body, "model", given, model)
 
 
 def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:
@@ -81,11 +92,35 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
         given = _SALT.decode(body).cache_salt
         made = salt(_TEXT.decode(given) if bytes(given) else None)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        return _salted_anew(body, salt)
+    return _with_field(body, "cache_salt", given, made)
+
+
+def _salted_anew(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:
+    """None only where no parser of ours takes the body: none may go on without its salt."""
+    if len(body) > MAX_BYTES:
+        raise _too_large(body, "cache_salt")
+    try:
+        given = json_object(body).get("cache_salt")
+    except InvalidRequestError:
         return None
-    new = msgspec.json.encode(made)
-    if bytes(given):
-        return _with_value(body, given, new)
-    return _with_member(body, body.index(b"{"), b'"cache_salt":%b' % new)
+    if given is not None and not isinstance(given, str):
+        return None
+    return _written_anew(body, "cache_salt", salt(given))
+
+
+def _written_anew(body: bytes, name: str, value: str) -> bytes:
+    """Raises InvalidRequestError."""
+    if len(body) > MAX_BYTES:
+        raise _too_large(body, name)
+    return json_bytes({**json_object(body), name: value})
+
+
+def _too_large(body: bytes, name: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"body: {len(body)} bytes, in which {name!r} must be set, and which are no standard JSON;"
+        f" expected at most {MAX_BYTES}; send JSON in UTF-8, without NaN and lone surrogates"
+    )
 
 
 def with_model_named(answer: bytes, model: str) -> bytes:
@@ -105,6 +140,14 @@ def _with_text(body: bytes, value: msgspec.Raw, text: str) -> bytes:
     if not bytes(value).startswith(b'"'):
         return body
     return _with_value(body, value, msgspec.json.encode(text))
+
+
+def _with_field(body: bytes, name: str, given: msgspec.Raw, value: str) -> bytes:
+    """`given`: what stands there; empty if nothing does."""
+    new = msgspec.json.encode(value)
+    if bytes(given):
+        return _with_value(body, given, new)
+    return _with_member(body, body.index(b"{"), b'"%b":%b' % (name.encode(), new))
 
 
 def _with_value(body: bytes, value: msgspec.Raw, new: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inferway.model import Headers, Prompt
-from inferway.openai_api.requests import Body
+from inferway.openai_api.requests import Body, decode_fields
 
 
 class Objectives(msgspec.Struct, frozen=True):
@@ -45,5 +45,4 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """All of the body's fields as they came, those unknown to us among them. Decoded anew:
         routing needs none of them."""
-        fields: dict[str, Any] = msgspec.json.decode(self.raw)
-        return fields
+        return decode_fields(self.raw)

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from inferway.errors import InvalidRequestError
+from inferway.openai_api.lenient import convert_leniently, json_object, json_type, lax_prompt
 from inferway.openai_api.shapes import Guided
 
 JsonObject = dict[str, Any]
@@ -33,7 +34,7 @@ JsonObject = dict[str, Any]
 class ChatRequest(Guided, frozen=True, kw_only=True):
     """What we act on of a `/v1/chat/completions` body."""
 
-    model: str
+    model: str = ""  # absent, null or empty: the engine's own
     messages: list[JsonObject]
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
@@ -63,7 +64,7 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
 class CompletionRequest(Guided, frozen=True, kw_only=True):
     """What we act on of a `/v1/completions` body."""
 
-    model: str
+    model: str = ""  # absent, null or empty: the engine's own
     prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
     prompt_embeds: Any = None
     suffix: str | None = None
@@ -97,7 +98,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What we act on of a `/v1/responses` body."""
 
-    model: str
+    model: str = ""  # absent, null or empty: the engine's own
     input: str | list[JsonObject] | None = None
     instructions: str | None = None
     tools: list[JsonObject] | None = None
@@ -123,9 +124,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What we act on of a `/v1/conversations` body: it must name a model to be routed."""
+    """What we act on of a `/v1/conversations` body."""
 
-    model: str
+    model: str = ""  # absent, null or empty: the engine's own
     items: list[JsonObject] | None = None
     metadata: JsonObject | None = None
     cache_salt: str | None = None
@@ -136,7 +137,7 @@ class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What we act on of a `/v1/embeddings` body: text, token ids or chats, one or many."""
 
-    model: str
+    model: str = ""  # absent, null or empty: the engine's own
     input: str | list[Any] | None = None
     messages: list[Any] | None = None  # vLLM's: a chat or many, instead of `input`
     cache_salt: str | None = None
@@ -222,6 +223,9 @@ def parse_completion(raw: bytes) -> CompletionRequest:
             raise InvalidRequestError(_NO_PROMPT, param="prompt")
     elif not isinstance(body.prompt, str):
         kinds = {type(item) for item in body.prompt}
+        if len(kinds) > 1:  # [1, "2"] are ids, there and here
+            body = msgspec.structs.replace(body, prompt=lax_prompt(body.prompt))
+            kinds = {type(item) for item in body.prompt or ()}
         if len(kinds) != 1:
             what = "must not be empty" if not kinds else "must not mix text and token ids"
             raise InvalidRequestError(f"prompt: {what}", param="prompt")
@@ -258,8 +262,10 @@ def _check_message(message: JsonObject, where: str) -> None:
     role = message.get("role")
     if not isinstance(role, str):
         param = f"{where}.role"
-        found = "nothing" if role is None else f"`{_json_type(role)}`"
+        found = "nothing" if role is None else f"`{json_type(role)}`"
         raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
+    if message.get("content") == {}:  # no parts: pydantic takes it for an iterable of them
+        message["content"] = []
     _check_content(message.get("content"), f"{where}.content")
 
 
@@ -268,13 +274,13 @@ def _check_content(content: object, param: str) -> None:
         return
     if not isinstance(content, list):
         raise InvalidRequestError(
-            f"{param}: expected text or a list of parts, got `{_json_type(content)}`", param=param
+            f"{param}: expected text or a list of parts, got `{json_type(content)}`", param=param
         )
     for j, part in enumerate(content):
         if not isinstance(part, dict | str):
             where = f"{param}[{j}]"
             raise InvalidRequestError(
-                f"{where}: expected an object, got `{_json_type(part)}`", param=where
+                f"{where}: expected an object, got `{json_type(part)}`", param=where
             )
 
 
@@ -284,8 +290,17 @@ _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 _CONVERSATIONS = msgspec.json.Decoder(ConversationsRequest)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
+_FIELDS = msgspec.json.Decoder(JsonObject)
 
 _NOTHING: Mapping[str, str] = {}
+
+
+def decode_fields(raw: bytes) -> JsonObject:
+    """All fields of a body that has been parsed, as they came."""
+    try:
+        return _FIELDS.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json_object(raw)
 
 
 def decode_body(
@@ -295,12 +310,20 @@ def decode_body(
     missing or of another type."""
     try:
         return decoder.decode(raw)
-    except msgspec.ValidationError as e:
-        raise _field_error(str(e), required) from e
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise InvalidRequestError(f"body: not valid JSON: {e}") from e
     except RecursionError as e:
         raise InvalidRequestError("body: nested too deeply") from e
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        refused = e
+    try:
+        fields = json_object(raw)
+    except InvalidRequestError:
+        if isinstance(refused, msgspec.ValidationError):
+            raise
+        raise InvalidRequestError(f"body: not valid JSON: {refused}") from refused
+    try:
+        return convert_leniently(fields, decoder.type)
+    except msgspec.ValidationError as e:
+        raise _field_error(str(e), required) from e
 
 
 # msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required
@@ -322,16 +345,3 @@ def _field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
     if told is not None:
         text = told if missing else f"{told} ({text})"
     return InvalidRequestError(text, param=where or None)
-
-
-def _json_type(value: object) -> str:
-    if value is None:
-        return "null"
-    return {
-        bool: "bool",
-        int: "int",
-        float: "float",
-        str: "str",
-        list: "array",
-        dict: "object",
-    }.get(type(value), type(value).__name__)

@@ -85,7 +85,7 @@ def read_unread(raw: bytes, content_type: bytes = b"") -> UnreadBody:
         if is_json or raw.lstrip()[:1] == b"{":
             raise
         return UnreadBody(raw)
-    return UnreadBody(raw, members.model, members)
+    return UnreadBody(raw, members.model or None, members)
 
 
 def _boundary(content_type: bytes) -> bytes | None:

@@ -14,7 +14,9 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
+from inferway.lax import lax_bool
 from inferway.model import Reason
+from inferway.openai_api.lenient import json_type
 from inferway.openai_api.requests import ChatRequest
 
 JsonObject = dict[str, Any]
@@ -114,20 +116,29 @@ def _tools(tools: Iterable[JsonObject] | None) -> list[JsonObject] | None:
 
 
 def _tool(tool: JsonObject, function: JsonObject) -> JsonObject:
-    inherited = {**_given(tool, "defer_loading"), **_given(function, "defer_loading")}
+    inherited = {**_flag(tool, "defer_loading"), **_flag(function, "defer_loading")}
     return {
         "type": tool.get("type", "function"),
         "function": {
             "name": function["name"],
             "description": function.get("description"),
             "parameters": function.get("parameters"),
-            **_given(function, "strict"),
-            **_given(inherited, "defer_loading"),
+            **_flag(function, "strict"),
+            **_flag(inherited, "defer_loading"),
         },
-        **_given(tool, "defer_loading"),
+        **_flag(tool, "defer_loading"),
     }
 
 
-def _given(fields: JsonObject, name: str) -> JsonObject:
-    """The field alone, or nothing if it is absent or null."""
-    return {name: fields[name]} if fields.get(name) is not None else {}
+def _flag(fields: JsonObject, name: str) -> JsonObject:
+    """The field alone, true or false ("true" and 1 are), or nothing if it is absent or null."""
+    value = fields.get(name)
+    if value is None:
+        return {}
+    try:
+        return {name: lax_bool(value)}
+    except ValueError as e:
+        param = f"tools.function.{name}"
+        raise InvalidRequestError(
+            f"{param}: expected true or false, got `{json_type(value)}`", param=param
+        ) from e

@@ -23,7 +23,9 @@ class ModelNames:
             self._adapters[name] = Adapter(i, Lora(name, path))
 
     def adapter(self, name: str) -> Adapter | None:
-        """Raises UnknownModelError."""
+        """None for no name, too. Raises UnknownModelError."""
+        if not name:
+            return None
         if name not in self._adapters:
             raise UnknownModelError(f"The model `{name}` does not exist.", param="model")
         return self._adapters[name]
@@ -37,7 +39,7 @@ class ModelNames:
 
     def answered_name(self, name: str) -> str:
         """What answers call the model: the adapter's name, or the base model's first one."""
-        adapter = self._adapters[name]
+        adapter = self.adapter(name)
         return adapter.lora.name if adapter else self._config.names[0]
 
     def listing(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any, NoReturn
 
 from inferway.errors import SpecError
+from inferway.lax import lax_bool
 
 MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB
 
@@ -107,12 +108,14 @@ def whitespace_of(fields: Mapping[str, object], name: str, place: str) -> str | 
 
 
 def flag(fields: Mapping[str, object], name: str, place: str) -> bool:
-    """Absent or null is False. Raises SpecError."""
+    """Absent or null is False; else as vLLM reads it ("true", 1). Raises SpecError."""
     value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    where = f"{place}/{name}".lstrip("/")
-    raise SpecError(f"{where}: expected true or false, got {json_type(value)}", param=where)
+    try:
+        return value is not None and lax_bool(value)
+    except ValueError as e:
+        where = f"{place}/{name}".lstrip("/")
+        text = f"{where}: expected true or false, got {json_type(value)}"
+        raise SpecError(text, param=where) from e
 
 
 def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:

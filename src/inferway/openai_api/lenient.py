@@ -1,0 +1,129 @@
+"""A body that our decoder refuses -> what vLLM reads in it, where vLLM takes it.
+
+Nothing here is tried before the decoder of requests.py has failed, so that ordinary requests pay
+nothing. The bytes are read by the function that FastAPI reads them with, Python's `json.loads`, so
+that gateway and engine cannot differ: a byte order mark, UTF-16 and UTF-32, NaN and Infinity,
+numbers of any size, lone surrogates. Then each field that we type gets its value as pydantic makes
+it (lax.py). All other fields stay as they are, and nothing is written anew: the engine gets the
+client's bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from inferway.errors import InvalidRequestError
+from inferway.lax import lax_bool, lax_int
+
+JsonObject = dict[str, Any]
+_T = TypeVar("_T")
+
+
+def json_object(raw: bytes) -> JsonObject:
+    """All of its fields, as `json.loads` reads them: of two with one name the last. Raises
+    InvalidRequestError."""
+    try:
+        value = json.loads(raw)
+    except RecursionError as e:
+        raise InvalidRequestError("body: nested too deeply") from e
+    except ValueError as e:  # not JSON, not its encoding, or a number of over 4,300 digits
+        raise InvalidRequestError(f"body: not valid JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"body: expected `object`, got `{json_type(value)}`")
+    return value
+
+
+def json_bytes(fields: JsonObject) -> bytes:
+    """What `json_object` reads as `fields` again: ASCII, so that no value is lost. Raises
+    InvalidRequestError."""
+    try:
+        return json.dumps(fields, separators=(",", ":")).encode("ascii")
+    except RecursionError as e:
+        raise InvalidRequestError("body: nested too deeply") from e
+
+
+def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
+    """`kind`: a struct. Raises msgspec.ValidationError for a value that pydantic refuses, too,
+    InvalidRequestError for text of ours that is no Unicode."""
+    known: JsonObject = {}
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        name = field.encode_name
+        if name in fields:
+            known[name] = _value(fields[name], field.type)
+            _check_unicode(known[name], name)
+    return msgspec.convert(known, kind)
+
+
+def _value(value: object, wanted: inspect.Type) -> object:
+    """As it is where pydantic makes nothing of it: then `convert` says what is wrong."""
+    kinds = wanted.types if isinstance(wanted, inspect.UnionType) else (wanted,)
+    types = {type(kind) for kind in kinds}
+    if value is None:
+        return "" if inspect.NoneType not in types and types == {inspect.StrType} else None
+    if isinstance(value, list):
+        return lax_prompt(value) if _takes_ids(kinds) else value
+    if inspect.IntType in types:
+        return _converted(lax_int, value)
+    return _converted(lax_bool, value) if inspect.BoolType in types else value
+
+
+def _converted(convert: Callable[[object], object], value: object) -> object:
+    try:
+        return convert(value)
+    except ValueError:
+        return value
+
+
+def _takes_ids(kinds: tuple[inspect.Type, ...]) -> bool:
+    """Whether it is the prompt of a completion."""
+    return any(
+        isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.UnionType)
+        for kind in kinds
+    )
+
+
+def lax_prompt(prompt: list[Any]) -> list[Any]:
+    """Texts stay texts; else all are ids, or all are lists of ids. As it is where they are not."""
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    try:
+        if all(isinstance(item, list) for item in prompt):
+            return [list(map(lax_int, ids)) for ids in prompt]
+        return list(map(lax_int, prompt))
+    except ValueError:
+        return prompt
+
+
+def _check_unicode(value: object, name: str) -> None:
+    """Nothing that we read as text is one to vLLM's tokenizers, hashes and names with half of a
+    surrogate pair."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as e:
+            raise InvalidRequestError(
+                f"{name}: has a lone surrogate (U+D800 to U+DFFF); expected Unicode text, where"
+                " they come in pairs",
+                param=name,
+            ) from e
+
+
+def json_type(value: object) -> str:
+    """What a value is called in errors."""
+    if value is None:
+        return "null"
+    return {
+        bool: "bool",
+        int: "int",
+        float: "float",
+        str: "str",
+        list: "array",
+        dict: "object",
+    }.get(type(value), type(value).__name__)
