@@ -1,5 +1,5 @@
 """Odd bodies: a gateway refuses none that an engine of its own answers, but for what is refused on
-purpose; and vLLM's request classes still give the verdicts that the unit tests compare ours with."""
+purpose; and vLLM's request classes give the verdicts that the unit tests compare ours with."""
 
 from __future__ import annotations
 

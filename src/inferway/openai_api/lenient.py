@@ -69,9 +69,10 @@ def _value(value: object, wanted: inspect.Type) -> object:
         return "" if inspect.NoneType not in types and types == {inspect.StrType} else None
     if isinstance(value, list):
         return lax_prompt(value) if _takes_ids(kinds) else value
-    if inspect.IntType in types:
-        return _converted(lax_int, value)
-    return _converted(lax_bool, value) if inspect.BoolType in types else value
+    if inspect.BoolType in types:
+        wants_bool = isinstance(value, bool) or inspect.IntType not in types
+        return _converted(lax_bool if wants_bool else lax_int, value)
+    return _converted(lax_int, value) if inspect.IntType in types else value
 
 
 def _converted(convert: Callable[[object], object], value: object) -> object:

@@ -11,6 +11,7 @@ import msgspec
 
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
+from inferway.openai_api.lenient import convert_leniently
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.models import ModelNames
@@ -58,10 +59,17 @@ class Turn:
     detokenizer: Detokenizer
 
 
+def _options(fields: dict[str, Any]) -> Options:
+    try:
+        return msgspec.convert(fields, Options)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        return convert_leniently(fields, Options)
+
+
 def read_options(fields: dict[str, Any]) -> Options:
     """Raises InvalidRequestError naming a field that is malformed or not simulated."""
     try:
-        options = msgspec.convert(fields, Options)
+        options = _options(fields)
     except msgspec.ValidationError as e:
         raise InvalidRequestError(f"body: {e}") from e
     for name, plain in (("n", 1), ("best_of", 1), ("use_beam_search", 0)):

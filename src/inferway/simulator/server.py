@@ -14,6 +14,7 @@ from inferway import __version__
 from inferway.errors import InferwayError, RenderError, RequestError
 from inferway.openai_api.requests import (
     PromptBody,
+    decode_fields,
     parse_chat,
     parse_completion,
     parse_embeddings,
@@ -104,7 +105,7 @@ class Server:
         """Of a response's input the chat is made that the engine would make of it."""
         raw = await request.read()
         body = parse_responses(raw)
-        options = read_options(msgspec.json.decode(raw))
+        options = read_options(decode_fields(raw))
         (turn,) = await self._planner.plan(as_chat(body), options, self._core.now)
         answer = ResponsesAnswer(self._names.answered_name(body.model), body)
         with self._core.submit([turn.job]) as tokens:
@@ -118,7 +119,7 @@ class Server:
         body = parse_embeddings(raw)
         self._names.adapter(body.model)
         prompts = await self._model.tokenize(as_completion(body))
-        encoding = msgspec.json.decode(raw).get("encoding_format")
+        encoding = decode_fields(raw).get("encoding_format")
         name = self._names.answered_name(body.model)
         return _json(embeddings_answer(name, prompts, encoding))
 
@@ -191,7 +192,7 @@ class Server:
         """Leaving early, because the client left, aborts the jobs."""
         raw = await request.read()
         body = parse(raw)
-        options = read_options(msgspec.json.decode(raw))
+        options = read_options(decode_fields(raw))
         turns = await self._planner.plan(body, options, self._core.now)
         answer = answers(self._names.answered_name(body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:
