@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,14 +52,19 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
     """`kind`: a struct. Raises msgspec.ValidationError for a value that pydantic refuses, too,
     InvalidRequestError for text of ours that is no Unicode."""
     known: JsonObject = {}
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    for field in info.fields:
-        name = field.encode_name
+    for name, wanted in _fields(kind):
         if name in fields:
-            known[name] = _value(fields[name], field.type)
+            known[name] = _value(fields[name], wanted)
             _check_unicode(known[name], name)
     return msgspec.convert(known, kind)
+
+
+@cache
+def _fields(kind: type) -> list[tuple[str, inspect.Type]]:
+    """Names and types; making them takes 2 ms."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return [(field.encode_name, field.type) for field in info.fields]
 
 
 def _value(value: object, wanted: inspect.Type) -> object:
