@@ -105,14 +105,16 @@ _ROLES = ("user", "assistant", "system", "developer", "tool")
 
 
 def _functions() -> Iterator[dict[str, Any]]:
-    for value in ("true", "FALSE", "on", 1, 0, 1.0, 2, "x", [], None):
+    flags: list[Any] = ["true", "FALSE", "on", 1, 0, 1.0, 2, "x", [], None]
+    for value in flags:
         yield {"strict": value}
         yield {"defer_loading": value}
     for name in ("description", "x"):
         yield {name: HALF}
     yield {"description": 5}
-    for value in ({}, [], "{}", None, {"description": HALF}, {"default": float("nan")}):
-        yield {"parameters": value}
+    schemas: list[Any] = [{}, [], "{}", None, {"description": HALF}, {"default": float("nan")}]
+    for schema in schemas:
+        yield {"parameters": schema}
     yield {"strict": "true", "parameters": {"type": "object", "description": HALF}}
     yield {"strict": "1", "parameters": {"type": "object", "properties": {}, "x": float("nan")}}
 
@@ -187,7 +189,8 @@ def odd_bodies() -> Iterator[Odd]:
 
 def _odd_chats() -> Iterator[Odd]:
     needed = NEEDED[CHAT]
-    for messages in ([], {}, "x", None, ["x"], [[]], [{}], [{"content": "x"}], [{"role": 5}]):
+    histories: list[Any] = [[], {}, "x", None, ["x"], [[]], [{}], [{"content": "x"}], [{"role": 5}]]
+    for messages in histories:
         yield _odd(f"messages: {messages!r}", CHAT, {**needed, "messages": messages})
     for role in _ROLES:
         for content in _CONTENTS:
@@ -197,7 +200,8 @@ def _odd_chats() -> Iterator[Odd]:
     for function in _functions():
         tool = {"type": "function", "function": {"name": "f", **function}}
         yield _odd(f"tool: {function!r}", CHAT, {**needed, "tools": [tool]})
-    for tools in ([], {}, [5], "x", [{"function": {"name": "f"}}], [{"type": "function"}]):
+    lists: list[Any] = [[], {}, [5], "x", [{"function": {"name": "f"}}], [{"type": "function"}]]
+    for tools in lists:
         yield _odd(f"tools: {tools!r}", CHAT, {**needed, "tools": tools})
 
 

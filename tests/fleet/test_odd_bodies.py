@@ -4,7 +4,7 @@ purpose; and vLLM's request classes give the verdicts that the unit tests compar
 from __future__ import annotations
 
 import lzma
-import re
+import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,30 +14,38 @@ from tests.fleet.conftest import ROOT
 from tests.fleet.engine import RealEngine
 from tests.fleet.odd_bodies import CHAT, COMPLETION, RESPONSES, odd_bodies
 from tests.fleet.record_verdicts import VERDICTS
-from tests.openai_api.test_vllm_verdicts import ACCIDENTS
+
+NUM_ASKED = 400  # of 1,432, for which two engines take about a minute
+
+# What the gateway says -> why it refuses what an engine answers (docs/api.md).
+ON_PURPOSE = {
+    "expected `int | null`, got `str`": "an accident of pydantic's parser: '0-1', '0__1'",
+    "holds a number out of range": "a schema with NaN, which is none",
+}
 
 
 def test_the_gateway_refuses_nothing_that_an_engine_answers(
     gateway: str, engines: Sequence[RealEngine]
 ) -> None:
     by_mistake, num_answered = [], 0
-    for odd in odd_bodies():
-        if odd.path not in (CHAT, COMPLETION, RESPONSES):
-            continue
+    bodies = [odd for odd in odd_bodies() if odd.path in (CHAT, COMPLETION, RESPONSES)]
+    for odd in random.Random(22).sample(bodies, NUM_ASKED):
         ours = client.post(gateway + odd.path, odd.raw)
         num_answered += ours.status == 200
         if ours.status >= 400 and "x-inferway-engine" not in ours.headers:
             theirs = client.post(engines[0].url + odd.path, odd.raw)
-            if theirs.status == 200 and not re.search(ACCIDENTS, ours.raw.decode()):
+            said = ours.raw.decode()
+            if theirs.status == 200 and not any(words in said for words in ON_PURPOSE):
                 by_mistake.append((odd.path, odd.name, ours.raw))
 
     assert by_mistake == []
-    assert num_answered > 500
+    assert num_answered > NUM_ASKED // 4
 
 
 def test_vllm_gives_the_recorded_verdicts(vllm: Path, tmp_path: Path) -> None:
     file = tmp_path / "verdicts"
-    command = [vllm.parent / "python", "-m", "tests.fleet.record_verdicts", file]
+    python = str(vllm.parent / "python")
+    command = [python, "-m", "tests.fleet.record_verdicts", str(file)]
 
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
 

@@ -22,7 +22,7 @@ from inferway.errors import InvalidRequestError
 from inferway.lax import lax_bool, lax_int
 
 JsonObject = dict[str, Any]
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 def json_object(raw: bytes) -> JsonObject:

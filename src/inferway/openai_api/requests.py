@@ -284,7 +284,7 @@ def _check_content(content: object, param: str) -> None:
             )
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=msgspec.Struct)
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
