@@ -76,6 +76,23 @@ _TYPED: dict[str, dict[str, list[Any]]] = {
     DETOKENIZE: {"model": _TEXTS},
 }
 
+# What asks for a shape.
+_FLAGS: list[Any] = ["true", 1, 0.0, "no", 2, "x", None]
+_SHAPES: dict[str, list[Any]] = {
+    "structured_outputs": [
+        *({"regex": "a", "disable_any_whitespace": flag} for flag in _FLAGS),
+        *({"json_object": flag} for flag in _FLAGS),
+        *({"regex": 1}, {"choice": ["a", 1]}, {"choice": "a"}, {"json": "{}"}, {}, [], "x"),
+    ],
+    "response_format": [
+        *(
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": flag}}
+            for flag in _FLAGS
+        ),
+        *({"type": "text"}, {"type": "x"}, {}, "text", {"type": "json_schema"}),
+    ],
+}
+
 # Fields that only vLLM types, or nobody.
 _OTHERS: dict[str, list[Any]] = {
     "user": [HALF, "x", 1, None],
@@ -175,6 +192,13 @@ def odd_bodies() -> Iterator[Odd]:
             yield Odd(what, path, raw)
         for raw in (b"", b"[]", b"null", b"1", b'"x"', b"NaN", b"[" * 5000 + b"]" * 5000):
             yield Odd(f"{raw[:10]!r}", path, raw)
+    yield from _odd_inputs()
+    yield from _odd_shapes()
+    yield from _odd_chats()
+    yield from _drawn(300)
+
+
+def _odd_inputs() -> Iterator[Odd]:
     for path in (CHAT, COMPLETION, RESPONSES):
         for what, raw in _twice(path):
             yield Odd(what, path, raw)
@@ -183,8 +207,13 @@ def odd_bodies() -> Iterator[Odd]:
     for path in (RESPONSES, EMBEDDINGS):
         for value in _INPUTS:
             yield _odd(f"input: {value!r}", path, {**NEEDED[path], "input": value})
-    yield from _odd_chats()
-    yield from _drawn(300)
+
+
+def _odd_shapes() -> Iterator[Odd]:
+    for path in (CHAT, COMPLETION):
+        for name, shapes in _SHAPES.items():
+            for shape in shapes:
+                yield _odd(f"{name}: {shape!r}", path, {**NEEDED[path], name: shape})
 
 
 def _odd_chats() -> Iterator[Odd]:

@@ -371,7 +371,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": format_of([])}, IN_FORMAT),
     (
         CHAT,
-        {"response_format": format_of({}, strict="yes")},
+        {"response_format": format_of({}, strict="maybe")},
         "response_format/json_schema/strict",
     ),
     (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format"),
@@ -399,7 +399,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"structured_outputs": {"json_object": False}}, "structured_outputs/json_object"),
     (
         CHAT,
-        {"structured_outputs": {"json": {}, "disable_any_whitespace": 1}},
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": 2}},
         "structured_outputs/disable_any_whitespace",
     ),
     (
@@ -413,7 +413,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [1], "tool_choice": "required"}, "tools/0"),
     (CHAT, {"tools": [{}], "tool_choice": "required"}, "tools/0/function"),
     (CHAT, {"tools": [tool(parameters=3)], "tool_choice": "required"}, IN_TOOL),
-    (CHAT, {"tools": [tool(strict=1)]}, "tools/0/function/strict"),
+    (CHAT, {"tools": [tool(strict=2)]}, "tools/0/function/strict"),
     (CHAT, {"tools": [tool()], "tool_choice": named("g")}, "tool_choice"),
     (CHAT, {"tools": [tool()], "tool_choice": 5}, "tool_choice"),
     (CHAT, {"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice/function/name"),

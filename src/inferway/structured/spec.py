@@ -130,8 +130,12 @@ def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:
 
 
 def json_object_spec(value: object, place: str, options: Options = Options()) -> Spec:
-    """Raises SpecError unless `value` is true."""
-    if value is not True:
+    """Raises SpecError unless `value` is true, as vLLM reads it."""
+    try:
+        is_true = lax_bool(value)
+    except ValueError:
+        is_true = False
+    if not is_true:
         raise SpecError(f"{place}: true or absent, got {json_type(value)}", param=place)
     return Spec(Kind.JSON_OBJECT, "", options)
 
