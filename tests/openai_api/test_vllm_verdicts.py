@@ -43,7 +43,7 @@ ON_PURPOSE = {
     r"input: expected `str \| array \| null`, got `object`": "the same",
     r"messages: must not be empty": "the same",
     r"^messages\[1\]\.content\[0\]: expected an object": "the same",
-    r"json_object: true or absent": "false asks for a shape and names none: vLLM fails",
+    r"json_object: true or absent": "vLLM refuses it when it looks for the shape",
     r"holds (a number out of range|\\ud800)": "in a schema, which is none then",
     r"^messages\[1\]\.content: expected text or a list of parts": "the same",
 }

@@ -11,9 +11,9 @@ client's bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -22,7 +22,7 @@ from inferway.errors import InvalidRequestError
 from inferway.lax import lax_bool, lax_int
 
 JsonObject = dict[str, Any]
-_T = TypeVar("_T", bound=msgspec.Struct)
+_T = TypeVar("_T")
 
 
 def json_object(raw: bytes) -> JsonObject:
@@ -49,10 +49,12 @@ def json_bytes(fields: JsonObject) -> bytes:
 
 
 def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
-    """`kind`: a struct. Raises msgspec.ValidationError for a value that pydantic refuses, too,
+    """`kind`: a struct, or a dict. Raises msgspec.ValidationError for what pydantic refuses, too,
     InvalidRequestError for text of ours that is no Unicode."""
+    if not isinstance(kind, type):
+        return msgspec.convert(fields, kind)
     known: JsonObject = {}
-    for name, wanted in _fields(kind):
+    for name, wanted in _fields(cast("Hashable", kind)):
         if name in fields:
             known[name] = _value(fields[name], wanted)
             _check_unicode(known[name], name)
@@ -60,7 +62,7 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
 
 
 @cache
-def _fields(kind: type) -> list[tuple[str, inspect.Type]]:
+def _fields(kind: Hashable) -> list[tuple[str, inspect.Type]]:
     """Names and types; making them takes 2 ms."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)

@@ -49,9 +49,9 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     echo: bool | None = None
-    prompt_logprobs: Any = None
-    use_beam_search: Any = None
-    n: Any = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    n: int | None = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
     cache_salt: str | None = None
@@ -69,10 +69,10 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     prompt_embeds: Any = None
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Any = None
-    prompt_logprobs: Any = None
-    use_beam_search: Any = None
-    n: Any = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    n: int | None = None
     add_special_tokens: bool | None = None  # absent: true
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
@@ -157,10 +157,6 @@ def asks_for_report(body: Body) -> bool:
     return isinstance(body.vllm_xargs, dict) and body.vllm_xargs.get(name) == value
 
 
-# What pydantic takes for true, in lower case; engines refuse what is neither that nor false.
-_TRUE = frozenset({"true", "1", "1.0", "t", "y", "yes", "on"})
-
-
 def reads_cache(body: Body) -> bool:
     """Whether vLLM looks in its cache for the prompts. For log probabilities of the prompt's own
     tokens it computes all of them (SamplingParams.skip_reading_prefix_cache), and stores them as
@@ -171,7 +167,7 @@ def reads_cache(body: Body) -> bool:
     if not asked and body.echo:
         # a chat's `top_logprobs` is 0 where it is absent or null, and that asks for them
         asked = isinstance(body, ChatRequest) or body.logprobs is not None
-    return not asked or str(body.use_beam_search).lower() in _TRUE
+    return not asked or body.use_beam_search is True
 
 
 def tells_its_reuse(body: Body) -> bool:
@@ -181,7 +177,7 @@ def tells_its_reuse(body: Body) -> bool:
     if not isinstance(body, PromptBody):
         return True
     one_prompt = isinstance(body, ChatRequest) or len(body.prompts) == 1
-    return one_prompt and body.n in (None, 1, "1")
+    return one_prompt and body.n in (None, 1)
 
 
 _NO_MODEL = "model not found in request body"
@@ -284,7 +280,7 @@ def _check_content(content: object, param: str) -> None:
             )
 
 
-_T = TypeVar("_T", bound=msgspec.Struct)
+_T = TypeVar("_T")
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)

@@ -22,6 +22,9 @@ class IdleEngines:
     def model(self, name: str) -> ServedModel:  # noqa: ARG002
         return self._model
 
+    def sole_model(self) -> str:
+        return self._model.name
+
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         return self._rows.candidates(self.columns)
 

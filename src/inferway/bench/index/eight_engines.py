@@ -42,6 +42,9 @@ class EightEngines:
     def model(self, name: str) -> ServedModel:  # noqa: ARG002
         return self._model
 
+    def sole_model(self) -> str:
+        return self._model.name
+
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         return idle(self._endpoints, self._block_size)
 
