@@ -52,9 +52,15 @@ class Setup:
     dialect: Dialect
 
     def stored(
-        self, tokens: list[int], first: int = 0, lora: Lora | None = None, salt: str | None = None
+        self,
+        tokens: list[int],
+        first: int = 0,
+        lora: Lora | None = None,
+        salt: str | None = None,
+        medium: str = "GPU",
     ) -> None:
-        """The engine tells of the prompt's blocks from `first` on."""
+        """The engine tells of the prompt's blocks from `first` on; of extra keys in GPU memory
+        only, as vLLM's offloading."""
         hashes, parent = [], None
         for start in range(0, len(tokens), SIZE):
             extra = hash_extras(lora, salt if start == 0 else None)
@@ -69,7 +75,8 @@ class Setup:
             token_ids=tokens[first * SIZE :],
             block_size=SIZE,
             lora_name=lora.name if lora else None,
-            extra_keys=keys[first:],
+            medium=medium,
+            extra_keys=keys[first:] if medium == "GPU" else None,
         )
         self.index.apply(self.subscriber.blocks.apply(event))
 
@@ -127,6 +134,39 @@ def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> Non
 
             assert it.matched(prompt(2)) == 6
             assert it.subscriber.blocks.num_orphans == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("salt", "known", "waiting"), [(None, 6, 0), ("tenant", 0, 6)])
+def test_unseen_blocks_of_another_tier_count_if_tokens_alone_make_their_hashes(
+    salt: str | None, known: int, waiting: int
+) -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))  # tells the dialect
+            await it.adopter.look()
+
+            it.stored(prompt(2), salt=salt, medium="CPU")
+
+            assert it.matched(prompt(2)) == known
+            assert it.subscriber.blocks.num_orphans == waiting
+
+    run(scenario)
+
+
+def test_a_salted_prompt_gives_unseen_blocks_of_another_tier_their_keys() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), salt="tenant", medium="CPU")
+            await it.adopter.look()
+            it.routed(prompt(2), salt="tenant")
+            it.routed(prompt(2))
+
+            await it.adopter.look()
+
+            assert (it.matched(prompt(2), salt="tenant"), it.matched(prompt(2))) == (6, 0)
 
     run(scenario)
 
