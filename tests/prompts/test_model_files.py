@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ import pytest
 
 from inferway.errors import RenderError
 from inferway.prompts.model_files import read_model_files
+from inferway.prompts.raw_files import (
+    MAX_OTHER_BYTES,
+    MAX_TEMPLATE_BYTES,
+    MAX_TEMPLATES,
+    MAX_TOKENIZER_BYTES,
+)
 
 
 @pytest.fixture
@@ -108,4 +115,76 @@ def test_a_broken_config_names_its_file(directory: Path) -> None:
     write(directory, "tokenizer_config.json", "[1]")
 
     with pytest.raises(RenderError, match=r"tokenizer_config\.json: not a JSON object"):
+        read_model_files(directory)
+
+
+def test_a_link_out_of_the_directory_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    inside, secret = directory / "m", tmp_path / "secret"
+    inside.mkdir()
+    (inside / "tokenizer.json").write_text("{}")
+    secret.write_text("what nobody should read")
+    (inside / "chat_template.jinja").symlink_to(secret)
+
+    with pytest.raises(RenderError, match=r"chat_template\.jinja: .* leads out of") as e:
+        read_model_files(inside)
+
+    assert "what nobody" not in str(e.value)
+    assert read_model_files(inside, follows_links=True).templates == {
+        "default": "what nobody should read"
+    }
+
+
+def test_a_hubs_cache_is_made_of_links(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "1").write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to(blobs / "1")
+
+    assert read_model_files(snapshot).tokenizer.tokenizer_json == "{}"
+
+
+def test_a_directory_of_kubernetes_is_made_of_links(tmp_path: Path) -> None:
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "tokenizer.json").write_text("{}")
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "tokenizer.json").symlink_to("..data/tokenizer.json")
+
+    assert read_model_files(tmp_path).tokenizer.tokenizer_json == "{}"
+
+
+def test_a_link_to_itself_is_told(directory: Path) -> None:
+    (directory / "config.json").symlink_to("config.json")
+
+    with pytest.raises(RenderError, match=r"config\.json"):
+        read_model_files(directory)
+
+
+def test_a_pipe_is_no_file(directory: Path) -> None:
+    os.mkfifo(directory / "chat_template.jinja")
+
+    assert read_model_files(directory).templates == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("tokenizer.json", MAX_TOKENIZER_BYTES),
+        ("config.json", MAX_OTHER_BYTES),
+        ("chat_template.jinja", MAX_TEMPLATE_BYTES),
+    ],
+)
+def test_a_file_has_a_largest_size(directory: Path, name: str, most: int) -> None:
+    with (directory / name).open("wb") as file:
+        file.truncate(most + 1)
+
+    with pytest.raises(RenderError, match=f"{name}: it has more than {most} bytes"):
+        read_model_files(directory)
+
+
+def test_a_directory_has_so_many_templates_at_most(directory: Path) -> None:
+    for number in range(MAX_TEMPLATES + 1):
+        write(directory, f"additional_chat_templates/{number}.jinja", "x")
+
+    with pytest.raises(RenderError, match="it has 65 templates, allowed are 64"):
         read_model_files(directory)

@@ -271,7 +271,9 @@ async def _run(flags: dict[str, Any]) -> None:
     config = make_config(flags)
     renderer = Renderer()
     try:
-        wanted = GetOrCreateTokenizerKeyRequest(flags["tokenizer"] or config.model)
+        wanted = GetOrCreateTokenizerKeyRequest(
+            flags["tokenizer"] or config.model, follows_links=True
+        )
         key = await renderer.get_or_create_tokenizer_key_async(wanted)
         shaping = ModelSettings(chat_template=flags["chat_template"])
         model = RenderedModel(renderer, key, config.max_model_len, shaping)

@@ -65,14 +65,12 @@ def _read_tokenizer(given: str) -> ModelFiles | None:
     from inferway.prompts.model_files import read_model_files
 
     try:
-        files = read_model_files(path)
+        files = read_model_files(path, follows_links=True)
         msgspec.json.decode(files.tokenizer.tokenizer_json, type=_TokenizerJson)
     except RenderError as e:
         raise _UnusableError(str(e)) from e
     except msgspec.MsgspecError as e:
         raise _UnusableError(f"it is not a tokenizer.json: {e}") from e
-    except (OSError, UnicodeDecodeError) as e:
-        raise _UnusableError(_unreadable(e)) from e
     return files
 
 

@@ -21,7 +21,11 @@ async def load_prompts(
     """With the model's tokenizer and template; NoPrompts, which says why, if they cannot be had:
     its requests go by load only."""
     name, root = source.model, source.root
-    request = GetOrCreateTokenizerKeyRequest(root, token=os.environ.get("HF_TOKEN") or None)
+    request = GetOrCreateTokenizerKeyRequest(
+        root,
+        token=os.environ.get("HF_TOKEN") or None,
+        follows_links=source.flags.tokenizer is not None,
+    )
     try:
         with panics_as_errors:
             key = await renderer.get_or_create_tokenizer_key_async(request)

@@ -5,14 +5,30 @@ from __future__ import annotations
 import contextlib
 from functools import lru_cache
 
-from inferway.errors import RenderError
+from inferway.errors import InferwayError, PanicError, RenderError, panics_as_errors
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.model_files import ModelFiles
+from inferway.prompts.model_files import ModelFiles, model_files
+from inferway.prompts.raw_files import RawFiles
 from inferway.prompts.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
 MAX_GIVEN_TEMPLATES = 32
+
+
+def load_model(raw: RawFiles) -> LoadedModel:
+    """Raises RenderError: whatever the files make of us, ours or a library's, has their path."""
+    try:
+        with panics_as_errors:
+            return LoadedModel(model_files(raw))
+    except InferwayError:
+        raise
+    except Exception as e:
+        words = e.words if isinstance(e, PanicError) else str(e)[:200]
+        raise RenderError(
+            f"{raw.path}: the model's files cannot be loaded: {type(e).__name__}: {words}",
+            reason=Reason.BAD_TOKENIZER,
+        ) from e
 
 
 class LoadedModel:
@@ -33,6 +49,10 @@ class LoadedModel:
             if source is not None:
                 with contextlib.suppress(RenderError):
                     self._compile(source)
+
+    def templates(self) -> list[ChatTemplate]:
+        """Those that compile."""
+        return list(self._compiled.values())
 
     @property
     def template_names(self) -> list[str]:

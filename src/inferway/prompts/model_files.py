@@ -1,4 +1,4 @@
-"""A model's directory -> what decides over its prompts: tokenizer, special tokens, templates.
+"""A model's files -> what decides over its prompts: tokenizer, special tokens, templates.
 
 Which file counts is as in transformers' `from_pretrained` (tokenization_utils_base.py): templates
 from .jinja files before those in tokenizer_config.json; for tokenizers see engine_tokenizer.py.
@@ -16,6 +16,7 @@ import msgspec
 from inferway.errors import RenderError
 from inferway.model import Reason
 from inferway.prompts.engine_tokenizer import TokenizerFiles
+from inferway.prompts.raw_files import PROCESSOR_FILES, TOKENIZER, RawFiles, read_raw_files
 
 JsonObject = dict[str, Any]
 
@@ -56,54 +57,59 @@ class ModelFiles:
     media_first: bool = False  # its processor puts images in front of the text
 
 
-def read_model_files(path: Path) -> ModelFiles:
-    """`path` is a model's directory, or its tokenizer.json. Raises RenderError."""
-    directory = path.parent if path.is_file() else path
-    tokenizer = path if path.is_file() else directory / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise RenderError(
-            f"{directory}: no tokenizer.json; other tokenizer formats are not read",
-            reason=Reason.NO_TOKENIZER,
-        )
-    config = _read_object(directory / "tokenizer_config.json")
-    templates, names_templates = _templates(config, directory)
+def read_model_files(path: Path, *, follows_links: bool = False) -> ModelFiles:
+    """As `read_raw_files`, and parsed: of files that somebody vouches for. Raises RenderError."""
+    return model_files(read_raw_files(path, follows_links=follows_links))
+
+
+def model_files(raw: RawFiles) -> ModelFiles:
+    """Raises RenderError. Takes as much memory and time as the files make it take."""
+    config = _object(raw, "tokenizer_config.json")
+    templates, names_templates = _templates(config, raw)
     return ModelFiles(
         tokenizer=TokenizerFiles(
-            tokenizer_json=tokenizer.read_text(encoding="utf-8"),
-            path=str(tokenizer),
+            tokenizer_json=_text(raw.files[TOKENIZER], raw.path),
             tokenizer_config=config,
-            special_tokens_map=_read_object(directory / "special_tokens_map.json"),
-            added_tokens=_read_object(directory / "added_tokens.json"),
-            model_config=_read_object(directory / "config.json"),
+            special_tokens_map=_object(raw, "special_tokens_map.json"),
+            added_tokens=_object(raw, "added_tokens.json"),
+            model_config=_object(raw, "config.json"),
+            path=raw.path,
         ),
         templates=templates,
         names_templates=names_templates,
-        processor_template=_processor_template(directory),
-        own_renderer=_own_renderer(directory),
-        media_first=bool(_MEDIA_FIRST & set(_architectures(directory))),
+        processor_template=_processor_template(raw),
+        own_renderer=_own_renderer(raw),
+        media_first=bool(_MEDIA_FIRST & set(_architectures(raw))),
     )
 
 
-def _read_object(path: Path) -> JsonObject:
-    """The JSON object in `path`; empty if there is no such file."""
-    if not path.is_file():
+def _object(raw: RawFiles, name: str) -> JsonObject:
+    """The JSON object in a file; empty if there is no such file."""
+    if name not in raw.files:
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JsonObject)
-    except msgspec.MsgspecError as e:
-        raise RenderError(f"{path}: not a JSON object: {e}", reason=Reason.NO_TOKENIZER) from e
+        return msgspec.json.decode(raw.files[name], type=JsonObject)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise RenderError(
+            f"{raw.directory}/{name}: not a JSON object: {e}", reason=Reason.NO_TOKENIZER
+        ) from e
 
 
-def _templates(config: JsonObject, directory: Path) -> tuple[dict[str, str], bool]:
+def _text(content: bytes, path: str) -> str:
+    """With line ends as a file has them that is opened as text, which is how engines read it."""
+    try:
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as e:
+        raise RenderError(f"{path}: it is not UTF-8 text", reason=Reason.BAD_TOKENIZER) from e
+
+
+def _templates(config: JsonObject, raw: RawFiles) -> tuple[dict[str, str], bool]:
     """By name, and whether the names count."""
-    files = {}
-    if (directory / "chat_template.jinja").is_file():
-        files["default"] = directory / "chat_template.jinja"
-    files |= {
-        path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
-    }
-    if files:
-        read = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    if raw.templates:
+        read = {
+            name: _text(content, f"{raw.directory}: template {name!r}")
+            for name, content in raw.templates.items()
+        }
         return read, read.keys() != {"default"}
     given = config.get("chat_template")
     if isinstance(given, list):
@@ -114,9 +120,8 @@ def _templates(config: JsonObject, directory: Path) -> tuple[dict[str, str], boo
 
 
 # In the order in which transformers' AutoProcessor looks for the name of a processor's class.
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _FILES_WITH_A_PROCESSOR = (
-    *_PROCESSOR_FILES,
+    *PROCESSOR_FILES,
     "video_preprocessor_config.json",
     "tokenizer_config.json",
     "config.json",
@@ -126,44 +131,41 @@ _FILES_WITH_A_PROCESSOR = (
 _TEMPLATE_IN_CODE = {"Llama4Processor", "Qwen2AudioProcessor", "SmolVLMProcessor"}
 
 
-def _processor_template(directory: Path) -> str | None:
+def _processor_template(raw: RawFiles) -> str | None:
     """None if it has none, or the same as the tokenizer (processing_utils.py). That there is a
     processor shows in what names or sets it up; text models may have a stray chat_template.json.
     """
-    if _processor(directory) is None:
+    if _processor(raw) is None:
         return None
     for name in ("processor_config.json", "chat_template.json"):
-        template = _read_object(directory / name).get("chat_template")
+        template = _object(raw, name).get("chat_template")
         if isinstance(template, str):
             return template
     return None
 
 
-def _processor(directory: Path) -> str | None:
+def _processor(raw: RawFiles) -> str | None:
     """Its class; "" if it has no name, None if there is no processor."""
     for name in _FILES_WITH_A_PROCESSOR:
-        processor = _read_object(directory / name).get("processor_class")
+        processor = _object(raw, name).get("processor_class")
         if isinstance(processor, str):
             return processor
-    return "" if any((directory / name).is_file() for name in _PROCESSOR_FILES) else None
+    return "" if any(name in raw.files for name in PROCESSOR_FILES) else None
 
 
-def _architectures(directory: Path) -> list[Any]:
-    return _read_object(directory / "config.json").get("architectures") or []
+def _architectures(raw: RawFiles) -> list[Any]:
+    return _object(raw, "config.json").get("architectures") or []
 
 
-def _own_renderer(directory: Path) -> str | None:
-    architectures = _architectures(directory)
+def _own_renderer(raw: RawFiles) -> str | None:
+    architectures = _architectures(raw)
     for architecture in architectures:
         if architecture in _OWN_RENDERER:
             return str(architecture)
-    mistral_tokenizer = any(
-        any(directory.glob(pattern)) for pattern in ("tekken.json", "tokenizer.model.v*")
-    )
-    if mistral_tokenizer and any("istral" in name for name in architectures):
+    if raw.is_of_mistral and any("istral" in name for name in architectures):
         return "mistral"
-    processor = _processor(directory)
-    has_template = (directory / "chat_template.jinja").is_file()
-    if processor in _TEMPLATE_IN_CODE and not (has_template or _processor_template(directory)):
+    processor = _processor(raw)
+    has_template = raw.has_template
+    if processor in _TEMPLATE_IN_CODE and not (has_template or _processor_template(raw)):
         return processor
     return None

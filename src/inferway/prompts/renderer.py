@@ -12,11 +12,10 @@ a helper process, so that nobody's text keeps the event loop from its other clie
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,12 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import (
-    InferwayError,
     InvalidRequestError,
-    PanicError,
     PromptTooLongError,
     RenderError,
-    panics_as_errors,
 )
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
@@ -44,6 +40,7 @@ from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.pace import Pace
 from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
+from inferway.prompts.trial_load import TrialLoads
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
@@ -61,6 +58,10 @@ MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
 MAX_SECONDS_ON_LOOP = 0.001
 
 
+# Model files of the package itself: they are not tried first.
+_OURS = Path(__file__).resolve().parent
+
+
 @dataclass(frozen=True, slots=True)
 class GetOrCreateTokenizerKeyRequest:
     """`model`: a hub id, a model's directory, or the path of its tokenizer.json."""
@@ -70,6 +71,7 @@ class GetOrCreateTokenizerKeyRequest:
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
     download_dir: str | None = None
+    follows_links: bool = False  # out of the directory, because the operator has named it
 
     @property
     def key(self) -> str:
@@ -145,12 +147,17 @@ class Renderer:
         self._by_key: dict[str, LoadedModel] = {}
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
+        # Loading takes seconds, or all the time that a trial is given: no request waits for that.
+        self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
+        self._trials = TrialLoads()
 
     def close(self) -> None:
-        """Ends the threads; what they are at is finished first."""
+        """Ends the threads; what they are at is finished first, but for a model's loading."""
+        self._trials.close()
+        self._loaders.shutdown(wait=True)
         self._threads.shutdown(wait=True)
         self.large_chats.close()
 
@@ -184,14 +191,16 @@ class Renderer:
         loading: Future[LoadedModel],
     ) -> None:
         # Tokenizers' libraries are 5 MiB that a gateway without a model of its own need not have.
-        from inferway.prompts.loaded_model import LoadedModel
-        from inferway.prompts.model_files import read_model_files
+        from inferway.prompts.loaded_model import load_model
+        from inferway.prompts.raw_files import read_raw_files
         from inferway.prompts.reference import give_back_memory
 
         try:
             path = _locate(request, self._hub)
-            with _faults_named(path):
-                loading.set_result(LoadedModel(read_model_files(path)))
+            raw = read_raw_files(path, follows_links=request.follows_links)
+            if not path.resolve().is_relative_to(_OURS):
+                self._trials.check(raw)
+            loading.set_result(load_model(raw))
         except BaseException as e:
             # The next caller tries again; those who wait now get this error.
             with self._lock:
@@ -203,7 +212,7 @@ class Renderer:
         self, request: GetOrCreateTokenizerKeyRequest
     ) -> str:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.get_or_create_tokenizer_key, request)
+        return await loop.run_in_executor(self._loaders, self.get_or_create_tokenizer_key, request)
 
     def loaded(self, key: str) -> LoadedModel:
         """Raises InvalidRequestError for a key that `get_or_create_tokenizer_key` did not give."""
@@ -318,22 +327,6 @@ class Renderer:
             return request, pack(template.source, chat)
         except RenderError:
             return request, None
-
-
-@contextlib.contextmanager
-def _faults_named(path: Path) -> Iterator[None]:
-    """What a model's files make of us, our own or a library's, has their path: RenderError."""
-    try:
-        with panics_as_errors:
-            yield
-    except InferwayError:
-        raise
-    except Exception as e:
-        words = e.words if isinstance(e, PanicError) else str(e)[:200]
-        raise RenderError(
-            f"{path}: the model's files cannot be loaded: {type(e).__name__}: {words}",
-            reason=Reason.BAD_TOKENIZER,
-        ) from e
 
 
 def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:

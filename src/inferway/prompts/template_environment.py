@@ -39,7 +39,10 @@ class RaisedByTemplateError(jinja2.TemplateError):
 
 def template_environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # nothing is worked out when it is compiled, where that has no limits
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -107,7 +110,8 @@ _SAFE_OF_LOOP = frozenset(
 
 class _Compiler(CodeGenerator):
     """Writes what `_Sandbox` does with a dict's items and a loop's counters where they are looked
-    up, for to call it takes longer than to do it; all else is called."""
+    up, for to call it takes longer than to do it; all else is called. Evaluates nothing: Jinja's
+    own would make the text of `{{ 'x' * 10**9 }}` while it compiles."""
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         name = node.arg.value if isinstance(node.arg, nodes.Const) else None
@@ -126,6 +130,16 @@ class _Compiler(CodeGenerator):
             self._write_item(node.node, node.attr, "getattr", frame)
         else:
             super().visit_Getattr(node, frame)
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:
+        if not all(isinstance(option.value, nodes.Const) for option in node.options):
+            self.fail("autoescape takes true or false", node.lineno)
+        super().visit_EvalContextModifier(node, frame)
 
     def _write_item(self, of: nodes.Expr, name: str, otherwise: str, frame: Frame) -> None:
         self.write(f"(_of[{name!r}] if type(_of := ")

@@ -1,0 +1,62 @@
+"""What the helper process does with a model's files: all that loading them does, and a short chat.
+
+Standard errors are answered as such; what ends the process is known by its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import fastokens
+import msgspec
+import tokenizers
+from tokenizers import models
+
+import inferway.prompts.template_jobs  # noqa: F401  it imports what templates make Jinja import
+from inferway.errors import InferwayError, RenderError
+from inferway.model import Reason
+from inferway.prompts.chat_template import ChatInput
+from inferway.prompts.loaded_model import LoadedModel, load_model
+from inferway.prompts.raw_files import RawFiles
+from inferway.prompts.trial_load import TrialFault
+
+_CHAT = ChatInput([{"role": "user", "content": "Hi"}])
+
+
+def _start_threads() -> None:
+    """Both libraries start theirs with their first work, which later is not allowed any more."""
+    small = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
+    small.encode_batch_fast(["ab", "a"])
+    with contextlib.suppress(ValueError):
+        fastokens.Tokenizer.from_json_str(small.to_str()).encode_batch_flat(["ab", "a"])
+
+
+_start_threads()
+
+
+def load(argument: bytearray) -> bytes:
+    """A TrialFault, or None if all went well."""
+    try:
+        _render(load_model(msgspec.msgpack.decode(argument, type=RawFiles)))
+    except InferwayError as e:
+        _raise_if_out_of_memory(e)
+        reason = e.reason if isinstance(e, RenderError) else Reason.BAD_TOKENIZER
+        return msgspec.msgpack.encode(TrialFault(str(e)[:1000], reason))
+    return msgspec.msgpack.encode(None)
+
+
+def _render(model: LoadedModel) -> None:
+    """A template may do anything with a chat, refuse it for one; but not take all memory."""
+    for template in model.templates():
+        try:
+            template.render(_CHAT)
+        except InferwayError as e:
+            _raise_if_out_of_memory(e)
+
+
+def _raise_if_out_of_memory(e: BaseException) -> None:
+    cause: BaseException | None = e
+    while cause is not None:
+        if isinstance(cause, MemoryError):
+            raise MemoryError from None
+        cause = cause.__cause__ or cause.__context__
