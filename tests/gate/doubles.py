@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.config import StructuredSettings
-from inferway.errors import SpecError
+from inferway.errors import HeavyError, SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.library import Trial, Verdict
 from inferway.helper.helper import Helper
@@ -43,6 +43,8 @@ class Words:
 
     def verdict(self, spec: Spec, strict: bool) -> Verdict:
         self.asked["verdict"] += 1
+        if "heavy" in spec.text:
+            raise HeavyError("may take long")
         if "refused" in spec.text:
             raise SpecError("'oneOf' cannot be compiled", place="/oneOf", keyword="oneOf")
         if strict and "uniqueItems" in spec.text:

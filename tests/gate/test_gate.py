@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,7 +167,7 @@ class Killer:
             raise JobKilledError("wall", "took more than 10 s")
         if "hostile" in spec.text:
             raise JobKilledError("cpu", "took more than 2 s of CPU time")
-        return Words().verdict(spec, strict)
+        return Words().verdict(replace(spec, text=spec.text.replace("heavy", "")), strict)
 
     def close(self) -> None:
         pass
@@ -221,6 +222,21 @@ async def test_without_trials_only_what_may_take_long_is_worked_out_there() -> N
 
     assert (library.asked["verdict"], trial.tried) == (1, 2)
     assert "took more than 2 s" in str(error)
+
+
+async def test_what_turns_out_to_be_heavy_is_worked_out_there_too() -> None:
+    library, trial = Words(), Killer()
+    gate = make_gate(OURS, library, trial=trial)
+
+    await check(gate, schema("heavy"))
+
+    assert (library.asked["verdict"], trial.tried) == (1, 1)
+
+
+async def test_what_is_heavy_is_refused_where_nothing_can_be_killed() -> None:
+    error = await refusal(make_gate(OURS, Words()), schema("heavy"))
+
+    assert "takes more than may be compiled here; simplify it" in str(error)
 
 
 async def test_for_stock_engines_nothing_is_worked_out_without_trials() -> None:

@@ -67,5 +67,5 @@ async def test_what_takes_too_much_is_killed_and_the_next_one_is_not() -> None:
 
 
 def test_the_limits_are_those_that_the_document_names() -> None:
-    assert (LIMITS.cpu_seconds, LIMITS.wall_seconds, LIMITS.memory_bytes) == (2, 10.0, 1 << 30)
+    assert (LIMITS.cpu_seconds, LIMITS.wall_seconds, LIMITS.memory_bytes) == (2, 10.0, 256 << 20)
     assert LIMITS.niceness == 19

@@ -12,9 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.structured.compiling import SECONDS, Clock, Gated, spec, text_of, wait_until
+from tests.structured.compiling import (
+    SECONDS,
+    Clock,
+    Gated,
+    Made,
+    TextJobs,
+    spec,
+    text_of,
+    wait_until,
+)
 
-from inferway.errors import CompileError, SaturatedError, SpecError
+from inferway.errors import CompileError, HeavyError, SaturatedError, SpecError
+from inferway.helper.process import Limits as HelperLimits
 from inferway.structured.compile import CompilationManager
 from inferway.structured.compile_limits import CompileLimits
 from inferway.structured.grammar import Unenforced
@@ -43,6 +53,39 @@ def make() -> Iterator[MakeManager]:
 
 def compile_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("compile")]
+
+
+class Heavy:
+    """Compiles nothing itself."""
+
+    def compile(self, *_: object) -> Made:
+        raise HeavyError("a shape that may take long")
+
+
+def test_what_is_heavy_is_left_to_a_child(make: MakeManager) -> None:
+    manager = make(Heavy(), trials=TextJobs("upper"))
+
+    assert text_of(manager.compile(spec("a"))) == "A"
+    assert [held.num_bytes for held in manager.held_specs()] == [1_000_000]
+
+
+def test_what_is_heavy_is_refused_where_there_is_no_child(make: MakeManager) -> None:
+    manager = make(Heavy())
+
+    with pytest.raises(SpecError, match=r"^a shape that may take long; simplify it$"):
+        manager.compile(spec("a")).result(SECONDS)
+
+
+def test_what_kills_the_child_is_refused_and_not_tried_again(make: MakeManager) -> None:
+    limits = CompileLimits(trial=HelperLimits(memory_bytes=64 << 20, cpu_seconds=0.05))
+    manager = make(Heavy(), limits, trials=TextJobs("spin"))
+
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"^compiling it took more than 0\.05 s of CPU time$"):
+            manager.compile(spec("a")).result(SECONDS)
+
+    assert manager.counts.helper_kills.value("cpu") == 1
+    assert manager.snapshot()["quarantined"] == {"": 1}
 
 
 def test_a_spec_is_compiled_once_and_then_held(make: MakeManager) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from inferway.errors import SpecError, crash_report, panics_as_errors
+from inferway.errors import HeavyError, SpecError, crash_report, panics_as_errors
 from inferway.gate.library import Verdict
 from inferway.helper.helper import Helper
 from inferway.structured.backends import cascade
@@ -43,8 +43,8 @@ class Checking:
     def verdict(self, spec: Spec, strict: bool) -> Verdict:
         try:
             with panics_as_errors:
-                backend, unenforced = cascade.verdict(spec, strict)
-        except SpecError:
+                backend, unenforced = cascade.light_verdict(spec, strict)
+        except (SpecError, HeavyError):
             raise
         except Exception as e:
             log.error(

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from inferway.config import StructuredSettings
 from inferway.errors import (
     ChecksBusyError,
+    HeavyError,
     HelperError,
     InferwayError,
     JobKilledError,
@@ -265,16 +266,23 @@ class Gate:
             raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
         self._num_verdicts += 1
         try:
-            if self.trial is not None and (self._tries_all or self.library.is_costly(spec)):
-                found = await self.trial.verdict(spec, strict)
-            else:
-                found = await self.in_thread(self.library.verdict, spec, strict)
+            found = await self._found(spec, strict)
         except SpecError as e:
             return e.with_traceback(None)
         finally:
             self._num_verdicts -= 1
         self.costs.took(spec.key, found.compile_ms)
         return found
+
+    async def _found(self, spec: Spec, strict: bool) -> Verdict:
+        assert self.library is not None
+        if self.trial is None or not (self._tries_all or self.library.is_costly(spec)):
+            try:
+                return await self.in_thread(self.library.verdict, spec, strict)
+            except HeavyError:
+                if self.trial is None:
+                    raise SpecError("takes more than may be compiled here; simplify it") from None
+        return await self.trial.verdict(spec, strict)
 
     def in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """One of ours."""

@@ -38,7 +38,8 @@ class Library(Protocol):
         """Whether its verdict may take more than some milliseconds, or memory. At once."""
 
     def verdict(self, spec: Spec, strict: bool) -> Verdict:
-        """Raises SpecError if no backend takes it, or, if `strict`, none keeps it whole."""
+        """Raises SpecError if no backend takes it, or, if `strict`, none keeps it whole; HeavyError
+        if only a trial may find that out."""
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         """Whether a finished text has the shape; None if that cannot be told."""

@@ -2,14 +2,16 @@
 
 A spec is looked for in memory, among the refused, among the builds under way, on disk; only then
 it is built: by a thread of ours where the library drops the GIL and has limits of its own, by a
-child that can be killed where it has not (`jobs`). Whoever asks gets a future, which is done
-within the limits, and an error only for what is asked there.
+child that can be killed where it has not (`jobs`). What the source says is heavy is built here
+after a child has done it (`trials`). Whoever asks gets a future, done within the limits, and an
+error only for what is asked there.
 
 A build                                its requests
   waits for a thread                   429 after `wait_seconds`; nobody left: it is dropped
   is at work in a thread               400 after `build_seconds`; the thread is left to it and
                                        replaced. Until it is done, who asks again gets 400 at once.
                                        Nobody left: replaced at once, and what comes is held
+  (what the source says is heavy is compiled by a child on trial, and here only after that)
   waits for the child                  429 after `wait_seconds`; nobody left: it is dropped
   is at work in the child              400 when it is killed; it is not tried again for a while,
                                        unless it was only the clock that killed it
@@ -24,13 +26,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from inferway.errors import (
     CompileError,
+    HeavyError,
     InferwayError,
     SaturatedError,
     SpecError,
@@ -41,6 +45,7 @@ from inferway.structured.cache import MemoryCache, Remembered
 from inferway.structured.children import Children, Killed
 from inferway.structured.compile_limits import CompileLimits
 from inferway.structured.counts import Counts
+from inferway.structured.failures import again, saturated, took_longer
 from inferway.structured.keywords import label
 from inferway.structured.workers import Task, Turn, Workers
 
@@ -57,8 +62,6 @@ _TICK_SECONDS = 0.1
 # Threads that are left to builds that take too long.
 _MAX_STUCK = 4
 
-E = TypeVar("E", bound=InferwayError)
-
 
 class CompilationManager:
     """Any thread may call it. What goes wrong is raised by the futures alone."""
@@ -69,11 +72,13 @@ class CompilationManager:
         limits: CompileLimits | None = None,
         *,
         jobs: Jobs | None = None,
+        trials: Jobs | None = None,
         counts: Counts | None = None,
         disk: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`disk`: a folder for what jobs give, shared by processes; None: it is not kept."""
+        """`trials`: for what the source says is heavy; None: it is refused. `disk`: a folder for
+        what jobs give, shared by processes; None: it is not kept."""
         self.limits = limits or CompileLimits()
         self.counts = counts or Counts()
         self._source = source
@@ -87,6 +92,8 @@ class CompilationManager:
         self._builds: dict[Key, Build] = {}
         self._workers = Workers(self.limits.num_threads, _MAX_STUCK)
         self._children = Children(jobs, self.limits, self.counts, disk, clock) if jobs else None
+        trial = replace(self.limits, child=self.limits.trial)
+        self._trials = Children(trials, trial, self.counts, None, clock) if trials else None
         self._watch = threading.Event()
         self._watcher: threading.Thread | None = None
         self._closed = False
@@ -140,14 +147,15 @@ class CompilationManager:
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """All that was counted, and what is held now."""
-        counts = self.counts
         with self._lock:
+            counts = self.counts
             counts.waiting_builds.set(self._num_waiting())
             counts.held_bytes.set(self._held.num_bytes, "memory")
             counts.held_specs.set(len(self._held))
         if self._children is not None:
             counts.held_bytes.set(self._children.disk_bytes(), "disk")
-            counts.quarantined.set(self._children.num_in_quarantine())
+        both = filter(None, (self._children, self._trials))
+        counts.quarantined.set(sum(children.num_in_quarantine() for children in both))
         return counts.snapshot()
 
     def expire(self) -> None:
@@ -160,10 +168,10 @@ class CompilationManager:
             if where is Stage.OVERDUE:
                 self._workers.leave(build.task)
                 self.counts.timeouts.add("thread")
-                self._fail(build, waiters, self._took_longer(), "timeout")
+                self._fail(build, waiters, took_longer(self.limits.build_seconds), "timeout")
             elif where is Stage.ENDED:
                 self.counts.timeouts.add("queue")
-                self._fail(build, waiters, _saturated(len(self._builds)), "busy")
+                self._fail(build, waiters, saturated(len(self._builds)), "busy")
 
     def close(self) -> None:
         """Fails who waits, kills the children, ends the threads. A thread whose library does not
@@ -175,8 +183,8 @@ class CompilationManager:
         self._watch.set()
         for build, waiters in waiting:
             self._fail(build, waiters, CompileError("the engine stops"), "closed")
-        if self._children is not None:
-            self._children.close()
+        for children in filter(None, (self._children, self._trials)):
+            children.close()
         self._workers.close()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
@@ -193,10 +201,10 @@ class CompilationManager:
             if self._closed:
                 return self._failed(spec, CompileError("the engine stops"), "closed")
             if self._num_waiting() >= self.limits.max_waiting and not self._drop_a_warm_one():
-                return self._failed(spec, _saturated(len(self._builds)), "busy")
+                return self._failed(spec, saturated(len(self._builds)), "busy")
             build = self._begin(key, spec, Turn.NEXT)
         elif build.stage is Stage.OVERDUE:
-            return self._failed(spec, self._took_longer(), "timeout")
+            return self._failed(spec, took_longer(self.limits.build_seconds), "timeout")
         else:
             self.counts.joins.add()
             if not build.waiters and self._workers.take_out(build.task):  # it was only warmed
@@ -300,20 +308,30 @@ class CompilationManager:
         spec, strict = build.spec, build.key[1]
         job = self._children.job(spec, strict) if self._children is not None else None
         if job is None or self._children is None:
-            self._finish(build, self._source.compile(spec, strict), None)
+            self._compile_here(build, None)
             return
         compiled = self._children.on_disk(job)
         if compiled is not None:
             self._finish(build, compiled, None)
         elif job.required:
-            self._wait_for_child(build, job)
+            self._wait_for_child(build, job, self._children)
         else:
             wanted = None if self._children.in_quarantine(job) else job
-            self._finish(build, self._source.compile(spec, strict), wanted)
+            self._compile_here(build, wanted)
 
-    def _wait_for_child(self, build: Build, job: Job) -> None:
-        assert self._children is not None
-        future = self._children.submit(job)
+    def _compile_here(self, build: Build, wanted: Job | None) -> None:
+        spec, strict = build.spec, build.key[1]
+        try:
+            compiled = self._source.compile(spec, strict)
+        except HeavyError as heavy:
+            if not (self._trials and (job := self._trials.job(spec, strict))):
+                raise SpecError(f"{heavy}; simplify it") from None
+            self._wait_for_child(build, job, self._trials)
+        else:
+            self._finish(build, compiled, wanted)
+
+    def _wait_for_child(self, build: Build, job: Job, children: Children) -> None:
+        future = children.submit(job)
         with self._lock:
             build.job = future
             if build.stage is Stage.BUILDING:
@@ -321,17 +339,18 @@ class CompilationManager:
                 build.deadline = self._clock() + self.limits.wait_seconds
             if not build.wanted and future.cancel():
                 self._end(build)
-        future.add_done_callback(partial(self._child_is_done, build, job))
+        future.add_done_callback(partial(self._child_is_done, build, job, children))
 
-    def _child_is_done(self, build: Build, job: Job, future: Future[bytes]) -> None:
+    def _child_is_done(
+        self, build: Build, job: Job, children: Children, future: Future[bytes]
+    ) -> None:
         """In the helper's thread, which has more to do."""
-        step = partial(self._take, build, job, future)
+        step = partial(self._take, build, job, children, future)
         self._workers.put(partial(self._guarded, build, step), Turn.FIRST)
 
-    def _take(self, build: Build, job: Job, future: Future[bytes]) -> None:
-        assert self._children is not None
+    def _take(self, build: Build, job: Job, children: Children, future: Future[bytes]) -> None:
         if not future.cancelled():
-            self._finish(build, self._children.result(job, future), None)
+            self._finish(build, children.result(job, future), None)
 
     # A job that is not required: the spec is held already, and nobody waits.
 
@@ -394,7 +413,7 @@ class CompilationManager:
         with self._lock:
             waiters = self._end(build)
             if isinstance(error, SpecError) and not killed:
-                self._refused.put(build.key, _again(error))
+                self._refused.put(build.key, again(error))
         outcome = "refused" if isinstance(error, SpecError) else "failed"
         if isinstance(error, SaturatedError):
             outcome = "busy"
@@ -406,21 +425,18 @@ class CompilationManager:
         for waiter in waiters:
             if waiter.set_running_or_notify_cancel():
                 self._count_failure(build.spec, error, outcome)
-                waiter.set_exception(_again(error))
+                waiter.set_exception(again(error))
 
     def _failed(self, spec: Spec, error: InferwayError, outcome: str) -> Waiter:
         self._count_failure(spec, error, outcome)
         waiter: Waiter = Future()
-        waiter.set_exception(_again(error))
+        waiter.set_exception(again(error))
         return waiter
 
     def _count_failure(self, spec: Spec, error: InferwayError, outcome: str) -> None:
         self.counts.requests.add(spec.kind, "", outcome)
         if outcome == "refused" and isinstance(error, SpecError):
             self.counts.refusals.add(label(error.keyword))
-
-    def _took_longer(self) -> SpecError:
-        return SpecError(f"took longer than {self.limits.build_seconds:g} s to compile")
 
     def _keep_watch(self) -> None:
         while not self._closed:
@@ -433,14 +449,3 @@ class CompilationManager:
                     "the watch over builds of grammars failed, by a fault of ours: %s",
                     crash_report(error),
                 )
-
-
-def _saturated(num_builds: int) -> SaturatedError:
-    return SaturatedError(f"{num_builds} grammars are compiled or wait for it; try again later")
-
-
-def _again(error: E) -> E:
-    """Each who gets it raises his own: a raised error grows by where it was raised."""
-    if isinstance(error, SpecError):
-        return type(error)(str(error), place=error.place, keyword=error.keyword, param=error.param)
-    return type(error)(*error.args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferway.helper.process import Limits
+from inferway.structured.trial import LIMITS as TRIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +25,4 @@ class CompileLimits:
             memory_bytes=512 << 20, cpu_seconds=2, wall_seconds=10.0, niceness=19
         )
     )
+    trial: Limits = TRIAL  # of a compile in a child, before it is done here

@@ -42,7 +42,8 @@ class Source(Protocol):
     """What compiles: the cascade of backends, for one vocabulary. Any thread."""
 
     def compile(self, spec: Spec, strict: bool) -> Compiled:
-        """By what has limits of its own. SpecError: refused, and would be again."""
+        """By what has limits of its own. SpecError: refused, and would be again. HeavyError: not
+        here before a child has done it."""
 
 
 class Jobs(Protocol):

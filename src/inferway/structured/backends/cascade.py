@@ -6,15 +6,16 @@ import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from inferway.errors import SpecError
+from inferway.errors import HeavyError, SpecError
 from inferway.structured.backends import llguidance
 from inferway.structured.backends.llguidance import LLGuidance
 from inferway.structured.backends.schemas import plain
-from inferway.structured.backends.schemas.lowering import Lowering, TooLargeError
+from inferway.structured.backends.schemas.lowering import MAX_SAID, Lowering, TooLargeError
 from inferway.structured.backends.schemas.nodes import Document
 from inferway.structured.backends.schemas.texts import How, Words
+from inferway.structured.backends.schemas.weight import weight_of
 from inferway.structured.backends.tags import schemas_of, unkept_by_xgrammar
 from inferway.structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway.structured.backends.xgrammar import is_installed as xgrammar_is_installed
@@ -27,8 +28,19 @@ if TYPE_CHECKING:
     from inferway.structured.spec import Spec
 
 Made = TypeVar("Made")
+Make = Callable[["Spec", Sequence["Unenforced"]], Made]
 
 _WORDS = Words(llguidance.takes_string, llguidance.patterns_disjoint)
+
+
+class Judged(Protocol):
+    """A verdict from elsewhere."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
 
 
 class Verdict(NamedTuple):
@@ -47,8 +59,31 @@ class Cascade:
     def compile(self, spec: Spec, strict: bool = False) -> Compiled:
         """Raises SpecError: what no library can keep at all, and, if `strict`, what none keeps
         whole, with the place and keyword."""
+        return self._compile(spec, strict, light=False)
+
+    def compile_light(self, spec: Spec, strict: bool = False) -> Compiled:
+        """As `compile`, of what is known to take little of time and memory. Raises HeavyError for
+        all else, before a library sees it."""
+        require_light(spec)
+        return self._compile(spec, strict, light=True)
+
+    def compile_said(self, said: Spec, found: Judged, num_bytes: int) -> Compiled:
+        """What `judge` has said of a spec, where it was seen to hold so many bytes."""
+        if found.backend == XGrammar.name:
+            return self._xgrammar.compile(said, found.unenforced)
+        compiled = self._llguidance.compile(said, found.unenforced)
+        compiled.num_bytes = max(compiled.num_bytes, num_bytes)
+        return compiled
+
+    def _make(self, said: Spec, unenforced: Sequence[Unenforced]) -> Compiled:
+        compiled = self._llguidance.compile(said, unenforced)
+        weight = min(_weight_of_said(said), MAX_WEIGHT)
+        compiled.num_bytes = max(compiled.num_bytes, int(_BYTES_OF_WEIGHT * weight))
+        return compiled
+
+    def _compile(self, spec: Spec, strict: bool, light: bool) -> Compiled:
         try:
-            return _first(spec, strict, self._llguidance.compile)
+            return _first(spec, strict, self._make, light)
         except SpecError:
             if not _is_xgrammars(spec):
                 raise
@@ -59,17 +94,78 @@ class Cascade:
 def verdict(spec: Spec, strict: bool = False) -> Verdict:
     """What `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it, but
     for what xgrammar is left to judge, which wants one."""
+    return judge(spec, strict, llguidance.check)[1]
 
-    def tell(said: Spec, unenforced: Sequence[Unenforced]) -> Verdict:
-        llguidance.check(said)
-        return Verdict(LLGuidance.name, unenforced)
+
+def light_verdict(spec: Spec, strict: bool = False) -> Verdict:
+    """As `verdict`, of what is known to take little. Raises HeavyError as
+    `Cascade.compile_light`."""
+    require_light(spec)
+    return _judged(spec, strict, llguidance.check, light=True)[1]
+
+
+def judge(spec: Spec, strict: bool, attempt: Callable[[Spec], object]) -> tuple[Spec, Verdict]:
+    """What the library is given for the spec, and the verdict. `attempt`: to have the library take
+    it; raises SpecError. What it may take is bounded by nobody here."""
+    return _judged(spec, strict, attempt, light=False)
+
+
+def _judged(
+    spec: Spec, strict: bool, attempt: Callable[[Spec], object], light: bool
+) -> tuple[Spec, Verdict]:
+    def tell(said: Spec, unenforced: Sequence[Unenforced]) -> tuple[Spec, Verdict]:
+        attempt(said)
+        return said, Verdict(LLGuidance.name, unenforced)
 
     try:
-        return _first(spec, strict, tell)
+        return _first(spec, strict, tell, light)
     except SpecError:
         if not _is_xgrammars(spec):
             raise
-        return Verdict(XGrammar.name, _xgrammars_residue(spec, strict))
+        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec, strict))
+
+
+# Schemas that the library makes of one, by `weight_of`: about 0.1 ms and 4 kB each on a busy
+# machine. Above the first figure it is compiled where it can be killed, above the second said
+# otherwise, or refused. 300 schemas drawn from life: 161 in the middle, 15,000 at most.
+LIGHT = 8_000
+MAX_WEIGHT = 200_000
+_BYTES_OF_WEIGHT = 1_500  # half of the most that was seen
+_LIGHT_CHARS = 32 * 1024
+_LIGHT_SCHEMA_CHARS = 96 * 1024
+_LIGHT_REGEX_CHARS = 1_024
+_OTHERWISE = re.compile('"(?:oneOf|not|if|dependentSchemas)"')
+_COUNTED = re.compile(r"\{\d*,?\d{2}|\)\{|\\[pP]")
+
+
+def require_light(spec: Spec) -> None:
+    """Raises HeavyError for what cannot be known to be light from its text. A schema's weight is
+    found when it is said in the library's words."""
+    match spec.kind:
+        case Kind.GRAMMAR:
+            heavy = True
+        case Kind.REGEX:
+            heavy = len(spec.text) > _LIGHT_REGEX_CHARS or bool(_COUNTED.search(spec.text))
+        case Kind.CHOICE:
+            heavy = len(spec.text) > _LIGHT_CHARS
+        case Kind.STRUCTURAL_TAG:
+            heavy = len(spec.text) > _LIGHT_CHARS or '"structures"' not in spec.text
+        case Kind.JSON:  # it is short, or saying it otherwise is not what takes long
+            is_long = len(spec.text) > _LIGHT_SCHEMA_CHARS
+            heavy = is_long and bool(_OTHERWISE.search(spec.text))
+        case Kind.JSON_OBJECT:
+            heavy = False
+    if heavy or spec.options.whitespace_pattern is not None:
+        raise HeavyError(f"a {spec.kind} that may take long")
+
+
+def _weight_of_said(said: Spec) -> float:
+    if said.kind is Kind.JSON:
+        return weight_of(said.text)
+    if said.kind is not Kind.STRUCTURAL_TAG:
+        return 1
+    schemas = [held.holder[held.key] for held in schemas_of(json.loads(said.text))]
+    return sum(weight_of(json.dumps(schema)) for schema in schemas)
 
 
 def _is_xgrammars(spec: Spec) -> bool:
@@ -92,15 +188,21 @@ def _xgrammars_residue(spec: Spec, strict: bool) -> Sequence[Unenforced]:
     return found
 
 
-def _first(spec: Spec, strict: bool, make: Callable[[Spec, Sequence[Unenforced]], Made]) -> Made:
-    """Of the ways to say it, the first that the library takes."""
+def _first(spec: Spec, strict: bool, make: Make[Made], light: bool) -> Made:
+    """Of the ways to say it, the first that the library takes. `light`: raises HeavyError."""
     refused: list[SpecError] = []
-    ways = ways_to_say(spec)
-    said, unenforced = next(ways)
+    ways = ways_to_say(spec, light)
+    try:
+        said, unenforced = next(ways)
+    except StopIteration:
+        words = "its alternatives multiply to more than can be compiled; simplify it"
+        raise SpecError(words) from None
     while True:
         try:
             if strict and unenforced:
                 raise _not_whole(unenforced)
+            if light and _weight_of_said(said) > LIGHT:
+                raise HeavyError("a schema that may take long")
             return make(said, unenforced)
         except SpecError as error:
             refused.append(error)
@@ -123,26 +225,27 @@ def _not_whole(unenforced: Sequence[Unenforced]) -> SpecError:
 Way = tuple["Spec", Sequence[Unenforced]]
 
 
-def ways_to_say(spec: Spec) -> Generator[Way, str, None]:
-    """Best first; is sent why the one before was refused. Raises SpecError where there is none."""
+def ways_to_say(spec: Spec, light: bool = False) -> Generator[Way, str, None]:
+    """Best first; is sent why the one before was refused. Raises SpecError where there is none,
+    and, if `light`, HeavyError where looking for it may take long."""
     try:
-        yield from _ways_to_say(spec)
+        yield from _ways_to_say(spec, light)
     except RecursionError:
         raise SpecError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise SpecError(f"not JSON: {error}") from None
 
 
-def _ways_to_say(spec: Spec) -> Generator[Way, str, None]:
+def _ways_to_say(spec: Spec, light: bool) -> Generator[Way, str, None]:
     if spec.kind is Kind.STRUCTURAL_TAG:
-        yield _tag_said(spec)
+        yield _tag_said(spec, light)
         return
     if spec.kind is not Kind.JSON:
         yield spec, ()
         return
     closed = not spec.options.additional_properties
     text = None if closed else plain.as_it_came(spec.text)
-    if text is not None:
+    if text is not None and weight_of(text) <= MAX_WEIGHT:
         yield replace(spec, text=text), ()
     document = Document(json.loads(spec.text))
     alone: frozenset[str] = frozenset()
@@ -150,16 +253,19 @@ def _ways_to_say(spec: Spec) -> Generator[Way, str, None]:
     refused: dict[str, str] = {}  # what was said already -> why it was refused
     for how in _HOWS:
         for _ in range(_MAX_CIRCLES):
-            lowering = Lowering(
-                document, _WORDS, replace(how, closed=closed, alone=alone, unsaid=unsaid)
-            )
+            told = replace(how, closed=closed, alone=alone, unsaid=unsaid)
+            lowering = Lowering(document, _WORDS, told, LIGHT if light else MAX_SAID)
             try:
                 said, unenforced = lowering.run()
             except TooLargeError:
+                if light:
+                    raise HeavyError("a schema that becomes large") from None
                 break
             if said is False:
                 raise SpecError("no answer can keep this schema")
             text = "{}" if said is True else json.dumps(said, ensure_ascii=False)
+            if weight_of(text) > MAX_WEIGHT:
+                break
             why = refused.get(text, "")
             if not why:
                 why = refused[text] = yield replace(spec, text=text), unenforced
@@ -171,14 +277,16 @@ def _ways_to_say(spec: Spec) -> Generator[Way, str, None]:
             alone |= {place}
 
 
-def _tag_said(spec: Spec) -> Way:
+def _tag_said(spec: Spec, light: bool) -> Way:
     """With each of its schemas said as if it stood alone."""
     tag = json.loads(spec.text)
     unenforced: list[Unenforced] = []
     for held in list(schemas_of(tag)):
         text = json.dumps(held.holder[held.key], ensure_ascii=False)
         try:
-            said, left_out = _first(replace(spec, kind=Kind.JSON, text=text), False, _checked)
+            said, left_out = _first(
+                replace(spec, kind=Kind.JSON, text=text), False, _checked, light
+            )
         except SpecError as error:
             raise SpecError(
                 str(error), place=held.place + error.place, keyword=error.keyword

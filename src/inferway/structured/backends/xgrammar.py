@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MAX_TEXT_CHARS = 16_384  # it compiles without a time limit; larger took seconds
 
 
+@cache
 def is_installed() -> bool:
+    """Once: a helper process can look at no file any more."""
     return find_spec("xgrammar") is not None
 
 

@@ -24,8 +24,8 @@ from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.settings import Settings, settings_of
 
 if TYPE_CHECKING:
+    from inferway.structured.backends.cascade import Cascade
     from inferway.structured.grammar import Compiled
-    from inferway.structured.jobs import Source
 
 log = logging.getLogger("vllm.inferway")
 
@@ -50,6 +50,7 @@ class Core:
         from inferway.structured.backends.vocabulary import Vocabulary
         from inferway.structured.compile import CompilationManager
         from inferway.structured.compile_limits import CompileLimits
+        from inferway.structured.trial import TrialJobs
 
         self.settings = settings
         size = vllm_config.model_config.get_vocab_size()
@@ -59,9 +60,10 @@ class Core:
         cascade = Cascade(self.vocabulary)
         limits, delay = CompileLimits(), settings.compile_delay_seconds
         self._manager = CompilationManager(
-            _Delayed(cascade, delay) if delay else cascade,
+            Light(cascade, delay),
             replace(limits, build_seconds=limits.build_seconds + delay),
             jobs=OutlinesJobs(self.vocabulary),
+            trials=TrialJobs(cascade),
             disk=Path(settings.disk) if settings.disk else None,
         )
         self.counts = self._manager.counts
@@ -174,16 +176,18 @@ class Core:
         self._manager.close()
 
 
-class _Delayed:
-    """For tests of what a slow compile holds up."""
+class Light:
+    """What may take long is not compiled in the engine's process before a child has done it.
+    `delay_seconds`: for tests of what a slow compile holds up."""
 
-    def __init__(self, source: Source, seconds: float) -> None:
-        self._source = source
-        self._seconds = seconds
+    def __init__(self, cascade: Cascade, delay_seconds: float = 0.0) -> None:
+        self._cascade = cascade
+        self._delay_seconds = delay_seconds
 
     def compile(self, spec: Spec, strict: bool) -> Compiled:
-        sleep(self._seconds)
-        return self._source.compile(spec, strict)
+        if self._delay_seconds:
+            sleep(self._delay_seconds)
+        return self._cascade.compile_light(spec, strict)
 
 
 def _cut_off(why: str) -> CompileError:

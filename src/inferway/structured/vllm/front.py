@@ -13,13 +13,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from inferway.errors import SaturatedError, SpecError
+from inferway.errors import HeavyError, SaturatedError, SpecError
 from inferway.helper.process import Limits as HelperLimits
 from inferway.structured.checker import HELPER_LIMITS, Checker, is_costly
 from inferway.structured.counts import Counts
@@ -167,14 +168,9 @@ class Front:
         known = self._known(key)
         if known is not None:
             return _given(known)
-        from inferway.structured.backends.cascade import verdict
-
         found: Verdict | Judged | SpecError
         try:
-            if is_costly(spec) and spec.kind is not Kind.STRUCTURAL_TAG:
-                found = self._trial.verdict(spec, key[1])
-            else:
-                found = verdict(spec, key[1])
+            found = self._worked_out(spec, key[1])
         except SpecError as e:
             found = e
         with self._lock:
@@ -184,6 +180,14 @@ class Front:
         if isinstance(found, SpecError):
             self.counts.refusals.add(label(found.keyword))
         return _given(found)
+
+    def _worked_out(self, spec: Spec, strict: bool) -> Verdict | Judged:
+        from inferway.structured.backends.cascade import light_verdict
+
+        if not is_costly(spec):
+            with suppress(HeavyError):
+                return light_verdict(spec, strict)
+        return self._trial.verdict(spec, strict)
 
     def _known(self, key: _Key) -> Verdict | Judged | SpecError | None:
         with self._lock:

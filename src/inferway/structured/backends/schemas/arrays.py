@@ -13,6 +13,8 @@ from inferway.structured.backends.schemas.shapes import finite, same, span, take
 
 Said = Any
 
+_MAX_VALUES = 4 * MAX_WAYS  # each is compared with each; so many different ones have more ways
+
 
 def unique_ways(node: Node) -> list[Said] | None:
     """uniqueItems, as all the arrays there can be; None: too many."""
@@ -24,7 +26,7 @@ def unique_ways(node: Node) -> list[Said] | None:
     if items is None or "prefixItems" in keywords:
         return None
     values = finite(items)
-    if values is None:
+    if values is None or len(values) > _MAX_VALUES:
         return None
     different = [
         value

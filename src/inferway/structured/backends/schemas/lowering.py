@@ -23,6 +23,7 @@ from inferway.structured.backends.schemas.said import (
 from inferway.structured.backends.schemas.shapes import spelled, types
 from inferway.structured.backends.schemas.strings import in_rust, is_everything
 from inferway.structured.backends.schemas.texts import How, Texts, Words
+from inferway.structured.backends.schemas.weight import MAX_REMAINDERS, num_remainders
 from inferway.structured.grammar import Unenforced
 
 _COPIED = frozenset(
@@ -46,7 +47,8 @@ _OBJECT = frozenset(
 )
 _MAX_PAIRS = 2_000  # of branches of one oneOf, compared
 _MAX_NEGATED = 8  # branches of one oneOf that a branch must be kept apart from
-_MAX_SAID = 100_000  # schemas written, together
+MAX_SAID = 100_000  # schemas written, together
+_FEW_REMAINDERS = 100  # of one `multipleOf`: several of a value multiply
 
 
 class TooLargeError(Exception):
@@ -54,13 +56,16 @@ class TooLargeError(Exception):
 
 
 class Lowering:
-    def __init__(self, document: Document, words: Words, how: How) -> None:
+    def __init__(
+        self, document: Document, words: Words, how: How, max_said: int = MAX_SAID
+    ) -> None:
         self._document = document
         self._words = words
         self._how = how
         self._names: dict[str, str] = {}  # place of what is referred to -> its name
         self._waiting: list[Node] = []
         self._num_said = 0
+        self._max_said = max_said
         self._left_out: dict[Unenforced, None] = {}
         self._disjoint = Disjoint(lambda a, b: words.patterns_disjoint([in_rust(a), in_rust(b)]))
         self._negate = Negate(self._lower_whole, self._disjoint)
@@ -92,14 +97,17 @@ class Lowering:
         if "never" in keywords:
             return False
         self._num_said += 1
-        if self._num_said > _MAX_SAID:
+        if self._num_said > self._max_said:
             raise TooLargeError
         out: dict[str, Any] = {}
         also: list[Said] = []
+        most_remainders = _FEW_REMAINDERS if self._how.barely else MAX_REMAINDERS
         if not _OBJECT.isdisjoint(keywords):
             self._object(node, out, also)
         for word, rule in keywords.items():
-            if word in _COPIED:
+            if word == "multipleOf" and num_remainders(rule) > most_remainders:
+                self.leave_out(node, word)
+            elif word in _COPIED:
                 out[word] = rule
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)

@@ -1,0 +1,82 @@
+"""A process like an engine's core, asked for hostile shapes: `bounded.py killers|drawn SEED COUNT`.
+
+Prints a line for each: what it took in this process, not in its children. The limit on memory is
+for the machine's sake: what is asserted of these lines is far below it.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from contextlib import closing, suppress
+
+from tests.structured.compiling import smollm2
+from tests.structured.hostile_draws import hostile_specs
+
+from inferway.errors import HeavyError, InferwayError, SpecError
+from inferway.structured.backends.cascade import Cascade, light_verdict
+from inferway.structured.compile import CompilationManager
+from inferway.structured.compile_limits import CompileLimits
+from inferway.structured.spec import Kind, Spec
+from inferway.structured.trial import TrialJobs
+from inferway.structured.vllm.core import Light
+
+KILLERS = (
+    ("multipleOf", Spec(Kind.JSON, '{"type":"integer","multipleOf":3000017}')),
+    ("held", Spec(Kind.JSON, '{"type":"integer","multipleOf":65521}')),
+    (
+        "oneOf",
+        Spec(
+            Kind.JSON,
+            json.dumps(
+                {
+                    "oneOf": [
+                        {"properties": {f"a{i}": {"oneOf": [
+                            {"properties": {f"b{j}": {"oneOf": [
+                                {"properties": {f"c{k}": {"type": "string", "maxLength": 3}},
+                                 "required": [f"c{k}"]} for k in range(5)]}},
+                             "required": [f"b{j}"]} for j in range(5)]}},
+                         "required": [f"a{i}"]}
+                        for i in range(5)
+                    ]
+                }
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+def main(which: str, seed: str, count: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    cascade = Cascade(smollm2())
+    manager = CompilationManager(Light(cascade), CompileLimits(), trials=TrialJobs(cascade))
+    with closing(manager):
+        for name, spec in KILLERS if which == "killers" else hostile_specs(int(seed), int(count)):
+            before, began = _peak_bytes(), time.process_time()
+            with suppress(SpecError, HeavyError):  # as an API server looks at it
+                light_verdict(spec)
+            judged = time.process_time()
+            future = manager.compile(spec)
+            error = future.exception(120)
+            assert error is None or isinstance(error, InferwayError), repr(error)
+            told = {
+                "name": name,
+                "chars": len(spec.text),
+                "judged": round(judged - began, 3),
+                "compiled": round(time.process_time() - judged, 3),
+                "grown": _peak_bytes() - before,
+                "error": "" if error is None else f"{type(error).__name__}: {error}"[:120],
+                "left_out": [] if error else [one.keyword for one in future.result().unenforced],
+                "held": manager.snapshot()["held_bytes"]["memory"],
+            }
+            print(json.dumps(told), flush=True)
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

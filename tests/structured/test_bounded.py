@@ -1,0 +1,161 @@
+"""Nothing that a client asks for takes memory or time of the engine's own process without bound.
+
+What is asserted is what the process itself uses: its CPU time and its peak, which a busy machine
+does not change; what a child uses has the limits of `trial.LIMITS`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.structured.hostile_draws import hostile_specs
+from tests.structured.lifelike import lifelike_schemas
+
+from inferway.errors import HeavyError, SpecError
+from inferway.structured.backends.cascade import LIGHT, MAX_WEIGHT, light_verdict, verdict
+from inferway.structured.backends.schemas.weight import MAX_REMAINDERS, num_remainders, weight_of
+from inferway.structured.grammar import Unenforced
+from inferway.structured.spec import Kind, Spec
+
+ROOT = Path(__file__).parents[2]
+MAX_BYTES = 512 << 20  # all together, with what the cache keeps
+MAX_SECONDS = 2.5  # of one; the manager's own limit is 2 s
+
+
+def asked(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.structured.bounded", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_bounded(told: list[dict[str, Any]]) -> None:
+    over = [one for one in told if max(one["judged"], one["compiled"]) > MAX_SECONDS]
+
+    assert not over
+    assert sum(one["grown"] for one in told) <= MAX_BYTES
+
+
+def test_what_brought_an_engine_down_is_answered_with_what_is_left_out_named() -> None:
+    """39 bytes took 43 s and 1.5 GB, 12 kB 23 s and 3 GB."""
+    told = asked("killers", "0", "0")
+
+    assert_bounded(told)
+    assert [(one["name"], one["error"], one["left_out"][:1]) for one in told] == [
+        ("multipleOf", "", ["multipleOf"]),
+        ("held", "", []),
+        ("oneOf", "", ["oneOf"]),
+    ]
+    assert told[1]["held"] - told[0]["held"] > 10_000_000, "counted as it is: 30 MB on 64-bit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_hostile_shapes_take_little_of_an_engine(seed: int) -> None:
+    told = asked("drawn", str(seed), "44")
+
+    assert len(told) == 44
+    assert_bounded(told)
+
+
+@pytest.mark.parametrize(("name", "spec"), hostile_specs(4, 44))
+def test_hostile_shapes_are_light_or_left_to_a_child(name: str, spec: Spec) -> None:
+    began = time.thread_time()
+    with suppress(HeavyError, SpecError):
+        light_verdict(spec)
+
+    assert time.thread_time() - began < MAX_SECONDS, name
+
+
+def test_schemas_from_life_are_light() -> None:
+    texts = [json.dumps(one, separators=(",", ":")) for one in lifelike_schemas(11, 120)]
+    heavy = 0
+    for text in texts:
+        try:
+            light_verdict(Spec(Kind.JSON, text))
+        except HeavyError:
+            heavy += 1
+        except SpecError:  # some let nothing through
+            pass
+
+    assert heavy <= len(texts) / 10
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        ({"multipleOf": MAX_REMAINDERS}, []),
+        ({"multipleOf": 3_000_017}, [Unenforced("", "multipleOf")]),
+        ({"multipleOf": 0.0003000017}, [Unenforced("", "multipleOf")]),
+        ({"multipleOf": 1_000_000}, []),
+        ({"multipleOf": 1e-7}, []),
+    ],
+)
+def test_a_multiple_of_what_needs_too_many_states_is_named(
+    schema: dict[str, Any], left_out: list[Unenforced]
+) -> None:
+    found = verdict(Spec(Kind.JSON, json.dumps({"type": "number", **schema})))
+
+    assert list(found.unenforced) == left_out
+
+
+def test_zeros_at_the_end_of_a_divisor_cost_nothing() -> None:
+    assert [num_remainders(one) for one in (1_000_000, 0.01, 0.25, 997)] == [1, 1, 25, 997]
+
+
+def weight(schema: Any) -> float:
+    return weight_of(json.dumps(schema))
+
+
+def test_alternatives_of_alternatives_that_must_all_hold_multiply() -> None:
+    any_of: Any = {"anyOf": [{"properties": {f"p{at}": {}}} for at in range(10)]}
+
+    assert weight(any_of) < 50
+    assert weight({"anyOf": [any_of] * 10}) < 300
+    assert weight({"allOf": [any_of] * 3}) > 1_000
+    assert weight({"allOf": [any_of] * 6}) > 1_000_000
+
+
+def test_a_definition_counts_once_unless_another_schema_meets_it() -> None:
+    big = {"properties": {f"p{at}": {"type": ["string", "null"]} for at in range(100)}}
+    often = {"properties": {f"q{at}": {"$ref": "#/$defs/big"} for at in range(50)}}
+    met = {
+        "properties": {f"q{at}": {"$ref": "#/$defs/big", "required": ["p1"]} for at in range(50)}
+    }
+
+    assert weight({"$defs": {"big": big}, **often}) < 300
+    assert weight({"$defs": {"big": big}, **met}) > 5_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"multipleOf": 10**9 + 7}, {"anyOf": [{"maximum": 1}, {"minimum": 2}]}]},
+        {"multipleOf": "x"},
+    ],
+)  # fmt: skip
+def test_where_no_bound_is_known_the_weight_has_none(schema: Any) -> None:
+    assert weight(schema) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#"}, {}], "type": "object"},
+        {"allOf": [{"$ref": "#/nowhere"}, {"type": "string"}]},
+        {"properties": {"a": {"$ref": "#an-anchor"}}},
+    ],
+)
+def test_where_it_is_not_known_a_child_is_to_try(schema: Any) -> None:
+    assert LIGHT < weight(schema) < MAX_WEIGHT
