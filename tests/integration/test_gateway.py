@@ -259,7 +259,7 @@ async def test_a_stream_arrives_byte_for_byte(start_fleet: StartFleet) -> None:
     [
         ("/v1/chat/completions", b"{", 400, None),
         ("/v1/chat/completions", b"[]", 400, None),
-        ("/v1/chat/completions", b'{"messages":[]}', 400, "model"),
+        ("/v1/chat/completions", b'{"messages":[]}', 400, "messages"),
         ("/v1/chat/completions", b'{"model":"smollm2"}', 400, "messages"),
         ("/v1/chat/completions", b'{"model":"smollm2","messages":[]}', 400, "messages"),
         ("/v1/chat/completions", b'{"model":1,"messages":[]}', 400, "model"),
