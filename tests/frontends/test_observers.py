@@ -96,6 +96,18 @@ def test_a_prompt_is_compared_with_the_ids_it_was_routed_on(
     assert [ids.tolist() for ids in live.ids] == [[0, 1, 2]]
 
 
+def test_a_body_that_a_copy_would_change_is_let_go(probe: LiveProbe, prober: Noting) -> None:
+    raw = b'{"model": "m", "prompt": "secret", "x": NaN}'
+    known = routed()
+    request = msgspec.structs.replace(known.request, raw=raw)
+
+    goes_by(probe, msgspec.structs.replace(known, request=request))
+    assert prober.samples == []
+
+    goes_by(probe, known)
+    assert len(prober.samples) == 1
+
+
 def test_it_is_sent_only_after_its_answer(probe: LiveProbe, prober: Noting) -> None:
     ended = probe("id", routed(), 0.0)
 

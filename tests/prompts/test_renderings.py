@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferway.model import TokenIds
+from inferway.errors import RenderError
+from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts.renderings import (
     BORDER_SECONDS,
@@ -76,6 +77,25 @@ def test_all_that_shapes_a_prompt_or_sets_tenants_apart_is_in_the_digest(
     fields: dict[str, Any],
 ) -> None:
     assert not set(chat(*TURNS).digests) & set(chat(*TURNS, **fields).digests)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template_kwargs": {"a": float("nan")}},
+        {"tools": [{"type": "function", "function": {"name": "f", "x": float("-inf")}}]},
+        {"documents": [{"text": "\ud800"}]},
+    ],
+)
+def test_no_engine_is_asked_for_what_it_would_read_differently(fields: dict[str, Any]) -> None:
+    with pytest.raises(RenderError, match="standard JSON has no words for") as e:
+        chat(SYSTEM, **fields)
+
+    assert e.value.reason == Reason.REMOTE_FAILED
+
+
+def test_text_with_the_word_null_is_asked_for() -> None:
+    assert chat({"role": "user", "content": "null", "name": None}).raw("m").count(b"null") == 2
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,12 @@ from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.frontends.http.forward import Journey
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
-from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
+from inferway.openai_api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    PromptBody,
+    standard_fields,
+)
 from inferway.prompts.probe import CHAT, COMPLETION
 from inferway.steps.match import Matched
 
@@ -177,6 +182,10 @@ class LiveProbe:
         if outcome != "ok" or endpoint is None or not self._is_of_use(routed, endpoint):
             self._busy = False
             return
+        fields = standard_fields(routed.request.raw)
+        if fields is None:  # NaN, ...: an engine would not read the same in a copy
+            self._busy = False
+            return
         self._due = False
         prompts = next(iter(routed.prompts.values()), None)
         path = CHAT if isinstance(routed.request.body, ChatRequest) else COMPLETION
@@ -184,7 +193,7 @@ class LiveProbe:
             model=routed.model,
             endpoint=endpoint,
             path=path,
-            fields=routed.request.fields,
+            fields=fields,
             ids=None if prompts is None else [item.prompt.token_ids for item in prompts],
         )
         self._prober.sample(live, self._done)

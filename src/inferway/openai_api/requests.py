@@ -293,10 +293,16 @@ _NOTHING: Mapping[str, str] = {}
 
 def decode_fields(raw: bytes) -> JsonObject:
     """All fields of a body that has been parsed, as they came."""
+    fields = standard_fields(raw)
+    return json_object(raw) if fields is None else fields
+
+
+def standard_fields(raw: bytes) -> JsonObject | None:
+    """The same; None if it is no standard JSON in UTF-8, whose values have no other spelling."""
     try:
         return _FIELDS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return json_object(raw)
+        return None
 
 
 def decode_body(

@@ -19,6 +19,7 @@ is trusted of a kind that has not been seen.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inferway.model import TokenIds
+from inferway.errors import RenderError
+from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.probe import CHAT, COMPLETION, first_difference
 
@@ -85,19 +87,20 @@ class Asked:
 
 
 def asked_for(body: PromptBody, now: float) -> Asked:
-    """`now` is the time of day, in seconds since 1970."""
+    """`now` is the time of day, in seconds since 1970. Raises RenderError for a body with values
+    that would not arrive as they are."""
     is_chat = isinstance(body, ChatRequest)
     fields = _shaping_fields(body)
     sent = {name: value for name, value in fields.items() if name not in _UNSENT}
-    pieces = [b"," + msgspec.json.encode(sent)[1:-1] if sent else b""]
+    pieces = [b"," + _encoded(sent)[1:-1] if sent else b""]
     quarter = int(now // QUARTER_SECONDS)
     hasher = hashlib.blake2b(digest_size=16)
     # JSON has no zero bytes, so nothing can be moved from one piece to the next.
-    hasher.update(msgspec.json.encode([is_chat, quarter, fields]) + b"\0")
+    hasher.update(_encoded([is_chat, quarter, fields]) + b"\0")
     digests = []
     messages = body.messages if isinstance(body, ChatRequest) else []
     for message in messages:
-        piece = msgspec.json.encode(message)
+        piece = _encoded(message)
         pieces.append(piece)
         hasher.update(piece + b"\0")
         digests.append(hasher.digest())
@@ -109,6 +112,21 @@ def asked_for(body: PromptBody, now: float) -> Asked:
         roles=[_role(message.get("role")) for message in messages],
         cut=body.truncate_prompt_tokens is not None,
     )
+
+
+def _encoded(value: object) -> bytes:
+    """JSON from which an engine reads the same. Raises RenderError where it would read another
+    value: msgspec writes NaN and Infinity as null, and knows no other text than Unicode."""
+    try:
+        raw = msgspec.json.encode(value)
+        if b"null" in raw:
+            json.dumps(value, allow_nan=False)
+    except ValueError as e:  # half of a surrogate pair, or NaN
+        raise RenderError(
+            "the body has values that standard JSON has no words for; no engine renders it for us",
+            reason=Reason.REMOTE_FAILED,
+        ) from e
+    return raw
 
 
 def may_be_kept(asked_at: float) -> bool:
