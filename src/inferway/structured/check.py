@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 from inferway.errors import SpecError
+from inferway.structured.backends.schemas.numbers import check_grammar_numbers
 from inferway.structured.drafts import regex_fault
 from inferway.structured.ebnf import check_ebnf, is_ebnf
 from inferway.structured.limits import Limits
@@ -82,6 +83,7 @@ def check_grammar(text: str, limits: Limits) -> None:
         check_ebnf(text, limits.max_items)
         return
     _check_json_within(text, limits)
+    check_grammar_numbers(text)
     import llguidance
 
     try:

@@ -17,6 +17,7 @@ from inferway.errors import HelperError, SpecError, is_panic
 from inferway.helper.helper import Helper
 from inferway.structured import check_jobs
 from inferway.structured.ascii_classes import ascii_classes
+from inferway.structured.backends.schemas.numbers import check_grammar_numbers
 from inferway.structured.checker import is_costly
 from inferway.structured.drafts import validator_of
 from inferway.structured.ebnf import is_ebnf
@@ -203,8 +204,9 @@ def _walked(kind: Literal["regex", "lark"], text: str, answer: str, keyword: str
 
     try:
         data = answer.encode()
+        check_grammar_numbers(text)
         grammar = llguidance.grammar_from(kind, text)
-    except ValueError:
+    except (ValueError, SpecError):
         return UNKNOWN
     matcher = llguidance.LLMatcher(_bytes(), grammar, log_level=0)
     if matcher.is_error():

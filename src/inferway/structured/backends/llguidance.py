@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from inferway.errors import SpecError
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
+from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway.structured.backends.tags import tag_grammar
 from inferway.structured.spec import Kind, Options, Spec
 
@@ -177,17 +178,20 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
         case Kind.CHOICE:
             return llguidance.grammar_from("choice", spec.text)
         case Kind.GRAMMAR:
+            check_grammar_numbers(spec.text)
             try:
                 return llguidance.grammar_from("grammar", spec.text)
             except ValueError as error:
                 raise SpecError(refusal(str(error))) from None
         case Kind.STRUCTURAL_TAG:
+            check_numbers(spec.text)
             return tag_grammar(spec.text, _ways(spec.options), special_tokens or {})
 
 
 def _json(schema: str, options: Options) -> str:
     import llguidance
 
+    check_numbers(schema)
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_ways(options))
     except ValueError as error:

@@ -6,6 +6,7 @@ disjoint   two nodes -> whether no value can be both
 negation   a node -> what it is not
 objects, arrays, strings   keywords of one type that have to be said differently
 said       pieces of what is said, put together
+numbers    those that llguidance holds without losing digits
 texts      patterns and formats, as far as the library takes them
 lowering   a document -> the schema for llguidance, and what was left out
 

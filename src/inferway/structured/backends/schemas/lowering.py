@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inferway.structured.backends.schemas import arrays, objects
+from inferway.structured.backends.schemas import arrays, numbers, objects
 from inferway.structured.backends.schemas.disjoint import Disjoint
 from inferway.structured.backends.schemas.negation import Negate
 from inferway.structured.backends.schemas.nodes import Document, JsonValue, Node
@@ -107,8 +107,10 @@ class Lowering:
         for word, rule in keywords.items():
             if word == "multipleOf" and num_remainders(rule) > most_remainders:
                 self.leave_out(node, word)
-            elif word in _COPIED:
+            elif word in _COPIED and numbers.is_kept(word, rule):
                 out[word] = rule
+            elif word in _COPIED:
+                self._number(node, word, rule, also)
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)
         return joined(in_order(out, keywords), also)
@@ -144,6 +146,17 @@ class Lowering:
                 pass  # with the object; False said before
             case _:
                 self._otherwise(node, word, rule, also)
+
+    def _number(self, node: Node, word: str, rule: Any, also: list[Said]) -> None:
+        """What is left of a keyword with a number that is not kept."""
+        if numbers.is_never_reached(word):
+            return
+        self.leave_out(node, word)
+        if word in ("const", "enum"):
+            values = [rule] if word == "const" else rule
+            kept = [value for value in values if numbers.is_kept("const", value)]
+            lost = sorted({_type_of(value) for value in values if value not in kept})
+            also.append({"anyOf": [*([{"enum": kept}] if kept else []), {"type": lost}]})
 
     def _reference(self, node: Node, target: Node, out: dict[str, Any], also: list[Said]) -> None:
         target = target.target
@@ -380,6 +393,13 @@ def _unless_none(ways: list[Said] | None, node: Node, kind: str) -> list[Said] |
         return ways
     others = types(node) - {kind}
     return [{"type": spelled(others)} if others else False]
+
+
+def _type_of(value: JsonValue) -> str:
+    """Of what has a number in it."""
+    if isinstance(value, list):
+        return "array"
+    return "object" if isinstance(value, dict) else "number"
 
 
 def _is_leaf(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from inferway.structured.backends.schemas import numbers
 from inferway.structured.backends.schemas.nodes import DATA, RESTRICTING, Document, JsonValue
 from inferway.structured.backends.schemas.strings import KNOWN_FORMATS, in_rust
 
@@ -24,9 +25,12 @@ _NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
 
 def as_it_came(text: str) -> str | None:
     """What is worth a try: the schema itself, its patterns as Rust writes them. None: nothing."""
-    if not any(word in text for word in _DOUBTFUL):  # looked for as text: most are done here
-        return text
+    may_lose = numbers.may_lose(text)
+    if not may_lose and not any(word in text for word in _DOUBTFUL):  # looked for as text: most
+        return text  # are done here
     document = Document(json.loads(text))
+    if may_lose and not numbers.all_kept(document.raw):
+        return None
     if _has_trouble(document.raw, document.names_draft and document.draft <= 7):
         return None
     if '"pattern' not in text:

@@ -1,0 +1,127 @@
+"""Numbers that llguidance (1.7.6) reads as they are meant. It takes bounds for doubles and then for
+64 bits, so that others lose digits; an integer that becomes -2**63 ends the process.
+
+keyword                          kept
+minimum, maximum                 up to 2**53; away from zero also what a double holds within 63 bits
+exclusive ones, multipleOf       below 2**53
+const, enum                      what a double holds within 63 bits
+minItems, maxLength, …           below 2**31; no answer has as many, so a maximum needs no mention
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from inferway.errors import SpecError
+
+_EXACT = 2**53
+_EDGE = 2**63
+_COUNTABLE = 2**31
+_LOSES = re.compile(r"\d{10}|\d\.?[eE]")  # without one of these every number is kept
+_ENDS = re.compile(r"-\d{19}|-[\d.]+[eE]")
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
+_LEAST = frozenset({"minLength", "minItems", "minProperties", "minContains"})
+COUNTS = _MOST | _LEAST
+
+
+def is_kept(word: str, value: Any) -> bool:
+    """Whether the keyword means the same to the library."""
+    if word in ("const", "enum"):
+        return _is_value_kept(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True  # malformed, or a sibling's matter
+    if word in COUNTS:
+        return value < _COUNTABLE
+    return word not in _BOUNDS or _is_bound_kept(word, value)
+
+
+def is_never_reached(word: str) -> bool:
+    """Whether a count that is not kept holds for every answer."""
+    return word in _MOST
+
+
+def all_kept(raw: Any) -> bool:
+    """Whether every number of a document is, wherever it stands."""
+    if isinstance(raw, list):
+        return all(map(all_kept, raw))
+    if isinstance(raw, dict):
+        return all(is_kept(word, inner) and all_kept(inner) for word, inner in raw.items())
+    return True
+
+
+def may_lose(text: str) -> bool:
+    """Whether a document may have a number that is not kept; takes no time."""
+    return _LOSES.search(text) is not None
+
+
+def check_numbers(text: str) -> None:
+    """Raises SpecError if the library would end this process over a JSON text: the last look,
+    whatever has been said of it before."""
+    if _ENDS.search(text) is None:
+        return
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return  # the library refuses it, too
+    if _has_edge(raw):
+        raise SpecError("a number is -2**63 or less, which the grammar library cannot hold")
+
+
+def check_grammar_numbers(text: str) -> None:
+    """The same of a Lark grammar, whose `%json` are followed by schemas."""
+    if text.lstrip().startswith("{"):  # several grammars as JSON
+        check_numbers(text)
+    if "%json" not in text or _ENDS.search(text) is None:
+        return
+    decoder = json.JSONDecoder()
+    for part in text.split("%json")[1:]:
+        try:
+            raw, _ = decoder.raw_decode(part.lstrip())
+        except ValueError:
+            continue
+        if _has_edge(raw):
+            raise SpecError("a number is -2**63 or less, which the grammar library cannot hold")
+
+
+def _has_edge(raw: Any) -> bool:
+    if isinstance(raw, list):
+        return any(map(_has_edge, raw))
+    if isinstance(raw, dict):
+        return any(map(_has_edge, raw.values()))
+    return isinstance(raw, int | float) and (raw <= -_EDGE or _double(raw) <= -_EDGE)
+
+
+def _is_value_kept(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_value_kept, value))
+    if isinstance(value, dict):
+        return all(map(_is_value_kept, value.values()))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    if isinstance(value, float):
+        return value > -_EDGE
+    return _is_held(value)
+
+
+def _is_bound_kept(word: str, value: float) -> bool:
+    if isinstance(value, float):
+        return abs(value) < _EDGE
+    if abs(value) < _EXACT:
+        return True
+    outward = (word == "maximum" and value > 0) or (word == "minimum" and value < 0)
+    return outward and _is_held(value)
+
+
+def _is_held(value: int) -> bool:
+    """By a double within 63 bits; 2**63 - 1 is where its conversion ends."""
+    return value == _EDGE - 1 or (abs(value) < _EDGE and _double(value) == value)
+
+
+def _double(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("-inf") if value < 0 else float("inf")

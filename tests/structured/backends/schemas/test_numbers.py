@@ -1,0 +1,98 @@
+"""Numbers of more digits than the library holds: none is lost, and none ends the process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.structured.compiling import smollm2
+
+from inferway.errors import SpecError
+from inferway.structured.backends.cascade import Cascade
+from inferway.structured.backends.llguidance import written
+from inferway.structured.check import check_grammar
+from inferway.structured.limits import Limits
+from inferway.structured.spec import Kind, Spec
+from inferway.structured.valid import verdict
+
+CASCADE = Cascade(smollm2())
+
+NEAR = [2**53, 2**60, 2**63 - 1024, 2**63 - 512, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**70]
+NUMBERS = sorted({sign * (n + d) for sign in (1, -1) for n in NEAR for d in (-1, 0, 1)} | {0, 1})
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
+
+
+def json_spec(schema: Any) -> Spec:
+    return Spec(Kind.JSON, json.dumps(schema))
+
+
+def disagreements(schema: Any) -> list[tuple[int, bool]]:
+    """Which of `NUMBERS` is taken or refused against the schema, where that is not named."""
+    spec = json_spec(schema)
+    compiled = CASCADE.compile(spec)
+    found = []
+    for number in NUMBERS:
+        tokens = [*CASCADE.vocabulary.ll_tokenizer.tokenize_str(str(number)), 2]
+        taken = compiled.start().validate(tokens) == len(tokens)
+        if taken != verdict(spec, str(number)).valid and not (taken and compiled.unenforced):
+            found.append((number, taken))
+    return found
+
+
+@pytest.mark.parametrize("word", BOUNDS)
+def test_a_bound_is_kept_or_named_and_never_another(word: str) -> None:
+    wrong = {
+        number: found
+        for number in NUMBERS
+        if (found := disagreements({"type": "integer", word: number}))
+    }
+
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [(-(2**63), 2**63 - 1), (0, 2**64 - 1), (-(2**63), -(2**63)), (2**64, 2**64 + 5)],
+)
+def test_ranges_of_integer_types_compile(least: int, most: int) -> None:
+    assert disagreements({"type": "integer", "minimum": least, "maximum": most}) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [-(2**63), "a"]},
+        {"const": {"a": [-(2**63)]}},
+        {"allOf": [{"type": "integer", "minimum": -1e19}, {"maximum": -1e19}]},
+        {"type": "number", "maximum": 2**70},
+        {"type": "array", "items": {}, "maxItems": 2**63 - 1},
+        {"type": "array", "minItems": 2**63 - 1},
+        {"type": "string", "maxLength": 2**70},
+        {"type": "object", "maxProperties": 2**64},
+    ],
+)
+def test_what_the_library_cannot_hold_compiles_without_it(schema: Any) -> None:
+    CASCADE.compile(json_spec(schema))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.JSON, '{"not": {"const": -9223372036854775808}, "const": -9223372036854775808}'),
+        (Kind.GRAMMAR, 'start: %json {"const": -9223372036854775808}'),
+        (Kind.GRAMMAR, 'start: "a" | %json\n{"minimum": -1e19, "maximum": -1e19}'),
+        (Kind.GRAMMAR, '{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}'),
+    ],
+)
+def test_the_last_look_refuses_what_would_end_the_process(kind: Kind, text: str) -> None:
+    with pytest.raises(SpecError, match=r"-2\*\*63"):
+        written(Spec(kind, text))
+
+
+def test_nor_does_a_grammar_end_who_checks_it_or_judges_its_answers() -> None:
+    text = 'start: %json {"const": -9223372036854775808}'
+
+    with pytest.raises(SpecError, match=r"-2\*\*63"):
+        check_grammar(text, Limits())
+    assert verdict(Spec(Kind.GRAMMAR, text), "1").valid is None
