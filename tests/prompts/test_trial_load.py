@@ -48,7 +48,7 @@ def test_a_good_model_passes(make_model: MakeModel) -> None:
 
     check(trials, make_model("gpt-2"))
 
-    assert trials.num_tried == 1
+    assert trials.stats.jobs == 1
 
 
 def test_its_limits_go_by_the_size_of_the_files() -> None:
@@ -79,6 +79,7 @@ def test_hostile_files_are_refused_with_their_directory(
 
     assert e.value.reason == "bad-tokenizer"
     assert str(directory) in str(e.value)
+    assert trials.stats.jobs == 1
 
 
 def test_deep_json_is_refused(make_model: MakeModel, trials: TrialLoads) -> None:
@@ -96,13 +97,13 @@ def test_what_failed_is_not_tried_again_until_it_changes(
     for _ in range(3):
         with pytest.raises(RenderError):
             check(trials, directory)
-    assert trials.num_tried == 1
+    assert trials.stats.jobs == 1
 
     (directory / "chat_template.jinja").write_text("other")
     with pytest.raises(RenderError):
         check(trials, directory)
 
-    assert trials.num_tried == 2
+    assert trials.stats.jobs == 2
 
 
 def test_what_lacked_time_is_tried_again(make_model: MakeModel) -> None:
@@ -114,7 +115,7 @@ def test_what_lacked_time_is_tried_again(make_model: MakeModel) -> None:
             check(trials, directory)
         assert e.value.reason == "helper-busy"
 
-    assert trials.num_tried == 2
+    assert trials.stats.jobs == 2
 
 
 def test_nothing_is_loaded_here_that_did_not_pass(make_model: MakeModel) -> None:
@@ -154,6 +155,8 @@ def test_a_template_that_does_not_end_is_refused(make_model: MakeModel) -> None:
 
     with pytest.raises(RenderError, match="took more than 1 s of CPU time"):
         check(trials, make_model("gpt-2", chat_template=loop))
+
+    assert trials.stats.kills == {"cpu": 1}
 
 
 def test_a_config_may_be_large_and_what_it_becomes_is_bounded(make_model: MakeModel) -> None:

@@ -152,11 +152,11 @@ class Renderer:
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
-        self._trials = TrialLoads()
+        self.trials = TrialLoads()
 
     def close(self) -> None:
         """Ends the threads; what they are at is finished first, but for a model's loading."""
-        self._trials.close()
+        self.trials.close()
         self._loaders.shutdown(wait=True)
         self._threads.shutdown(wait=True)
         self.large_chats.close()
@@ -199,7 +199,7 @@ class Renderer:
             path = _locate(request, self._hub)
             raw = read_raw_files(path, follows_links=request.follows_links)
             if not path.resolve().is_relative_to(_OURS):
-                self._trials.check(raw)
+                self.trials.check(raw)
             loading.set_result(load_model(raw))
         except BaseException as e:
             # The next caller tries again; those who wait now get this error.

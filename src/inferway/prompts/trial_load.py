@@ -14,7 +14,7 @@ from threading import Lock
 import msgspec
 
 from inferway.errors import HelperError, JobKilledError, RenderError
-from inferway.helper.helper import Helper
+from inferway.helper.helper import Helper, HelperStats
 from inferway.helper.process import Limits
 from inferway.model import Reason
 from inferway.prompts.raw_files import RawFiles
@@ -54,7 +54,7 @@ class TrialLoads:
     is asked for again and again."""
 
     def __init__(self, limits: Callable[[int], Limits] = limits_for) -> None:
-        self.num_tried = 0
+        self.stats = HelperStats()  # of all its processes
         self._limits = limits
         self._lock = Lock()  # one at a time: memory for one is what a machine must have
         self._failed: dict[bytes, RenderError] = {}
@@ -88,7 +88,6 @@ class TrialLoads:
         helper = self._running = Helper(
             "inferway.prompts.trial_jobs", limits=self._limits(raw.num_bytes), keep_spare=False
         )
-        self.num_tried += 1
         try:
             if self._closed:
                 raise HelperError("the renderer is closed")
@@ -102,5 +101,13 @@ class TrialLoads:
         finally:
             self._running = None
             helper.close()
+            self._count(helper.stats)
         if fault is not None:
             raise RenderError(fault.why, reason=fault.reason)
+
+    def _count(self, stats: HelperStats) -> None:
+        ours = self.stats
+        ours.jobs += stats.jobs
+        ours.started += stats.started
+        for limit, times in stats.kills.items():
+            ours.kills[limit] = ours.kills.get(limit, 0) + times
