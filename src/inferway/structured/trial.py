@@ -34,6 +34,7 @@ LIMITS = Limits(
 )
 PATIENCE_SECONDS = 10.0  # until it is a spec's turn
 MAX_WAITING = 64
+_GIVEN_BACK_BYTES = 32 << 20  # what compiled less leaves free is soon used again
 JUDGE = f"{__name__}:compile_on_trial"
 PREPARE = f"{__name__}:rehearse"
 
@@ -79,7 +80,8 @@ class TrialJobs:
             compiled = self._cascade.compile_said(
                 replace(spec, text=found.said), found, found.num_bytes
             )
-            give_back()
+            if found.num_bytes > _GIVEN_BACK_BYTES:
+                give_back()
         return compiled
 
 

@@ -132,9 +132,7 @@ LIGHT = 8_000
 MAX_WEIGHT = 200_000
 _BYTES_OF_WEIGHT = 1_500  # half of the most that was seen
 _LIGHT_CHARS = 32 * 1024
-_LIGHT_SCHEMA_CHARS = 96 * 1024
 _LIGHT_REGEX_CHARS = 1_024
-_OTHERWISE = re.compile('"(?:oneOf|not|if|dependentSchemas)"')
 _COUNTED = re.compile(r"\{\d*,?\d{2}|\)\{|\\[pP]")
 
 
@@ -150,10 +148,7 @@ def require_light(spec: Spec) -> None:
             heavy = len(spec.text) > _LIGHT_CHARS
         case Kind.STRUCTURAL_TAG:
             heavy = len(spec.text) > _LIGHT_CHARS or '"structures"' not in spec.text
-        case Kind.JSON:  # it is short, or saying it otherwise is not what takes long
-            is_long = len(spec.text) > _LIGHT_SCHEMA_CHARS
-            heavy = is_long and bool(_OTHERWISE.search(spec.text))
-        case Kind.JSON_OBJECT:
+        case _:
             heavy = False
     if heavy or spec.options.whitespace_pattern is not None:
         raise HeavyError(f"a {spec.kind} that may take long")

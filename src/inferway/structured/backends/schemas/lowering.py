@@ -48,6 +48,7 @@ _OBJECT = frozenset(
 _MAX_PAIRS = 2_000  # of branches of one oneOf, compared
 _MAX_NEGATED = 8  # branches of one oneOf that a branch must be kept apart from
 MAX_SAID = 100_000  # schemas written, together
+_NEGATED = 10  # what a negation takes, beside a schema that is only written
 _FEW_REMAINDERS = 100  # of one `multipleOf`: several of a value multiply
 
 
@@ -96,9 +97,7 @@ class Lowering:
         keywords = node.keywords
         if "never" in keywords:
             return False
-        self._num_said += 1
-        if self._num_said > self._max_said:
-            raise TooLargeError
+        self._count(1)
         out: dict[str, Any] = {}
         also: list[Said] = []
         most_remainders = _FEW_REMAINDERS if self._how.barely else MAX_REMAINDERS
@@ -114,6 +113,11 @@ class Lowering:
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)
         return joined(in_order(out, keywords), also)
+
+    def _count(self, num_said: int) -> None:
+        self._num_said += num_said
+        if self._num_said > self._max_said:
+            raise TooLargeError
 
     def _lower_whole(self, node: Node) -> tuple[Said, bool]:
         before = len(self._left_out)
@@ -257,6 +261,8 @@ class Lowering:
                 exact = False
                 ways.append(own)
                 continue
+            if self._max_said < MAX_SAID:
+                self._count(_NEGATED * len(rest))
             nots = [self._negate(other, kinds & types(branch)) for other in rest]
             exact = exact and all(one.exact for one in nots)
             ways.append(joined({}, [own, *(one.said for one in nots)]))
