@@ -80,3 +80,33 @@ def test_a_proxy_is_told_an_engine_and_the_pages_say_so(start: Start) -> None:
     assert "inferway.access: method=POST path=/v1/completions status=200 outcome=ok" in line
     assert f" engine={address} attempts=1 matched_blocks=0 prompt_blocks=" in line
     assert " prompt_tokens=81 output_tokens=4 bytes=" in line
+
+
+def test_a_proxy_is_told_an_engine_that_a_prompt_fits(start: Start) -> None:
+    lengths = ("128", "4096")
+    engines = [start("simulate", "--port", "0", "--max-model-len", length) for length in lengths]
+    short, long = [engine.read_until(r"simulated engine http://(\S+)") for engine in engines]
+    picker = start(
+        *("epp", "--engine", f"http://{short}", "--engine", f"http://{long}"),
+        *("--host", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0"),
+        *("--metrics-port", "0", "--secure-serving=false"),
+    )
+    port = picker.read_until(r"proxy at 127\.0\.0\.1:(\d+)")
+    picker.read_until(r"listening on (http://\S+)")
+    bodies = [json.dumps({"model": MODEL, "prompt": f"{n} " * 200}).encode() for n in range(4)]
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        process = channel.stream_stream(
+            f"/{SERVICE}/{METHOD}",
+            ProcessingRequest.SerializeToString,
+            ProcessingResponse.FromString,
+        )
+        picked = set()
+        for body in bodies:
+            head = rqh((":method", "POST"), (":path", "/v1/completions"))
+            answer = next(iter(process(iter([head, rqb(body, eos=True)]))))
+            told = answer.request_headers.response.header_mutation.set_headers
+            headers = {option.header.key: option.header.raw_value.decode() for option in told}
+            picked.add(headers["x-gateway-destination-endpoint"])
+
+    assert picked == {long}

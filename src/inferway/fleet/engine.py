@@ -125,7 +125,10 @@ class Engine:
     @property
     def max_model_len(self) -> int | None:
         """Its context in tokens, the same under all its names; None if it has not told."""
-        return next((card.max_model_len for card in self.base_models), None)
+        for card in self.facts.models if self.facts is not None else ():
+            if not card.parent:
+                return card.max_model_len
+        return None
 
     def adapter_path(self, name: str) -> str | None:
         """Where it has an adapter from; None if it has not told."""

@@ -281,11 +281,14 @@ def _lora_paths(name: str, engines: Sequence[Engine]) -> Mapping[str | None, fro
 
 
 def _contexts(engines: Sequence[Engine]) -> ContextLengths:
-    told = {e.name: e.max_model_len for e in engines if e.max_model_len is not None}
-    least, most = min(told.values(), default=None), max(told.values(), default=None)
-    if len(told) < len(engines):
-        return ContextLengths(least, None, told)
-    return ContextLengths(least, most, told if least != most else {})
+    lengths = [engine.max_model_len for engine in engines]
+    told = {length for length in lengths if length is not None}
+    least, most = min(told, default=None), max(told, default=None)
+    if len(set(lengths)) == 1:
+        return ContextLengths(least, most)
+    each = zip(engines, lengths, strict=True)
+    by_engine = {engine.name: length for engine, length in each if length is not None}
+    return ContextLengths(least, None if None in lengths else most, by_engine)
 
 
 # of a model whose requests are a 503: no reason that one is routed by

@@ -29,10 +29,10 @@ class ModelSource:
     model: str  # as the engine that was first to serve it calls it
     root: str  # directory, tokenizer.json or hub id
     flags: ModelSettings
+    key: str = field(init=False)  # made once: it is compared for each engine whenever one changes
 
-    @property
-    def key(self) -> str:
-        return self.root + msgspec.json.encode(self.flags).decode()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.root + msgspec.json.encode(self.flags).decode())
 
 
 class PromptSource(Protocol):
