@@ -64,7 +64,9 @@ def is_formed(word: str, value: JsonValue) -> bool:
             return isinstance(value, list) and all(isinstance(one, str) for one in value)
         case "dependentRequired":
             return isinstance(value, dict) and all(is_formed("required", v) for v in value.values())
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, float) and not isfinite(value):  # of an integer it may raise
         return False
     return word in _NUMBERS or (value >= 0 and value == int(value))
 
