@@ -113,4 +113,4 @@ async def test_a_prompt_whose_characters_cannot_fit_is_not_even_encoded(
 
     answer = await send(fleet, BODIES["one message"])
 
-    assert "2025148 characters cannot fit" in answer["error"]["message"]
+    assert "your prompt contains 2025148 characters (more than" in answer["error"]["message"]
