@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.integration.conftest import StartFleet, simulated, until
 
 from inferway.config import EngineSettings
@@ -46,6 +47,7 @@ async def test_the_indexers_example_says_who_holds_the_chat(start_fleet: StartFl
     assert re.search(r"127\.0\.0\.1:\d+ 32 of 37 tokens, exact", printed), printed
 
 
+@pytest.mark.tools  # curl
 async def test_the_querys_example_is_answered_as_shown(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1, by_hand=lambda e: EngineSettings(url=e.url, name="pod-1"))
     command = block("docs/scores.md", "", "/query").replace("http://127.0.0.1:8080", fleet.url)

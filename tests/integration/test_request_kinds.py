@@ -170,7 +170,10 @@ async def test_a_prompt_too_long_is_told_in_the_words_of_its_kind(start_fleet: S
     much = await respond(fleet, "hi", max_output_tokens=100_000)
 
     assert (long.status, long.body["error"]["param"]) == (400, "input")
-    assert long.body["error"]["message"].startswith("input: 9")
+    assert (
+        "maximum context length is 8192 tokens. However, your prompt contains 9"
+        in (long.body["error"]["message"])
+    )
     assert (much.status, much.body["error"]["param"]) == (400, "max_output_tokens")
 
 

@@ -274,6 +274,7 @@ def test_a_request_that_comes_while_the_demo_serves_leaves_a_line_without_its_pr
     assert "understand" not in demo.output.partition("Press Ctrl+C")[2]
 
 
+@pytest.mark.tools  # curl
 def test_the_command_that_the_demo_offers_finds_all_blocks_the_second_time(
     demo: RunningDemo,
 ) -> None:

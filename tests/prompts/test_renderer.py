@@ -159,7 +159,6 @@ def test_an_unknown_key_names_the_field(renderer: Renderer) -> None:
             {"add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",
         ),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ],
 )
 def test_what_cannot_be_combined_names_the_field(

@@ -164,5 +164,6 @@ def test_a_config_may_be_large_and_what_it_becomes_is_bounded(make_model: MakeMo
     directory = make_model("gpt-2")
     (directory / "added_tokens.json").write_text('{"b": [' + "[]," * MIB + "[]]}")
 
-    with pytest.raises(RenderError, match="took more memory than 64 MiB"):
+    # The child may be too short of memory to say so.
+    with pytest.raises(RenderError, match=r"took more memory than 64 MiB|ended its process"):
         check(TrialLoads(lambda _: Limits(memory_bytes=64 * MIB, wall_seconds=120)), directory)

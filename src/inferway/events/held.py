@@ -220,7 +220,6 @@ class HeldBlocks:
     def tier(self, medium: str | None) -> Tier | None:
         """None: the engine names more than there can be."""
         tier = self.tiers.get(medium)
-        self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
             tier = self.tiers[medium] = next_tier
             if self._record is not None:
@@ -233,6 +232,7 @@ class HeldBlocks:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
         """And what else was waiting for their keys."""
+        self._has_tiers |= tier != GPU
         ops: list[Op] = []
         waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
         if self.orphans.tiers:
@@ -254,6 +254,7 @@ class HeldBlocks:
         return ops
 
     def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:
+        self._has_tiers |= place[0] != GPU
         hashes, keys = [h for h, _ in pairs], [key for _, key in pairs]
         had = set(self.bridge.add(place, hashes, keys))
         new = [key for i, key in enumerate(keys) if i not in had]
@@ -265,6 +266,7 @@ class HeldBlocks:
 
     def _wait(self, hashes: Sequence[int], place: Place, *, vouching: bool) -> None:
         tier, group = place
+        self._has_tiers |= tier != GPU
         if group == FULL_ATTENTION:
             counting = self.bridge.counting
             self.orphans.add(hashes, tier, vouching=vouching, counting=counting)
@@ -277,6 +279,7 @@ class HeldBlocks:
         gone = []
         if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
             self.orphans.note_removed(hashes)
+        self._has_tiers |= place[0] != GPU
         drop, remembering = self.bridge.drop, self._has_tiers
         for block_hash in hashes:
             key, is_gone = drop(place, block_hash)
