@@ -152,8 +152,15 @@ class Picture:
         return found, counts, kind
 
 
+def needs_no_memory(event: Event) -> bool:
+    """What was removed a moment ago is in no record; only copies in other tiers ask for it."""
+    if not isinstance(event, BlockStored) or event.extra_keys is not None:
+        return True
+    return event.medium in (None, "GPU")
+
+
 @settings(max_examples=60)
-@given(STEPS, st.lists(events(), max_size=15), st.booleans())
+@given(STEPS, st.lists(events().filter(needs_no_memory), max_size=15), st.booleans())
 def test_redone_records_make_an_equal_engine_and_index(
     steps: list[Step], later: list[Event], asks: bool
 ) -> None:

@@ -86,7 +86,8 @@ class HeldBlocks:
             "STORAGE": STORAGE,
         }
         # Keys of blocks removed a moment ago, of an engine with several tiers: a copy may be told
-        # of after the block it was made of is gone. Records have the keys of such copies.
+        # of after the block it was made of is gone. Records have the keys of such copies, but no
+        # record says what was removed lately: whoever redoes them remembers nothing.
         self._lately: dict[int, BlockKey] = {}
         self._has_tiers = False
         self._holder = holder
@@ -172,6 +173,8 @@ class HeldBlocks:
         """One copy less of each."""
         if self._record is not None:
             self._record(Removed(hashes, *place))
+        if self._has_tiers:
+            self._remember(hashes)
         return self._remove(hashes, place)
 
     def adopt(
@@ -220,6 +223,7 @@ class HeldBlocks:
     def tier(self, medium: str | None) -> Tier | None:
         """None: the engine names more than there can be."""
         tier = self.tiers.get(medium)
+        self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
             tier = self.tiers[medium] = next_tier
             if self._record is not None:
@@ -232,7 +236,6 @@ class HeldBlocks:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
         """And what else was waiting for their keys."""
-        self._has_tiers |= tier != GPU
         ops: list[Op] = []
         waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
         if self.orphans.tiers:
@@ -254,7 +257,6 @@ class HeldBlocks:
         return ops
 
     def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:
-        self._has_tiers |= place[0] != GPU
         hashes, keys = [h for h, _ in pairs], [key for _, key in pairs]
         had = set(self.bridge.add(place, hashes, keys))
         new = [key for i, key in enumerate(keys) if i not in had]
@@ -266,7 +268,6 @@ class HeldBlocks:
 
     def _wait(self, hashes: Sequence[int], place: Place, *, vouching: bool) -> None:
         tier, group = place
-        self._has_tiers |= tier != GPU
         if group == FULL_ATTENTION:
             counting = self.bridge.counting
             self.orphans.add(hashes, tier, vouching=vouching, counting=counting)
@@ -279,25 +280,26 @@ class HeldBlocks:
         gone = []
         if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
             self.orphans.note_removed(hashes)
-        self._has_tiers |= place[0] != GPU
-        drop, remembering = self.bridge.drop, self._has_tiers
+        drop = self.bridge.drop
         for block_hash in hashes:
             key, is_gone = drop(place, block_hash)
             if key is None:
                 self._not_there(place, block_hash)
                 continue
-            if remembering:
-                self._remember(block_hash, key)
             self._stats.removed += 1
             if is_gone:
                 gone.append(key)
         return [Remove(self._holder, gone, *place)] if gone else []
 
-    def _remember(self, block_hash: int, key: BlockKey) -> None:
-        self._lately.pop(block_hash, None)  # so that the oldest stay first
-        self._lately[block_hash] = key
-        if len(self._lately) > MAX_LATELY:
-            del self._lately[next(iter(self._lately))]
+    def _remember(self, hashes: Sequence[int]) -> None:
+        for block_hash in hashes:
+            key = self.bridge.key(block_hash)
+            if key is None:
+                continue
+            self._lately.pop(block_hash, None)  # so that the oldest stay first
+            self._lately[block_hash] = key
+            if len(self._lately) > MAX_LATELY:
+                del self._lately[next(iter(self._lately))]
 
     def _not_there(self, place: Place, block_hash: int) -> None:
         """A block was removed from where it has no key."""
