@@ -123,7 +123,7 @@ def test_the_rate_is_looked_for_from_where_requests_hardly_meet() -> None:
     assert run.doubling_rate > seldom
     assert others[0] == pytest.approx(2 * seldom, abs=0.002)
     text = PEERS.markdown(run)
-    assert f"ms that it is at {seldom:.3g}/s" in text
+    assert f"ms that it is at {seldom:.3g} requests/s" in text
 
 
 def test_real_engines_without_a_command_name_the_cure(tmp_path: Path) -> None:
