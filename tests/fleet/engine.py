@@ -128,12 +128,12 @@ class RealEngine:
             os.kill(pid, signal.SIGKILL)
 
     def core(self) -> list[int]:
-        """Ids of what computes."""
+        """Ids of what computes: the scheduler's process and its workers'."""
         assert self._process is not None
         return [
             pid
             for pid in processes_of(session=self._process.pid)
-            if "EngineCor" in Path(f"/proc/{pid}/comm").read_text()
+            if Path(f"/proc/{pid}/comm").read_text().startswith(("VLLM::EngineCor", "VLLM::Worker"))
         ]
 
     def niceness_of_helpers(self) -> list[int]:
