@@ -121,6 +121,7 @@ def test_a_chat_grows_by_its_turns_and_every_step_takes_time(run: DirectorRun) -
     assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in run.grown)
 
 
+@pytest.mark.slow
 def test_the_same_probes_are_measured_twice(run: DirectorRun) -> None:
     few, many = ([(p.history, p.new) for p in some] for some in (run.few, run.many))
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tests.fleet.program import Program
 from tests.integration.recorders import Recorder, in_front_of
@@ -168,6 +169,7 @@ def test_prometheus_scrapes_what_is_there_and_grafana_asks_it() -> None:
     assert [source["url"] for source in sources["datasources"]] == ["http://prometheus:9090"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_compose_run_and_the_images_health_check_sees_it(tmp_path: Path) -> None:
     text = (DEPLOY / "Containerfile").read_text()
     [check] = re.findall(r"^HEALTHCHECK .*? CMD (\[.+\])$", text, re.MULTILINE)

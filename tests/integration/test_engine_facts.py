@@ -153,6 +153,7 @@ async def expect_exact(fleet: Fleet, text: str) -> None:
     await until(is_matched)
 
 
+@pytest.mark.slow
 async def test_another_model_under_the_same_name_is_learned_anew(
     start_fleet: StartFleet, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ async def test_another_model_under_the_same_name_is_learned_anew(
         await expect_exact(fleet, "other " * 400)
 
 
+@pytest.mark.slow
 async def test_other_files_at_the_same_place_are_read_when_the_engine_is_back(
     start_fleet: StartFleet, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ SEED_CHAT = {
 }
 
 
+@pytest.mark.slow
 def test_events_reach_a_subscriber_in_the_seeds_frames(demo: RunningDemo) -> None:
     demo.read_until("Press Ctrl+C to stop the server")
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
@@ -186,6 +187,7 @@ def run_demo(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_block_size_of_256_still_scores() -> None:
     run = run_demo("--exit", BLOCK_SIZE="256")
 
@@ -194,6 +196,7 @@ def test_a_block_size_of_256_still_scores() -> None:
     assert re.search(r"Tell me about .* pod-\d .* 1/1 ", run.stdout)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_had_is_one_line_and_smollm2_takes_its_place() -> None:
     run = run_demo("--exit", MODEL_NAME="no-such-org/no-such-model")
 
@@ -259,6 +262,7 @@ def test_no_internals_and_no_python_are_shown(shown: str) -> None:
     assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_while_the_demo_serves_leaves_a_line_without_its_prompt(
     demo: RunningDemo,
 ) -> None:

@@ -326,6 +326,7 @@ def test_a_shared_index_keeps_it_already() -> None:
         StateDir.of(settings)
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_knows_it_again(start: Start, tmp_path: Path) -> None:
     engine = start("simulate", "--port", "0")
     engine_url = engine.read_until(r"simulated engine (http://\S+)")

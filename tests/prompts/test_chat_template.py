@@ -33,6 +33,7 @@ def goldens() -> list[Row]:
     return template_goldens()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

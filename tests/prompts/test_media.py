@@ -210,6 +210,7 @@ def test_with_73_real_templates_the_engines_ids_begin_with_ours(
     assert nothing < 120  # templates that refuse such a chat
 
 
+@pytest.mark.slow
 @given(rest=st.text() | st.sampled_from(["|>", "d|>\n", ">", "\n", " ", "[/INST]", "</s>x"]))
 def test_whatever_a_part_becomes_in_a_text_template(
     families: list[Family], tokenizer: Tokenizer, rest: str
@@ -400,6 +401,7 @@ def test_where_even_the_first_token_depends_on_an_image_nothing_is_known(
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_media.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_44_chats_with_images_begin_as_vllms_own_processors_write_them(
     renderer: Renderer, tmp_path: Path, read_golden: Any
 ) -> None:

@@ -127,6 +127,7 @@ async def test_a_single_template_has_no_name(
     assert await text(prompts, chat_template_kwargs={"chat_template": "default"}) == "default"
 
 
+@pytest.mark.slow
 async def test_one_of_several_is_chosen_by_its_name(
     renderer: Renderer, listed_key: str, trusted: RequestTemplates
 ) -> None:

@@ -79,6 +79,7 @@ def test_hostile_shapes_are_light_or_left_to_a_child(name: str, spec: Spec) -> N
     assert time.thread_time() - began < MAX_SECONDS, name
 
 
+@pytest.mark.slow
 def test_schemas_from_life_are_light() -> None:
     texts = [json.dumps(one, separators=(",", ":")) for one in lifelike_schemas(11, 120)]
     heavy = 0

@@ -35,6 +35,7 @@ def refused(spec: Spec, *, strict: bool = False, limits: Limits = DEFAULT) -> Sp
     return caught.value
 
 
+@pytest.mark.slow
 def test_every_lifelike_schema_passes() -> None:
     schemas = lifelike_schemas(seed=1, count=300)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def test_strict_refuses_no_less(schema: Any) -> None:
     assert passes(spec, strict=False) or not passes(spec, strict=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(schema=SCHEMA.filter(lambda schema: isinstance(schema, dict)))
 def test_no_path_is_longer_than_all_there_is(schema: Any) -> None:

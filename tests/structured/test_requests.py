@@ -466,6 +466,7 @@ NESTED = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     path=st.sampled_from([CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE]),

@@ -92,6 +92,7 @@ def test_json_lines_say_what_ran_and_then_each_load() -> None:
     assert lines[0]["measured"]["users"] == 1
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_and_an_old_run_is_compared_with(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     load("--users", "1", "--requests", "6", "--save", str(file))

@@ -166,6 +166,7 @@ async def test_a_killed_gateway_loses_nothing_that_the_replay_does_not_bring(
         assert second.matched() == 9
 
 
+@pytest.mark.slow
 async def test_a_file_torn_at_any_byte_comes_to_the_truth_by_the_replay(tmp_path: Path) -> None:
     publisher = Publisher()
     async with life(tmp_path / "whole") as first:
@@ -187,6 +188,7 @@ async def test_a_file_torn_at_any_byte_comes_to_the_truth_by_the_replay(tmp_path
     assert seen == {0, 4, 5}
 
 
+@pytest.mark.slow
 async def test_a_file_damaged_at_any_byte_comes_to_the_truth_by_the_replay(tmp_path: Path) -> None:
     publisher = Publisher()
     async with life(tmp_path / "whole") as first:
