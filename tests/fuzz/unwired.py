@@ -7,6 +7,8 @@ uvloop's: what was closed is lost in a later call (`settle`), never at once.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from copy import copy
 from typing import cast
 
@@ -25,11 +27,15 @@ URL = "http://engine:1"
 DECISION = Decision((Target(Endpoint("e0", URL, 0), 1.0, 0, 0),), Reason.KV_AWARE)
 
 
+Turns = deque[Callable[[], object]]  # what waits for the next turn of the loop
+
+
 class Line:
     """A transport, and what the other side of it sees."""
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(self, protocol: asyncio.Protocol, turns: Turns) -> None:
         self.protocol = protocol
+        self.turns = turns
         self.written: list[bytes] = []
         self.closing = False
         self.lost = False
@@ -42,6 +48,8 @@ class Line:
         """The other side says `data`, as one read."""
         if not self.closing:
             self.protocol.data_received(data)
+        while self.turns:
+            self.turns.popleft()()
 
     def hang_up(self, error: Exception | None = None) -> None:
         """The other side closes, or resets."""
@@ -104,12 +112,13 @@ class UnwiredOrigin(Origin):
     """Connects at once; `lines` are all connections there ever were."""
 
     lines: list[Line]
+    turns: Turns
     is_unused = False  # another could not take its place
 
     def connect(self, exchange: Exchange) -> None:
         self.pool.stats.connected += 1
         connection = EngineConnection(self)
-        self.lines.append(Line(connection))
+        self.lines.append(Line(connection, self.turns))
         connection.send(exchange)
 
 
@@ -152,11 +161,13 @@ class Unwired:
         self.pool.time = lambda: self.now
         self.origin = UnwiredOrigin(self.pool, URL)
         self.origin.lines = []
+        self.origin.turns = self.turns = Turns()
         self.pool._origins[URL] = self.origin
         self.server = HttpServer(self.handle, limits=limits, timeouts=timeouts)
         self.server.time = lambda: self.now
+        self.server.next_turn = self.turns.append
         self.trips: list[Trip] = []
-        self.client = Line(ClientConnection(self.server))
+        self.client = Line(ClientConnection(self.server), self.turns)
 
     async def handle(self, request: Request, responder: Responder) -> None:
         self.trips.append(Trip(request))
@@ -165,7 +176,7 @@ class Unwired:
     def new_client(self) -> None:
         """Another client takes the place of the one before, who leaves."""
         self.client.hang_up()
-        self.client = Line(ClientConnection(self.server))
+        self.client = Line(ClientConnection(self.server), self.turns)
 
     def settle(self) -> None:
         """Every close takes effect."""

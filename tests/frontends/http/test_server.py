@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from tests.frontends.http.clients import Gate, connected, echo, get, post, serving
@@ -10,6 +11,7 @@ from tests.upstream.engines import chunk, in_loop, wait_until
 
 from inferway.config import LimitSettings
 from inferway.errors import MethodNotAllowedError, UnknownModelError
+from inferway.frontends.http.connection import MAX_QUEUED, ClientConnection
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 
@@ -93,6 +95,52 @@ async def test_hundreds_of_pipelined_requests_are_all_answered() -> None:
         gate.open.set()
         for i in range(500):
             assert (await client.answer()).body == b"GET /%d " % i
+
+
+@in_loop
+async def test_a_turn_of_the_loop_answers_few_of_the_requests_that_came_at_once() -> None:
+    num_requests = 20_000
+    each_turn = []
+    async with serving(echo) as server, connected(server) as client:
+        client.writer.write(get(b"/") * num_requests)
+        answers = asyncio.create_task(client.closed())
+        before = 0
+        while server.stats.requests < num_requests:
+            await asyncio.sleep(0)  # the next turn
+            each_turn.append(server.stats.requests - before)
+            before = server.stats.requests
+        client.writer.write_eof()
+        assert (await answers).count(b"HTTP/1.1 200 OK") == num_requests
+
+    assert max(each_turn) <= MAX_QUEUED
+
+
+@in_loop
+async def test_a_body_in_chunks_of_one_byte_arrives_whole() -> None:
+    head = b"POST / HTTP/1.1\r\nhost: gw\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(echo) as server, connected(server) as client:
+        answer = await client.ask(head + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+
+    assert answer.body == b"POST / " + b"x" * 100_000
+
+
+@in_loop
+async def test_a_connection_that_ends_inside_a_body_keeps_nothing() -> None:
+    def kept() -> int:
+        return sum([isinstance(thing, ClientConnection) for thing in gc.get_objects()])
+
+    async with serving(echo) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                async with connected(server) as client:
+                    await client.send(post(b"x" * 500_000)[:-1])
+                    await wait_until(lambda: server.stats.open == 1)
+            await wait_until(lambda: server.stats.open == 0)
+            assert kept() == 0
+        finally:
+            gc.enable()
 
 
 @in_loop

@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=clients)
     def a_client_connects(self) -> Asking:
-        asking = Asking(Line(ClientConnection(self.world.server)))
+        asking = Asking(Line(ClientConnection(self.world.server), self.world.turns))
         self.asking.append(asking)
         return asking
 

@@ -22,7 +22,9 @@ Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), 
         An offered upgrade is ignored: the head is read again without it, because llhttp
         would take a body for the new protocol.
 Rule 2: pipelined requests are answered in order. While the queue is full, or the client does
-        not read, nothing is read from it.
+        not read, nothing is read from it. In one turn of the loop a connection has at most
+        SLICE_BYTES parsed, beyond the body of one request, and MAX_QUEUED answers: what else
+        it sent at once waits for the next turn, and so no client holds the loop.
 Rule 3: 100 Continue is sent only when the body is awaited and no answer is in its way.
 Rule 4: the client's end of stream counts as its going away, also when it only closed its
         sending side: no OpenAI client half-closes, and an engine must stop at once. uvloop
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
+SLICE_BYTES = 16 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
@@ -88,6 +91,7 @@ class ClientConnection(asyncio.Protocol):
         "_lingering",
         "_parser",
         "_partial",
+        "_paused",
         "_pumping",
         "_queue",
         "_read",
@@ -98,6 +102,8 @@ class ClientConnection(asyncio.Protocol):
         "_searched",
         "_target",
         "_timed",
+        "_turn_due",
+        "_unread",
         "client",
         "closing",
         "deadline",
@@ -107,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    _body: bytes | bytearray
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -117,7 +124,10 @@ class ClientConnection(asyncio.Protocol):
         self._queue: deque[Request | RequestError] = deque()
         self._responder: Responder | None = None
         self._pumping = False
+        self._turn_due = False  # the loop calls `_take_turn` next time
+        self._paused = False  # nothing is read from the client
         self._lingering = False
+        self._unread: bytes | memoryview = b""  # has been received, and waits for its turn
         self._read: bytes | memoryview = b""  # what is being parsed
         self._first = False  # it began with the request that is being parsed
         self._again = b""  # a head whose upgrade is ignored
@@ -137,6 +147,26 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closing or self._lingering:
             return
+        if len(data) > SLICE_BYTES or self._unread:
+            self._unread = b"".join((self._unread, data)) if self._unread else memoryview(data)
+            if not self._queue:
+                self._parse_slice()
+        else:
+            self._parse(data)
+        if (self._queue or self._unread) and not self._turn_due:
+            self._pump()
+
+    def _parse_slice(self) -> None:
+        """Parses a turn's share of what was received."""
+        size = SLICE_BYTES
+        if self._request is not None:  # a body of known length costs no more than its copying
+            length = int(self._request.fields.get(b"content-length", 0))
+            size = max(size, length - self._body_bytes)
+        unread = self._unread
+        self._unread = unread[size:]
+        self._parse(unread[:size])
+
+    def _parse(self, data: bytes | memoryview) -> None:
         self._read, self._searched = data, 0
         self._first = not self._receiving
         behind = None
@@ -156,8 +186,6 @@ class ClientConnection(asyncio.Protocol):
         if self._receiving:
             self._after_part(data)
         self._read = b""
-        if self._queue:
-            self._pump()
 
     def _ignore_upgrade(self, rest: memoryview) -> None:
         """Reads the head again without it, and what comes after."""
@@ -182,6 +210,9 @@ class ClientConnection(asyncio.Protocol):
         del exc  # how it ended makes no difference to us
         self.closing = True
         self._queue.clear()
+        self._unread = b""
+        self._body = b""
+        del self._parser  # it refers to us: a body would stay until the garbage collector runs
         self.server.lost(self)
         if self._responder is not None:
             self._responder.client_gone()
@@ -210,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
         self._request: Request | None = None  # once its head is complete
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body: bytes | bytearray = b""
+        self._body = b""
         self._body_bytes = 0
         self._received = 0  # bytes: of the head, and then of what follows it
         self._partial: bytes | bytearray = b""  # the head so far, in reads before this one
@@ -283,8 +314,6 @@ class ClientConnection(asyncio.Protocol):
         request.id = given if given and is_request_id(given) else self.server.new_request_id()
         self._headers, self._request = _NO_HEADERS, None  # an idle connection keeps nothing
         self._queue.append(request)
-        if len(self._queue) == MAX_QUEUED:
-            self.transport.pause_reading()
 
     # ----------------------------------------------------------------------------- the checks
 
@@ -313,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
             if size > limit:
                 raise head_too_large(limit)
 
-    def _after_part(self, data: bytes) -> None:
+    def _after_part(self, data: bytes | memoryview) -> None:
         """A read ended inside a request."""
         limit = self.server.limits.header_bytes
         if self._request is None:
@@ -349,21 +378,48 @@ class ClientConnection(asyncio.Protocol):
         """Answers `error` when its turn comes, and reads no further request."""
         self._receiving = False
         self._lingering = True
+        self._unread = b""
         self._queue.append(error)
         self._pump()
 
     def _pump(self) -> None:
-        """Answers what waits, one after the other, until one takes its time."""
+        """Answers what waits, one after the other, until one takes its time or the turn is
+        over."""
         if self._pumping:
             return
         self._pumping = True
         try:
-            while self._queue and self._responder is None and self.writable:
-                if len(self._queue) == MAX_QUEUED and not self._lingering:
-                    self.transport.resume_reading()
+            for _ in range(MAX_QUEUED):
+                if not self._queue or self._responder is not None or not self.writable:
+                    break
                 self._answer(self._queue.popleft())
         finally:
             self._pumping = False
+        if self.closing:
+            return
+        if (self._queue or self._unread) and self._responder is None and self.writable:
+            self._turn_due = True
+            self.server.next_turn(self._take_turn)
+        if not self._lingering:
+            self._pause_or_resume()
+
+    def _take_turn(self) -> None:
+        self._turn_due = False
+        if self.closing:
+            return
+        if self._unread and not self._queue:
+            self._parse_slice()
+        if not self._turn_due:
+            self._pump()
+
+    def _pause_or_resume(self) -> None:
+        paused = bool(self._unread) or len(self._queue) >= MAX_QUEUED
+        if paused != self._paused:
+            self._paused = paused
+            if paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _answer(self, item: Request | RequestError) -> None:
         self.deadline = NEVER
@@ -396,7 +452,7 @@ class ClientConnection(asyncio.Protocol):
         self._responder = None
         if self.closing or not responder.request.keep_alive:
             self._finish()
-        elif self._queue:
+        elif self._queue or self._unread:
             self._pump()
         else:
             self._idle()

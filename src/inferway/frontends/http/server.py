@@ -90,6 +90,7 @@ class HttpServer:
         """Listens. Raises ConfigError when the address cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
+        self.next_turn: Callable[[Callable[[], object]], object] = self.loop.call_soon
         await self._listener.open(lambda: ClientConnection(self))
         timeouts = self.timeouts
         self._sweep_seconds = min(
