@@ -21,7 +21,7 @@ from inferway.cli.key_options import key_option, number_option, range_of
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
-from inferway.errors import ConfigError
+from inferway.errors import UNREADABLE, ConfigError
 
 log = logging.getLogger("inferway.picker")
 
@@ -307,7 +307,7 @@ def _scheduling(said: dict[str, Any]) -> tuple[str | dict[str, object], bool] | 
 def _parsed(text: str) -> dict[str, Any]:
     try:
         found = msgspec.yaml.decode(text.encode())
-    except msgspec.DecodeError as e:
+    except UNREADABLE as e:
         raise ConfigError(f"--config-text: not valid YAML: {e}") from e
     if not isinstance(found, dict):
         raise ConfigError(f"--config-text: expected keys, got {type(found).__name__}")

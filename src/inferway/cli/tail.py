@@ -15,7 +15,7 @@ import zmq
 
 from inferway.cli.command import Command, section
 from inferway.cli.flag import option
-from inferway.errors import WireError
+from inferway.errors import UNREADABLE, WireError
 
 LONGEST_LIST = 8  # longer ones are printed as their length; --json prints all
 
@@ -61,7 +61,7 @@ def read_message(frames: Sequence[bytes]) -> Message:
     topic = frames[0].decode(errors="backslashreplace")
     try:
         content: object = msgspec.msgpack.decode(frames[2])
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         raise WireError(f"topic {topic!r}: not msgpack: {e}") from e
     return Message(topic, int.from_bytes(frames[1], "big"), content)
 

@@ -9,7 +9,7 @@ import msgspec
 from inferway.config.checks import check
 from inferway.config.converted import converted
 from inferway.config.settings import EngineSettings, ServeSettings
-from inferway.errors import ConfigError
+from inferway.errors import UNREADABLE, ConfigError
 
 _ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
 _LABEL = "label."  # before a label's name
@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> dict[str, object]:
         fields = msgspec.yaml.decode(path.read_bytes())
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
-    except msgspec.DecodeError as e:
+    except UNREADABLE as e:
         raise ConfigError(f"{path}: not valid YAML: {e}") from e
     if not isinstance(fields, dict):
         raise ConfigError(f"{path}: expected keys like `engines:`, got {type(fields).__name__}")

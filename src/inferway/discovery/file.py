@@ -12,7 +12,7 @@ import msgspec
 
 from inferway.config import EngineSettings, check_engines, converted
 from inferway.discovery.source import Tell
-from inferway.errors import ConfigError
+from inferway.errors import UNREADABLE, ConfigError
 
 log = logging.getLogger("inferway.discovery")
 
@@ -31,7 +31,7 @@ def read_engines(path: Path) -> list[EngineSettings]:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
     try:
         found = msgspec.yaml.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         raise ConfigError(f"{path}: {e}") from e
     fields = {"engines": found} if isinstance(found, list) else found
     engines = converted(fields, _Engines, str(path)).engines

@@ -18,6 +18,8 @@ from typing import Annotated, Generic, TypeVar, cast
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from inferway.errors import UNREADABLE
+
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
 SMALL_BYTES = 64 * 1024  # decoded at once: less than a millisecond
@@ -185,7 +187,6 @@ _RENAMED = {
 }
 _KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
 _KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
 _BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
@@ -213,7 +214,7 @@ def open_batch(payload: bytes) -> RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
         try:
             return _SMALL_BATCH.decode(payload)
-        except _UNREADABLE:
+        except UNREADABLE:
             pass  # it is of another form, or one event in it is bad
     elif len(payload) > MAX_PAYLOAD_BYTES:
         return EventError(
@@ -224,7 +225,7 @@ def open_batch(payload: bytes) -> RawBatch | EventError:
     decoder = _BATCH_ARRAY if _is_array(payload) else _BATCH_MAP
     try:
         return decoder.decode(payload)
-    except _UNREADABLE as e:
+    except UNREADABLE as e:
         return EventError("malformed", f"batch: {_lower(e)}")
 
 
@@ -235,7 +236,7 @@ def decode_event(raw: Raw | bytes | _Decoded, place: int = 0) -> Event | EventEr
     decoder = _ARRAY if _is_array(raw) else _MAP
     try:
         return _typed(decoder.decode(raw), place)
-    except _UNREADABLE as e:
+    except UNREADABLE as e:
         return _second_look(raw, place, e)
 
 
@@ -263,7 +264,7 @@ def _second_look(raw: Raw | bytes, place: int, error: Exception) -> Event | Even
     bigrams = _BIGRAM_ARRAY if _is_array(raw) else _BIGRAM_MAP
     try:
         return _typed(bigrams.decode(raw), place)
-    except _UNREADABLE:
+    except UNREADABLE:
         kind = _type_of(raw)
     if kind is not None and kind not in _KNOWN_TYPES:
         return EventError("unknown_type", f"events[{place}]: unknown type {kind[:40]!r}", kind)
@@ -273,7 +274,7 @@ def _second_look(raw: Raw | bytes, place: int, error: Exception) -> Event | Even
 def _type_of(raw: Raw | bytes) -> str | None:
     try:
         event = msgspec.msgpack.decode(raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     if isinstance(event, dict):
         kind = event.get("type")

@@ -23,7 +23,7 @@ import msgspec
 from yarl import URL
 
 from inferway.config import unix_path
-from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.errors import UNREADABLE, UpstreamError, UpstreamTimeoutError
 from inferway.fleet.load import load_names
 
 METRICS = "/metrics"
@@ -133,7 +133,7 @@ async def _version(
     try:
         raw = await fetch(session, f"{url}/version", headers)
         return msgspec.json.decode(raw, type=_Version).version
-    except (StatusError, msgspec.DecodeError, UnicodeDecodeError):
+    except (StatusError, *UNREADABLE):
         return None
 
 
@@ -199,7 +199,7 @@ def parse_models(raw: bytes) -> tuple[ModelCard, ...]:
     """/v1/models. Raises UpstreamError for anything else."""
     try:
         cards = msgspec.json.decode(raw, type=_Cards).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         raise UpstreamError(f"/v1/models is not a list of models: {e}") from e
     return tuple(ModelCard(c.id, c.root, c.parent, c.max_model_len, c.owned_by) for c in cards)
 
@@ -215,7 +215,7 @@ def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tup
     """/kv_event_sources of an engine on `host` -> (sources we may use, findings)."""
     try:
         by_rank = msgspec.json.decode(raw, type=dict[int, _Source], strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         return (), (f"/kv_event_sources cannot be read: {e}",)
     sources, findings = [], []
     for place, (rank, source) in enumerate(sorted(by_rank.items())):

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from inferway.errors import UpstreamError
+from inferway.errors import UNREADABLE, UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
 from inferway.prompts.probe import CHAT, Outcome, Refused
@@ -64,7 +64,7 @@ def parse_answer(path: str, raw: bytes) -> Outcome:
         else:
             lists = [c.prompt_token_ids for c in sorted(answer.choices, key=lambda c: c.index)]
         found = [np.array(ids, dtype=np.uint32) for ids in lists if ids is not None]
-    except (msgspec.DecodeError, OverflowError) as e:
+    except (*UNREADABLE, OverflowError) as e:
         raise NoOracleError(f"{path}: its answer cannot be read") from e
     if not found or len(found) != len(lists):
         raise NoOracleError(f"{path}: no prompt_token_ids in its answer; is it an older vLLM?")
@@ -83,6 +83,6 @@ class _Error(msgspec.Struct):
 def _error_message(raw: bytes) -> str:
     try:
         error = msgspec.json.decode(raw, type=_Error)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return "no reason given"
     return (error.error.message or error.message)[:_MAX_REASON_CHARS] or "no reason given"

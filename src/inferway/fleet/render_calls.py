@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import aiohttp
 import msgspec
 
-from inferway.errors import UpstreamError
+from inferway.errors import UNREADABLE, UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
 from inferway.model import TokenIds
@@ -130,5 +130,5 @@ async def _decoded(decoder: msgspec.json.Decoder[_Answer], raw: bytes) -> _Answe
         if len(raw) <= MAX_BYTES_ON_LOOP:
             return decoder.decode(raw)
         return await asyncio.to_thread(decoder.decode, raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         raise UpstreamError("its rendering cannot be read") from e

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferway.errors import UpstreamError
+from inferway.errors import UNREADABLE, UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
 from inferway.structured.spec import Asked
@@ -109,7 +109,7 @@ class Warmer:
                 told = _TOLD.decode(answer)
                 if told.compile_ms is not None:
                     self._took(asked.spec.key, told.compile_ms)
-        except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError):
+        except (UpstreamError, *UNREADABLE):
             self._counts.warm("failed")
         finally:
             self._open[endpoint.engine] -= 1

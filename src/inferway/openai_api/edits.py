@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from inferway.errors import InvalidRequestError
+from inferway.errors import UNREADABLE, InvalidRequestError
 from inferway.openai_api.lenient import json_bytes, json_object
 
 MAX_BYTES = 1 << 20  # a larger body is not worth a report: this runs on the event loop
@@ -62,7 +62,7 @@ def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
     try:
         given = _XARGS.decode(body).vllm_xargs
         is_taken = bytes(given).startswith(b"{") and name in _OBJECT.decode(given)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     if is_taken:
         return None
@@ -80,7 +80,7 @@ def with_model(body: bytes, model: str) -> bytes:
     Raises InvalidRequestError for a large one that must be written anew."""
     try:
         given = _MODEL.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return _written_anew(body, "model", model)
     return _with_field(body, "model", given, model)
 
@@ -91,7 +91,7 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
     try:
         given = _SALT.decode(body).cache_salt
         made = salt(_TEXT.decode(given) if bytes(given) else None)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return _salted_anew(body, salt)
     return _with_field(body, "cache_salt", given, made)
 
@@ -131,7 +131,7 @@ def with_model_named(answer: bytes, model: str) -> bytes:
         if bytes(named.response).startswith(b"{"):
             answer = _with_text(answer, _MODEL.decode(named.response).model, model)
             named = _NAMED.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return answer
     return _with_text(answer, named.model, model)
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.errors import InvalidRequestError
+from inferway.errors import UNREADABLE, InvalidRequestError
 from inferway.openai_api.lenient import convert_leniently, json_object, json_type, lax_prompt
 from inferway.openai_api.shapes import Guided
 
@@ -301,7 +301,7 @@ def standard_fields(raw: bytes) -> JsonObject | None:
     """The same; None if it is no standard JSON in UTF-8, whose values have no other spelling."""
     try:
         return _FIELDS.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
@@ -314,7 +314,7 @@ def decode_body(
         return decoder.decode(raw)
     except RecursionError as e:
         raise InvalidRequestError("body: nested too deeply") from e
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         refused = e
     try:
         fields = json_object(raw)

@@ -18,6 +18,8 @@ from collections import deque
 
 import msgspec
 
+from inferway.errors import UNREADABLE
+
 _MARK = b'"usage"'
 _FINISH_REASON = re.compile(
     rb'"finish_reason":\s*"(stop|length|tool_calls|function_call|content_filter|abort|error|repetition)"'
@@ -110,7 +112,7 @@ def _in_event(line: bytes) -> Usage | None:
         return None
     try:
         return _told(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # its start is no longer kept
+    except UNREADABLE:  # its start is no longer kept
         return _in_the_end_of(line, _OUTERMOST) or _in_the_end_of(line, _OF_A_RESPONSE)
 
 
@@ -123,7 +125,7 @@ def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
         if text[at - 1 : at] != b"\\":  # else it is in generated text
             try:
                 found = _told(before + text[at:])
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 found = None
             if found is not None:
                 return found

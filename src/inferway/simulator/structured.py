@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from inferway.errors import InvalidRequestError
+from inferway.errors import UNREADABLE, InvalidRequestError
 
 MAX_WARMED = 1000
 
@@ -38,7 +38,7 @@ class Structured:
     async def _warm(self, request: web.Request) -> web.Response:
         try:
             spec = _WARM.decode(await request.read())
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        except UNREADABLE as e:
             raise InvalidRequestError(f"body: {e}") from e
         if len(self.warmed) < MAX_WARMED:
             self.warmed.append((spec.kind, spec.text))

@@ -106,8 +106,17 @@ async def test_they_keep_to_the_addresses_that_the_gateway_allows() -> None:
     assert destination(answered[0]) == "10.0.0.2:8000"
 
 
-async def test_clients_do_not_say_where_blocks_are_fetched() -> None:
-    body = b'{"model":"large","kv_transfer_params":{"remote_host":"evil"}}'
+async def test_a_body_with_two_content_types_is_refused() -> None:
+    multipart = ("content-type", "multipart/form-data; boundary=b")
+
+    [reply] = await asked(stream(), b'{"model":"large"}', JSON, multipart)
+
+    assert reply.immediate_response.status.code == InvalidRequestError.status
+
+
+@pytest.mark.parametrize("model", [b'"model":"large",', b'"model":"unknown",', b""])
+async def test_clients_do_not_say_where_blocks_are_fetched(model: bytes) -> None:
+    body = b'{%b"kv_transfer_params":{"remote_host":"evil"}}' % model
 
     [reply] = await asked(stream(), body, JSON)
 

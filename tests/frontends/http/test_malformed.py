@@ -70,6 +70,12 @@ REFUSED = {
         400,
         POST + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
     ),
+    "8.3 two content types": (
+        400,
+        POST + b"content-type: application/json\r\n"
+        b"content-type: multipart/form-data; boundary=x\r\ncontent-length: 1\r\n\r\na",
+    ),
+    "11.6.2 two keys": (400, POST + b"authorization: a\r\nauthorization: b\r\n\r\n"),
     "6.1 TE twice": (400, POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n"),
     "6.1 TE chunked, chunked": (
         400,

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from inferway.errors import ConfigError, UpstreamError
+from inferway.errors import UNREADABLE, ConfigError, UpstreamError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0  # how long a token is used before its file is read again
@@ -118,7 +118,7 @@ class ApiServer:
                 async with self._get(path, query, timeout) as response:
                     await _check(response)
                     page = msgspec.json.decode(await response.read())
-            except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as e:
+            except (aiohttp.ClientError, TimeoutError, *UNREADABLE) as e:
                 raise self._failed(path, e) from e
             items += page.get("items") or ()
             metadata = page.get("metadata") or {}
@@ -161,7 +161,7 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     try:
         decoded = msgspec.json.decode(await response.read())
         said = decoded if isinstance(decoded, dict) else {}
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         pass  # a proxy's page: the status says enough
     details = said.get("details") or {}
     again = str(response.headers.get("retry-after") or details.get("retryAfterSeconds") or "")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from inferway.discovery.kubernetes.objects import Object
-from inferway.errors import WireError
+from inferway.errors import UNREADABLE, WireError
 
 MAX_LINE_BYTES = 8 << 20  # etcd itself takes objects of 1.5 MiB
 
@@ -54,7 +54,7 @@ class Lines:
             if line.strip():
                 try:
                     yield _EVENT.decode(line)
-                except msgspec.DecodeError as e:
+                except UNREADABLE as e:
                     raise WireError(f"a watch's line is no event: {e}") from e
 
 

@@ -144,20 +144,25 @@ class Picker:
         if not ask.body or not ask.is_read:
             return None
         types = [value for name, value in ask.head.headers if name == b"content-type"]
+        if len(types) > 1:
+            raise InvalidRequestError("content-type: given more than once")
         read = partial(read_unread, content_type=types[0] if types else b"")
         try:
             found = await self.director.parse(read, ask.body)
+        except InvalidRequestError:
+            return None
+        if not self.trusts_transfers:
+            refuse_transfers(found.members)
+        try:
             if found.model is None:
                 return None
             self.endpoints.model(self.director.rewrites.target(found.model))
-        except (InvalidRequestError, UnknownModelError):
+        except UnknownModelError:
             return None
         return found
 
     async def _unread_of_model(self, ask: Ask, found: UnreadBody, within: Within | None) -> Pick:
         director = self.director
-        if not self.trusts_transfers:
-            refuse_transfers(found.members)
 
         async def read() -> UnreadBody:
             return found

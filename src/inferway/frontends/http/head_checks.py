@@ -7,7 +7,8 @@ from inferway.errors import BadHttpError, BodyTooLargeError
 from inferway.frontends.http.message import MAX_HEADERS, Request
 from inferway.upstream.headers import header_block
 
-_ONCE = (b"content-length", b"transfer-encoding", b"host")
+# Of the last two we would take one line, and an engine the other.
+_ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type", b"authorization")
 _UPGRADE = frozenset({b"upgrade"})
 
 
