@@ -515,10 +515,12 @@ class Journey:
         if self.closed:
             return
         self.closed = True
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.end()  # first: what it took is given back, whatever the answer holds
         record = self.record
         record.outcome = outcome
         record.usage = usage = self._usage.usage()
-        attempt = self._attempt
         if attempt is not None:
             endpoint = attempt.target.endpoint
             if usage is not None and usage.cached is not None and self._tells_its_reuse:
@@ -527,7 +529,6 @@ class Journey:
                 tokens.delivered += min(usage.cached, attempt.prompt_tokens)
             if outcome == "upstream_error":
                 self._suspect(endpoint)
-            attempt.end()
         if self._followers:
             ending = self._ending(outcome, usage)
             for follower in self._followers:

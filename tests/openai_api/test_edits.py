@@ -170,6 +170,12 @@ def test_another_model_changes_nothing_else(body: bytes) -> None:
     assert json.loads(with_model(body, "other")) == expected
 
 
+def test_a_body_that_is_nested_too_deeply_has_no_salt() -> None:
+    deep = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+    assert with_cache_salt(deep, lambda _: "salt") is None
+
+
 @given(BODIES.filter(is_text), st.sampled_from(["null", '"own"', "1", "[]", ""]))
 def test_a_salt_changes_nothing_else(body: bytes, own: str) -> None:
     if own:

@@ -161,6 +161,8 @@ def test_an_engine_may_not_tell_what_was_cached() -> None:
         b"\xff\xfe" * 40,
         stream(encode(type="response.created", response=response(usage=None))),
         stream(encode(type="response.failed", response="usage")),
+        b'{"usage": ' + b'{"usage": ' * 3_000 + b"1" + b"}" * 3_001,
+        stream(b'{"usage": ' + b'{"usage": ' * 3_000 + b"1" + b"}" * 3_001),
     ],
 )
 def test_what_is_not_the_engines_count_is_not_taken_for_it(answer: bytes) -> None:

@@ -166,11 +166,11 @@ class UnreadJourney:
         if self.closed:
             return
         self.closed = True
+        if self._endpoint is not None:
+            self.endpoints.release(self._endpoint)
         self.record.outcome = outcome
         self.record.usage = self._usage.usage()
-        if self._endpoint is not None:
-            if outcome == "upstream_error":
-                self.endpoints.suspect(self._endpoint)
-            self.endpoints.release(self._endpoint)
+        if self._endpoint is not None and outcome == "upstream_error":
+            self.endpoints.suspect(self._endpoint)
         if self.shape is not None:
             self.shape.on_end(Ending(outcome, self.clock()))
