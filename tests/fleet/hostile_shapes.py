@@ -12,8 +12,8 @@ Fields = dict[str, Any]
 _SCHEMA = "response_format/json_schema/schema"
 
 
-def _schema(schema: object, **more: object) -> Fields:
-    return {"response_format": schema_form(schema, **more)}
+def _schema(schema: object) -> Fields:
+    return {"response_format": schema_form(schema)}
 
 
 def _tower(word: str, branches: int, height: int) -> Fields:
@@ -40,14 +40,6 @@ BAD: dict[str, tuple[Fields, str]] = {
         f"{_SCHEMA}/properties/a",
     ),
     "a schema that is a number": ({"response_format": schema_form(3)}, _SCHEMA),
-    "a keyword nobody enforces, strictly": (
-        _schema(_object(a={"type": "array", "uniqueItems": True, "items": {}}), strict=True),
-        f"{_SCHEMA}/properties/a",
-    ),
-    "a pattern that looks ahead": (
-        _schema(_object(a={"type": "string", "pattern": "(?=a)b"}), strict=True),
-        f"{_SCHEMA}/properties/a",
-    ),
     "a regex that looks ahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs"),
     "a regex that is none": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs/regex"),
     "a regex with NUL": ({"structured_outputs": {"regex": "a\0"}}, "structured_outputs/regex"),
@@ -59,7 +51,7 @@ BAD: dict[str, tuple[Fields, str]] = {
     "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs/choice"),
     "two at once": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     "a tower of anyOf, 600 kB": (_schema(_tower("anyOf", 2, 12)), _SCHEMA),
-    "a tower of oneOf": (_schema(_tower("oneOf", 3, 7), strict=True), _SCHEMA),
+    "a tower of oneOf": (_schema(_tower("oneOf", 3, 7)), _SCHEMA),
     "an array of 100,000 items": (
         _schema({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
         _SCHEMA,

@@ -41,24 +41,25 @@ class Words:
     def is_costly(self, spec: Spec) -> bool:
         return "costly" in spec.text
 
-    def verdict(self, spec: Spec, strict: bool) -> Verdict:
+    def verdict(self, spec: Spec) -> Verdict:
         self.asked["verdict"] += 1
         if "heavy" in spec.text:
             raise HeavyError("may take long")
         if "refused" in spec.text:
             raise SpecError("'oneOf' cannot be compiled", place="/oneOf", keyword="oneOf")
-        if strict and "uniqueItems" in spec.text:
-            raise SpecError(
-                "uniqueItems cannot be enforced", place="/properties/a b,c", keyword="uniqueItems"
-            )
         if "uniqueItems" in spec.text:
             return Verdict("llguidance", [Unenforced("/properties/a b,c", "uniqueItems")])
         return Verdict("llguidance")
 
     def explain(
-        self, asked: Asked, refused: SpecError | None, found: Verdict | SpecError | None
+        self,
+        asked: Asked,
+        refused: SpecError | None,
+        found: Verdict | SpecError | None,
+        refuse_unenforced: bool,
     ) -> dict[str, Any]:
-        return {"key": asked.spec.key, "refused": str(refused or found)}
+        told = {"key": asked.spec.key, "refused": str(refused or found)}
+        return {**told, "refuse_unenforced": refuse_unenforced}
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         if "unsure" in spec.text:

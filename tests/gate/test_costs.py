@@ -66,8 +66,8 @@ def test_what_is_remembered_is_bounded() -> None:
 class Slow(Words):
     """Every spec takes 3 s to compile."""
 
-    def verdict(self, spec: Spec, strict: bool) -> Verdict:
-        return msgspec.structs.replace(super().verdict(spec, strict), compile_ms=3000.0)
+    def verdict(self, spec: Spec) -> Verdict:
+        return msgspec.structs.replace(super().verdict(spec), compile_ms=3000.0)
 
 
 async def test_compiling_costs_what_it_takes_beyond_the_first_token() -> None:

@@ -75,15 +75,19 @@ async def test_what_no_backend_takes_is_refused_where_engines_have_our_plugin() 
     assert await check(make_gate(Engines()), schema("refused"))
 
 
-async def test_strict_with_a_keyword_that_cannot_be_enforced_is_refused() -> None:
-    error = await refusal(make_gate(OURS), schema("uniqueItems", strict=True))
+async def test_strict_with_a_keyword_that_cannot_be_enforced_is_refused_if_that_is_set() -> None:
+    gate = make_gate(OURS, refuse_unenforced=True)
+
+    error = await refusal(gate, schema("uniqueItems", strict=True))
 
     assert error.param == f"{PLACE}/properties/a b,c"
     assert error.keyword == "uniqueItems"
+    assert await check(gate, schema("uniqueItems"))
 
 
-async def test_without_strict_what_cannot_be_enforced_is_named_to_the_client() -> None:
-    shape = await check(make_gate(OURS), schema("uniqueItems"))
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_what_cannot_be_enforced_is_named_to_the_client(is_strict: bool) -> None:
+    shape = await check(make_gate(OURS), schema("uniqueItems", strict=is_strict))
     shape.on_attempt(target("e0"), 0.0)
 
     assert shape.on_head(200) == ((b"x-inferway-unenforced", b"/properties/a%20b%2Cc uniqueItems"),)
@@ -159,7 +163,7 @@ class Killer:
     def helper(self) -> Helper:
         raise NotImplementedError
 
-    async def verdict(self, spec: Spec, strict: bool) -> Verdict:
+    async def verdict(self, spec: Spec) -> Verdict:
         self.tried += 1
         if "busy" in spec.text:
             raise HelperBusyError("8 jobs wait")
@@ -167,7 +171,7 @@ class Killer:
             raise JobKilledError("wall", "took more than 10 s")
         if "hostile" in spec.text:
             raise JobKilledError("cpu", "took more than 2 s of CPU time")
-        return Words().verdict(replace(spec, text=spec.text.replace("heavy", "")), strict)
+        return Words().verdict(replace(spec, text=spec.text.replace("heavy", "")))
 
     def close(self) -> None:
         pass

@@ -31,7 +31,7 @@ def trial() -> Iterator[TrialCompile]:
 
 @pytest.mark.parametrize("spec", GOOD, ids=lambda spec: f"{spec.kind} {spec.text[:20]}")
 async def test_a_trial_finds_what_the_cascade_finds(trial: TrialCompile, spec: Spec) -> None:
-    found = await trial.verdict(spec, strict=False)
+    found = await trial.verdict(spec)
 
     assert (found.backend, list(found.unenforced)) == (
         cascade.verdict(spec).backend,
@@ -46,7 +46,7 @@ async def test_what_no_backend_takes_is_told_with_its_words(trial: TrialCompile)
         cascade.verdict(spec)
 
     with pytest.raises(SpecError) as e:
-        await trial.verdict(spec, strict=False)
+        await trial.verdict(spec)
 
     assert str(e.value) == str(expected.value)
     assert (e.value.place, e.value.keyword) == (expected.value.place, expected.value.keyword)
@@ -58,9 +58,9 @@ async def test_what_takes_too_much_is_killed_and_the_next_one_is_not() -> None:
     hostile = Spec(Kind.JSON, '{"type":"array","maxItems":400000,"items":{"type":"integer"}}')
     try:
         with pytest.raises(JobKilledError):
-            await trial.verdict(hostile, strict=False)
+            await trial.verdict(hostile)
 
-        assert (await trial.verdict(GOOD[0], strict=False)).backend
+        assert (await trial.verdict(GOOD[0])).backend
         assert sum(trial.helper.stats.kills.values()) == 1
     finally:
         trial.close()

@@ -65,7 +65,6 @@ async def test_an_engine_is_told_the_whole_spec() -> None:
             "additional_properties": True,
             "whitespace_pattern": None,
         },
-        "strict": True,
     }
     assert posted.engines == ["e0"]
     assert posted.counts.warmed == {"sent": 1}

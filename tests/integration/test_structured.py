@@ -228,15 +228,24 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(start_fleet: StartFle
 UNIQUE = {"type": "object", "properties": {"a b": {"type": "array", "uniqueItems": True}}}
 
 
-async def test_what_is_not_enforced_is_named_and_strict_refuses_it(
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_what_is_not_enforced_is_named(start_fleet: StartFleet, is_strict: bool) -> None:
+    fleet = await echoing(start_fleet)
+
+    answer = await fleet.chat("{}", **asking(UNIQUE, strict=is_strict))
+
+    assert answer.headers["x-inferway-unenforced"] == "/properties/a%20b uniqueItems"
+
+
+async def test_what_is_not_enforced_is_refused_with_strict_if_that_is_set(
     start_fleet: StartFleet,
 ) -> None:
-    fleet = await echoing(start_fleet)
+    fleet = await echoing(start_fleet, structured=StructuredSettings(refuse_unenforced=True))
 
     lenient = await fleet.chat("{}", **asking(UNIQUE))
     strict = await fleet.chat("{}", **asking(UNIQUE, strict=True))
 
-    assert lenient.headers["x-inferway-unenforced"] == "/properties/a%20b uniqueItems"
+    assert lenient.status == 200
     assert strict.status == 400
     assert strict.body["error"]["param"] == "response_format/json_schema/schema/properties/a b"
     assert "uniqueItems" in strict.body["error"]["message"]

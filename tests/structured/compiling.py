@@ -60,11 +60,11 @@ class Gated:
         source.gate.set()
         return source
 
-    def compile(self, spec: Spec, strict: bool) -> Made:
+    def compile(self, spec: Spec) -> Made:
         self.arrived.release()
         if not self.gate.wait(SECONDS):
             raise TimeoutError
-        self.built.append(f"{spec.text} strict" if strict else spec.text)
+        self.built.append(spec.text)
         if spec.text.startswith("bad"):
             raise SpecError("cannot hold", place="/a", keyword="pattern")
         if spec.text.startswith("broken"):
@@ -100,8 +100,7 @@ class TextJobs:
     child: Child = field(default_factory=lambda: Child((JOBS,)))
     finish: Callable[[bytes], Compiled] = lambda data: Made(data.decode(), backend="job")
 
-    def job(self, spec: Spec, strict: bool) -> Job | None:
-        del strict
+    def job(self, spec: Spec) -> Job | None:
         return Job(
             f"{JOBS}:{self.function}", spec.text.encode(), self.finish, required=self.required
         )

@@ -63,14 +63,6 @@ def test_an_error_says_the_place_in_this_request(checker: Checker) -> None:
     assert refused.value.keyword == "type"
 
 
-def test_strict_has_its_own_verdict(checker: Checker) -> None:
-    spec = Spec(Kind.JSON, '{"nullable":true}')
-    checker.check_now(Asked(spec, "x"))
-
-    with pytest.raises(SpecError, match="x/nullable: not a keyword"):
-        checker.check_now(Asked(spec, "x", strict=True))
-
-
 async def test_who_asks_for_the_same_joins(checker: Checker) -> None:
     await asyncio.gather(*(checker.check(LARK) for _ in range(20)))
 

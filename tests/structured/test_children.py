@@ -150,8 +150,8 @@ def test_while_a_hostile_one_is_built_others_are_not_waited_for(make: MakeManage
 
     @dataclass
     class HostileOnly(TextJobs):
-        def job(self, spec: Any, strict: bool) -> Any:
-            return super().job(spec, strict) if spec.text == "hostile" else None
+        def job(self, spec: Any) -> Any:
+            return super().job(spec) if spec.text == "hostile" else None
 
     manager = make(HostileOnly("spin"), limits=limits(num_threads=1))
     hostile = manager.compile(spec("hostile"))
@@ -263,9 +263,9 @@ def test_what_is_whole_and_cannot_be_read_is_built_again(make: MakeManager, tmp_
 def test_who_leaves_before_the_child_has_begun_has_his_job_dropped(make: MakeManager) -> None:
     @dataclass
     class Named(TextJobs):
-        def job(self, spec: Any, strict: bool) -> Any:
+        def job(self, spec: Any) -> Any:
             self.function = spec.text
-            return super().job(spec, strict)
+            return super().job(spec)
 
     manager = make(Named(""), limits=limits(num_threads=1))
     running = manager.compile(spec("spin"))

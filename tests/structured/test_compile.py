@@ -102,16 +102,6 @@ def test_a_spec_is_compiled_once_and_then_held(make: MakeManager) -> None:
     assert manager.counts.cache_hits.value("memory") == 1
 
 
-def test_strict_and_not_strict_are_compiled_apart(make: MakeManager) -> None:
-    source = Gated.open()
-    manager = make(source)
-
-    manager.compile(spec("a"), strict=True).result(SECONDS)
-    manager.compile(spec("a"), strict=False).result(SECONDS)
-
-    assert source.built == ["a strict", "a"]
-
-
 def test_who_asks_during_a_build_waits_for_that_build(make: MakeManager) -> None:
     source = Gated()
     manager = make(source)
@@ -368,18 +358,18 @@ def test_what_is_held_is_told_the_last_used_first(make: MakeManager) -> None:
     clock = Clock()
     source = Gated()
     manager = make(source, clock=clock)
-    slow = manager.compile(spec("slow"), strict=True)
+    slow = manager.compile(spec("slow"))
     source.wait_for_build()
     clock.now += 1.5
     source.gate.set()
     slow.result(SECONDS)
     manager.compile(spec("quick")).result(SECONDS)
-    manager.compile(spec("slow"), strict=True)
+    manager.compile(spec("slow"))
 
     first, second = manager.held_specs()
 
-    assert first == (spec("slow").key, True, "double", 1.5, 1_000_000)
-    assert second[:3] == (spec("quick").key, False, "double")
+    assert first == (spec("slow").key, "double", 1.5, 1_000_000)
+    assert second[:2] == (spec("quick").key, "double")
     assert manager.held_specs(most=1) == [first]
 
 

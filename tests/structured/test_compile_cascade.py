@@ -126,8 +126,7 @@ def test_a_regex_asked_for_often_gets_the_automaton_that_a_child_has_built(
 class AllRegexes(OutlinesJobs):
     """As if the hostile ones were not seen."""
 
-    def job(self, spec: Spec, strict: bool) -> Job:
-        del strict
+    def job(self, spec: Spec) -> Job:
         return Job(f"{MODULE}:index", spec.text.encode(), OutlinesCore(smollm2()).load)
 
 

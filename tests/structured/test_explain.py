@@ -15,7 +15,7 @@ from inferway.structured.cost import estimated_seconds
 from inferway.structured.explain import MAX_LISTED, explain
 from inferway.structured.grammar import Unenforced
 from inferway.structured.limits import Limits
-from inferway.structured.spec import Kind, Spec
+from inferway.structured.spec import Asked, Kind, Spec
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def explained(
     verdict: Verdict | SpecError | None = None,
     *,
     strict: bool = False,
+    refuse_unenforced: bool = False,
     checked: SpecError | None = None,
 ) -> dict[str, Any]:
     def check(_: Spec) -> None:
@@ -48,7 +49,14 @@ def explained(
             raise verdict
         return verdict or Verdict()
 
-    told = explain(spec, strict, check=check, verdict=judge, limits=Limits())
+    asked = Asked(spec, "", strict)
+    told = explain(
+        asked,
+        check=check,
+        verdict=judge,
+        limits=Limits(),
+        refuse_unenforced=refuse_unenforced,
+    )
     through_json: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
     return through_json
 
@@ -81,11 +89,14 @@ def test_every_keyword_is_named_with_what_becomes_of_it() -> None:
     assert [each["by"] for each in told["keywords"]] == [None, *["llguidance"] * 3, None, None]
 
 
-def test_what_is_left_out_is_refused_where_strict_is_asked() -> None:
+def test_what_is_left_out_is_refused_where_strict_is_asked_and_that_is_set() -> None:
     spec = json_spec({"type": "array", "uniqueItems": True})
+    left_out = Verdict(unenforced=[Unenforced("", "uniqueItems")])
 
-    told = explained(spec, Verdict(unenforced=[Unenforced("", "uniqueItems")]), strict=True)
+    told = explained(spec, left_out, strict=True, refuse_unenforced=True)
 
+    assert explained(spec, left_out, strict=True)["verdict"] == "partly"
+    assert explained(spec, left_out, refuse_unenforced=True)["verdict"] == "partly"
     assert told["verdict"] == "refused"
     assert told["backend"] is None
     assert told["refused"] == {
@@ -172,7 +183,8 @@ def test_a_keyword_that_stands_in_no_schema_is_told_too() -> None:
     ids=lambda spec: f"{spec.kind} {spec.text[:10]}",
 )
 def test_the_cascade_says_itself_what_it_would_do(spec: Spec) -> None:
-    told = explain(spec, True, check=passes, verdict=cascades_verdict, limits=Limits())
+    asked = Asked(spec, "", strict=True)
+    told = explain(asked, check=passes, verdict=cascades_verdict, limits=Limits())
 
     assert told["verdict"] == "enforced"
     assert told["backend"]

@@ -144,6 +144,7 @@ class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     check: bool = True  # what is asked, before an engine sees it; and answers
     trial_compile: bool = False  # in a helper process, with limits
+    refuse_unenforced: bool = False  # of requests with `strict`; else named, as without it
     report_validity: bool = False  # on streams too, as a comment before their end
     answer_bytes: Count = 1024 * 1024  # of one answer that is held back until it is judged
     warm_per_second: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # told to each engine; 0: none

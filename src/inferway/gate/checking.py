@@ -40,10 +40,10 @@ class Checking:
     def is_costly(self, spec: Spec) -> bool:
         return is_costly(spec)
 
-    def verdict(self, spec: Spec, strict: bool) -> Verdict:
+    def verdict(self, spec: Spec) -> Verdict:
         try:
             with panics_as_errors:
-                backend, unenforced = cascade.light_verdict(spec, strict)
+                backend, unenforced = cascade.light_verdict(spec)
         except (SpecError, HeavyError):
             raise
         except Exception as e:
@@ -55,7 +55,11 @@ class Checking:
         return Verdict(backend, unenforced, estimated_seconds(spec) * 1000)
 
     def explain(
-        self, asked: Asked, refused: SpecError | None, found: Verdict | SpecError | None
+        self,
+        asked: Asked,
+        refused: SpecError | None,
+        found: Verdict | SpecError | None,
+        refuse_unenforced: bool,
     ) -> dict[str, Any]:
         def check(_: Spec) -> None:
             if refused is not None:
@@ -67,7 +71,13 @@ class Checking:
                 raise found
             return found
 
-        return explain(asked.spec, asked.strict, check=check, verdict=verdict, limits=Limits())
+        return explain(
+            asked,
+            check=check,
+            verdict=verdict,
+            limits=Limits(),
+            refuse_unenforced=refuse_unenforced,
+        )
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         try:

@@ -5,8 +5,8 @@ unreadable, invalid, over a limit                      400, `param` at the place
 in quarantine                                          400, with the reason
 the model has engines with our plugin:
            no backend takes it                         400, as the engine would say
-           `strict`, and a keyword cannot be enforced  400, with the keyword and its place
-           else                                        named in `x-inferway-unenforced`
+           a keyword cannot be enforced                named in `x-inferway-unenforced`; 400 with
+                                                       `strict`, if the settings say so
 the model has stock engines only                       passes: what these enforce is not known
 
 Verdicts are kept by spec. Nothing here takes long on the event loop: reading a large body, verdicts
@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -43,7 +42,7 @@ from inferway.gate.shape import Shape
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
 from inferway.structured.grammar import Unenforced
-from inferway.structured.report import in_request, keeps_all
+from inferway.structured.report import in_request, keeps_all, refuse_unenforced
 from inferway.structured.requests import asked as asked_in
 from inferway.structured.spec import Asked, Spec
 from inferway.structured.texts import Said
@@ -100,6 +99,7 @@ class Gate:
         self.trial = trial
         self._hint = hint
         self._tries_all = settings.trial_compile
+        self._refuses_unenforced = settings.refuse_unenforced
         self._engines = engines
         self._clock = clock
         self.warmer: Warmer | None = None
@@ -206,8 +206,7 @@ class Gate:
             self._refuse_in_quarantine(_together(asked), asked[0])
         for_us = any(self._engines.has_plugin(endpoint.engine) for endpoint in endpoints)
         for number, each in enumerate(asked, 1):
-            # what `strict` promises is not ours to keep for stock engines, nor to refuse
-            await self.library.check(each if for_us else replace(each, strict=False))
+            await self.library.check(each)
             await _breathe(number)
         if not for_us and not self._tries_all:
             return Shape(self, asked, None)
@@ -219,6 +218,8 @@ class Gate:
                 continue
             if isinstance(verdict, SpecError):
                 raise in_request(each, verdict) from None
+            if self._refuses_unenforced:
+                refuse_unenforced(each, verdict.unenforced)
             unenforced += verdict.unenforced
         return Shape(self, asked, unenforced if for_us else None)
 
@@ -240,17 +241,18 @@ class Gate:
             refused = e
         else:
             try:
-                found = await self._verdict(replace(asked, strict=False))
+                found = await self._verdict(asked)
             except _Quarantined as e:
                 found = e.error
-        told = await self.in_thread(self.library.explain, asked, refused, found)
+        told = await self.in_thread(
+            self.library.explain, asked, refused, found, self._refuses_unenforced
+        )
         return {"place": asked.place, **told}
 
     async def _verdict(self, asked: Asked) -> Verdict | SpecError:
-        spec, strict = asked.spec, asked.strict
-        key = f"{spec.key} strict" if strict else spec.key
+        spec = asked.spec
         try:
-            return await self._verdicts.get(key, partial(self._work_out, spec, strict))
+            return await self._verdicts.get(spec.key, partial(self._work_out, spec))
         except JobKilledError as e:
             if e.lacked_cpu:
                 raise ChecksBusyError(f"{asked.place}: compiling it {e}; try again") from None
@@ -259,14 +261,14 @@ class Gate:
         except HelperError as e:
             raise ChecksBusyError(f"{asked.place}: cannot be compiled now: {e}") from None
 
-    async def _work_out(self, spec: Spec, strict: bool) -> Verdict | SpecError:
+    async def _work_out(self, spec: Spec) -> Verdict | SpecError:
         """Raises HelperError."""
         assert self.library is not None
         if self._num_verdicts >= MAX_WAITING:
             raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
         self._num_verdicts += 1
         try:
-            found = await self._found(spec, strict)
+            found = await self._found(spec)
         except SpecError as e:
             return e.with_traceback(None)
         finally:
@@ -274,15 +276,15 @@ class Gate:
         self.costs.took(spec.key, found.compile_ms)
         return found
 
-    async def _found(self, spec: Spec, strict: bool) -> Verdict:
+    async def _found(self, spec: Spec) -> Verdict:
         assert self.library is not None
         if self.trial is None or not (self._tries_all or self.library.is_costly(spec)):
             try:
-                return await self.in_thread(self.library.verdict, spec, strict)
+                return await self.in_thread(self.library.verdict, spec)
             except HeavyError:
                 if self.trial is None:
                     raise SpecError("takes more than may be compiled here; simplify it") from None
-        return await self.trial.verdict(spec, strict)
+        return await self.trial.verdict(spec)
 
     def in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """One of ours."""

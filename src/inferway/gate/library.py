@@ -37,17 +37,21 @@ class Library(Protocol):
     def is_costly(self, spec: Spec) -> bool:
         """Whether its verdict may take more than some milliseconds, or memory. At once."""
 
-    def verdict(self, spec: Spec, strict: bool) -> Verdict:
-        """Raises SpecError if no backend takes it, or, if `strict`, none keeps it whole; HeavyError
-        if only a trial may find that out."""
+    def verdict(self, spec: Spec) -> Verdict:
+        """Raises SpecError if no backend takes it; HeavyError if only a trial may find that out."""
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         """Whether a finished text has the shape; None if that cannot be told."""
 
     def explain(
-        self, asked: Asked, refused: SpecError | None, found: Verdict | SpecError | None
+        self,
+        asked: Asked,
+        refused: SpecError | None,
+        found: Verdict | SpecError | None,
+        refuse_unenforced: bool,
     ) -> dict[str, Any]:
-        """In JSON's words. `refused`: by `check`; if it was not, what `verdict` has found."""
+        """In JSON's words. `refused`: by `check`; if it was not, what `verdict` has found.
+        `refuse_unenforced`: of what is strict."""
 
 
 class Trial(Protocol):
@@ -56,7 +60,7 @@ class Trial(Protocol):
     @property
     def helper(self) -> Helper: ...
 
-    async def verdict(self, spec: Spec, strict: bool) -> Verdict:
+    async def verdict(self, spec: Spec) -> Verdict:
         """Raises SpecError, JobKilledError, or another HelperError if it cannot be tried now."""
 
     def close(self) -> None: ...

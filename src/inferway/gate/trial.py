@@ -22,9 +22,9 @@ class TrialCompile:
             prepare=(trial.PREPARE, b"-"),
         )
 
-    async def verdict(self, spec: Spec, strict: bool) -> Verdict:
+    async def verdict(self, spec: Spec) -> Verdict:
         """Raises SpecError, JobKilledError, or another HelperError if it cannot be tried now."""
-        said = await self.helper.call_async(trial.JUDGE, trial.argument(spec, strict))
+        said = await self.helper.call_async(trial.JUDGE, trial.argument(spec))
         found = trial.judged(said)
         return Verdict(found.backend, found.unenforced, found.compile_seconds * 1000)
 

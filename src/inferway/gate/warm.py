@@ -125,6 +125,5 @@ def body_of(asked: Asked) -> bytes:
             "kind": spec.kind,
             "text": spec.text,
             "options": spec.options,
-            "strict": asked.strict,
         }
     )

@@ -17,7 +17,6 @@ class _Warm(msgspec.Struct):
     kind: str
     text: str
     options: dict[str, Any] = {}
-    strict: bool = False
 
 
 _WARM = msgspec.json.Decoder(_Warm)

@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
     Waiter = Future[Compiled]
 
-Key = tuple[str, bool]  # a spec's, and whether strict
-
 
 class HeldSpec(NamedTuple):
     """What is held, for who asks from outside."""
 
     key: str
-    strict: bool
     backend: str
     seconds: float  # it took to compile, and would again
     num_bytes: int
@@ -42,7 +39,7 @@ class Stage(Enum):
 class Build:
     """Under the manager's lock, but for `task`."""
 
-    key: Key
+    key: str  # the spec's
     spec: Spec
     deadline: float
     warm: bool = False  # wanted even if nobody waits for it

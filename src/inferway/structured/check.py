@@ -25,9 +25,9 @@ from inferway.structured.spec import Kind, Spec
 DEFAULT = Limits()
 
 
-def check(spec: Spec, limits: Limits = DEFAULT, *, strict: bool = False) -> None:
-    """Raises SpecError; `place` is a pointer into the spec. `strict` also refuses what could only
-    be left out: keywords that JSON Schema does not have, patterns that cannot be followed."""
+def check(spec: Spec, limits: Limits = DEFAULT) -> None:
+    """Raises SpecError; `place` is a pointer into the spec. What could only be left out passes:
+    whoever compiles leaves it out and says so."""
     size = len(spec.text) if spec.text.isascii() else len(spec.text.encode())
     if size > limits.max_bytes:
         raise SpecError(f"{size} bytes, at most {limits.max_bytes}")
@@ -36,7 +36,7 @@ def check(spec: Spec, limits: Limits = DEFAULT, *, strict: bool = False) -> None
         _check_regex(whitespace, limits, "whitespace_pattern: ")
     match spec.kind:
         case Kind.JSON:
-            check_schema(json.loads(spec.text), limits, strict=strict)
+            check_schema(json.loads(spec.text), limits)
         case Kind.REGEX:
             _check_regex(spec.text, limits)
         case Kind.CHOICE:
@@ -44,7 +44,7 @@ def check(spec: Spec, limits: Limits = DEFAULT, *, strict: bool = False) -> None
         case Kind.GRAMMAR:
             check_grammar(spec.text, limits)
         case Kind.STRUCTURAL_TAG:
-            _check_tag(json.loads(spec.text), limits, strict)
+            _check_tag(json.loads(spec.text), limits)
         case Kind.JSON_OBJECT:
             pass
 
@@ -53,7 +53,7 @@ def _check_regex(text: str, limits: Limits, before: str = "") -> None:
     if "\x00" in text:
         raise SpecError(f"{before}holds a NUL character, which no answer can hold")
     try:
-        check_pattern(text, limits, "", "regex", strict=True)
+        check_pattern(text, limits, "", "regex", required=True)
     except SpecError as e:
         raise SpecError(f"{before}{e}", keyword="regex") from None
     fault = regex_fault(text)
@@ -110,18 +110,18 @@ def _check_json_within(text: str, limits: Limits) -> None:
             raise SpecError(f"line {line}: %json: {e}", keyword="grammar") from None
 
 
-def _check_tag(tag: dict[str, Any], limits: Limits, strict: bool) -> None:
+def _check_tag(tag: dict[str, Any], limits: Limits) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
-        _within(["structures", i, "schema"], structure["schema"], limits, strict)
+        _within(["structures", i, "schema"], structure["schema"], limits)
     waiting: list[tuple[list[str | int], Any]] = [(["format"], tag.get("format"))]
     while waiting:
         steps, item = waiting.pop()
         if isinstance(item, list):
             waiting.extend(([*steps, i], child) for i, child in enumerate(item))
         elif isinstance(item, dict):
-            _check_format(steps, item, limits, strict)
+            _check_format(steps, item, limits)
             waiting.extend(
                 ([*steps, name], child)
                 for name, child in item.items()
@@ -132,9 +132,7 @@ def _check_tag(tag: dict[str, Any], limits: Limits, strict: bool) -> None:
 _TAG_WRAPPERS = 16  # levels more, as in vLLM (STRUCTURAL_TAG_WRAPPER_NESTING)
 
 
-def _check_format(
-    steps: list[str | int], item: dict[str, Any], limits: Limits, strict: bool
-) -> None:
+def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits) -> None:
     """One of xgrammar's formats. Those that hold no shape are the engine's to judge."""
     kind = item.get("type")
     if kind not in ("json_schema", "regex", "grammar"):
@@ -143,7 +141,7 @@ def _check_format(
     value = item.get(name)
     place = [*steps, name]
     if kind == "json_schema" and isinstance(value, dict | bool):
-        _within(place, value, limits, strict)
+        _within(place, value, limits)
         return
     if kind == "json_schema" or not isinstance(value, str):
         raise SpecError(f"{pointer(place)}: is missing or of another type", place=pointer(place))
@@ -156,9 +154,9 @@ def _check_format(
         raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: Limits, strict: bool) -> None:
+def _within(steps: list[str | int], schema: Any, limits: Limits) -> None:
     try:
-        check_schema(schema, limits, strict=strict)
+        check_schema(schema, limits)
     except SpecError as e:
         raise _moved(e, pointer(steps)) from None
 

@@ -107,8 +107,8 @@ class Checker:
         self._max_waiting = max_waiting
         self._max_entries = max_entries  # of at most ~1 kB each: words are cut, specs not kept
         self._lock = Lock()
-        self._open: dict[tuple[str, bool], Future[Fault | None]] = {}
-        self._known: OrderedDict[tuple[str, bool], Fault | None] = OrderedDict()
+        self._open: dict[str, Future[Fault | None]] = {}
+        self._known: OrderedDict[str, Fault | None] = OrderedDict()
         # One that checks: of two, one would go on where the event loop waits for its turn.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="check")
         # These only wait for the helper: each for its own patience, not for one before it.
@@ -135,7 +135,7 @@ class Checker:
             threads.shutdown(wait=True, cancel_futures=True)
 
     def _look(self, asked: Asked) -> Fault | Future[Fault | None] | None:
-        key = (asked.spec.key, asked.strict)
+        key = asked.spec.key
         with self._lock:
             if key in self._known:
                 self.stats.known += 1
@@ -153,11 +153,11 @@ class Checker:
             judge, threads = (
                 (self._judged_apart, self._waiting) if costly else (self._judged, self._thread)
             )
-            future = self._open[key] = threads.submit(judge, asked.spec, asked.strict)
+            future = self._open[key] = threads.submit(judge, asked.spec)
         future.add_done_callback(lambda done: self._done(key, done))
         return future
 
-    def _done(self, key: tuple[str, bool], done: Future[Fault | None]) -> None:
+    def _done(self, key: str, done: Future[Fault | None]) -> None:
         with self._lock:
             self._open.pop(key, None)
             if done.cancelled() or done.exception() is not None:
@@ -171,9 +171,9 @@ class Checker:
                 self._known.popitem(last=False)
             self.stats.entries = len(self._known)
 
-    def _judged(self, spec: Spec, strict: bool) -> Fault | None:
+    def _judged(self, spec: Spec) -> Fault | None:
         try:
-            check(spec, self.limits, strict=strict)
+            check(spec, self.limits)
         except SpecError as e:
             return _fault(str(e), e.place, e.keyword)
         except BaseException as e:
@@ -182,8 +182,8 @@ class Checker:
             return _fault(_CRASHED, "", None)
         return None
 
-    def _judged_apart(self, spec: Spec, strict: bool) -> Fault | None:
-        argument = check_jobs.argument(spec, limits=asdict(self.limits), strict=strict)
+    def _judged_apart(self, spec: Spec) -> Fault | None:
+        argument = check_jobs.argument(spec, limits=asdict(self.limits))
         try:
             said = self.helper.call(check_jobs.CHECK, argument)
         except JobKilledError as e:

@@ -62,8 +62,8 @@ class Children:
         self._helper: Helper | None = None
         self._closed = False
 
-    def job(self, spec: Spec, strict: bool) -> Job | None:
-        return self._jobs.job(spec, strict)
+    def job(self, spec: Spec) -> Job | None:
+        return self._jobs.job(spec)
 
     def on_disk(self, job: Job) -> Compiled | None:
         """Takes as long as loading does."""

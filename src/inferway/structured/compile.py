@@ -40,7 +40,7 @@ from inferway.errors import (
     SpecError,
     crash_report,
 )
-from inferway.structured.builds import Build, Held, HeldSpec, Key, Stage, held_of
+from inferway.structured.builds import Build, Held, HeldSpec, Stage, held_of
 from inferway.structured.cache import MemoryCache, Remembered
 from inferway.structured.children import Children, Killed
 from inferway.structured.compile_limits import CompileLimits
@@ -84,12 +84,12 @@ class CompilationManager:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: MemoryCache[Key, Held] = MemoryCache(self.limits.memory_bytes)
+        self._held: MemoryCache[str, Held] = MemoryCache(self.limits.memory_bytes)
         remembered = self.limits.max_remembered
-        self._refused: Remembered[Key, SpecError] = Remembered(
+        self._refused: Remembered[str, SpecError] = Remembered(
             self.limits.refusal_seconds, remembered, clock
         )
-        self._builds: dict[Key, Build] = {}
+        self._builds: dict[str, Build] = {}
         self._workers = Workers(self.limits.num_threads, _MAX_STUCK)
         self._children = Children(jobs, self.limits, self.counts, disk, clock) if jobs else None
         trial = replace(self.limits, child=self.limits.trial)
@@ -98,11 +98,11 @@ class CompilationManager:
         self._watcher: threading.Thread | None = None
         self._closed = False
 
-    def compile(self, spec: Spec, strict: bool = False) -> Waiter:
+    def compile(self, spec: Spec) -> Waiter:
         """SpecError (400): refused, or took too long. SaturatedError (429): too many wait.
         CompileError (500): our fault. Cancelling the future drops the build if nobody else waits
         for it and it has not begun. What is held comes as a future that is done."""
-        key = (spec.key, strict)
+        key = spec.key
         with self._lock:
             held = self._held.get(key)
             if held is None:
@@ -115,14 +115,14 @@ class CompilationManager:
         self.counts.requests.add(spec.kind, held.backend, "ok")
         return held.future
 
-    async def compile_async(self, spec: Spec, strict: bool = False) -> Compiled:
+    async def compile_async(self, spec: Spec) -> Compiled:
         """As `compile`; who is cancelled here has cancelled there."""
-        return await asyncio.wrap_future(self.compile(spec, strict))
+        return await asyncio.wrap_future(self.compile(spec))
 
-    def warm(self, spec: Spec, strict: bool = False) -> bool:
+    def warm(self, spec: Spec) -> bool:
         """Builds it though nobody waits for it yet, after all that somebody waits for. False: half
         of the places are taken, and it is neither held nor under way."""
-        key = (spec.key, strict)
+        key = spec.key
         with self._lock:
             if key in self._builds or self._held.get(key) is not None:
                 return True
@@ -131,18 +131,18 @@ class CompilationManager:
             self._begin(key, spec, Turn.LATER).warm = True
             return True
 
-    def held(self, spec: Spec, strict: bool = False) -> Compiled | None:
+    def held(self, spec: Spec) -> Compiled | None:
         """Only if it is in memory."""
         with self._lock:
-            held = self._held.get((spec.key, strict))
+            held = self._held.get(spec.key)
         return None if held is None else held.future.result()
 
     def held_specs(self, most: int = 256) -> list[HeldSpec]:
         """Those in memory, what was used last first."""
         with self._lock:
             return [
-                HeldSpec(key, strict, held.backend, held.seconds, held.num_bytes)
-                for (key, strict), held in islice(self._held.last_used(), most)
+                HeldSpec(key, held.backend, held.seconds, held.num_bytes)
+                for key, held in islice(self._held.last_used(), most)
             ]
 
     def snapshot(self) -> dict[str, dict[str, float]]:
@@ -191,7 +191,7 @@ class CompilationManager:
 
     # Asking: under the lock.
 
-    def _asked(self, key: Key, spec: Spec) -> Waiter:
+    def _asked(self, key: str, spec: Spec) -> Waiter:
         refused = self._refused.get(key)
         if refused is not None:
             self.counts.cache_hits.add("refused")
@@ -217,7 +217,7 @@ class CompilationManager:
     def _num_waiting(self) -> int:
         return sum(build.stage is Stage.WAITING for build in self._builds.values())
 
-    def _begin(self, key: Key, spec: Spec, turn: Turn) -> Build:
+    def _begin(self, key: str, spec: Spec, turn: Turn) -> Build:
         build = Build(key, spec, self._clock() + self.limits.wait_seconds)
         build.task = partial(self._run, build)
         self._builds[key] = build
@@ -305,8 +305,7 @@ class CompilationManager:
             self._refuse(build, CompileError(f"a grammar library failed: {type(error).__name__}"))
 
     def _make(self, build: Build) -> None:
-        spec, strict = build.spec, build.key[1]
-        job = self._children.job(spec, strict) if self._children is not None else None
+        job = self._children.job(build.spec) if self._children is not None else None
         if job is None or self._children is None:
             self._compile_here(build, None)
             return
@@ -320,11 +319,10 @@ class CompilationManager:
             self._compile_here(build, wanted)
 
     def _compile_here(self, build: Build, wanted: Job | None) -> None:
-        spec, strict = build.spec, build.key[1]
         try:
-            compiled = self._source.compile(spec, strict)
+            compiled = self._source.compile(build.spec)
         except HeavyError as heavy:
-            if not (self._trials and (job := self._trials.job(spec, strict))):
+            if not (self._trials and (job := self._trials.job(build.spec))):
                 raise SpecError(f"{heavy}; simplify it") from None
             self._wait_for_child(build, job, self._trials)
         else:
@@ -354,7 +352,7 @@ class CompilationManager:
 
     # A job that is not required: the spec is held already, and nobody waits.
 
-    def _improve(self, key: Key, held: Held) -> None:
+    def _improve(self, key: str, held: Held) -> None:
         """Begins it, in a thread of ours: the one that asks is the engine's."""
         with self._lock:
             job, held.job = held.job, None
@@ -362,7 +360,7 @@ class CompilationManager:
             step = partial(self._ask_child, key, held, job)
             self._workers.put(partial(self._quietly, step), Turn.LATER)
 
-    def _ask_child(self, key: Key, held: Held, job: Job) -> None:
+    def _ask_child(self, key: str, held: Held, job: Job) -> None:
         assert self._children is not None
         future = self._children.submit_if_idle(job)
         if future is None:
@@ -371,7 +369,7 @@ class CompilationManager:
         step = partial(self._replace, key, held, job, future)
         future.add_done_callback(lambda _: self._workers.put(partial(self._quietly, step)))
 
-    def _replace(self, key: Key, held: Held, job: Job, future: Future[bytes]) -> None:
+    def _replace(self, key: str, held: Held, job: Job, future: Future[bytes]) -> None:
         assert self._children is not None
         if not future.cancelled():
             compiled = self._children.result(job, future)

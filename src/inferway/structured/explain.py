@@ -27,7 +27,7 @@ from inferway.structured.grammar import Unenforced
 from inferway.structured.keywords import ANNOTATIONS, ASSERTIONS
 from inferway.structured.limits import Limits
 from inferway.structured.schema_walk import Node, graph
-from inferway.structured.spec import Kind, Spec
+from inferway.structured.spec import Asked, Kind, Spec
 
 MAX_LISTED = 1000
 
@@ -45,16 +45,17 @@ class Verdict(Protocol):
 
 
 def explain(
-    spec: Spec,
-    strict: bool,
+    asked: Asked,
     *,
     check: Callable[[Spec], None],
     verdict: Callable[[Spec], Verdict],
     limits: Limits,
+    refuse_unenforced: bool = False,
 ) -> dict[str, Any]:
     """`check`: validity and limits, raises SpecError. `verdict`: the cascade's, raises as it. Both
-    may take as long as they do for a request."""
-    found, refused = _judged(spec, strict, check, verdict)
+    may take as long as they do for a request. `refuse_unenforced`: where it is `strict`."""
+    spec = asked.spec
+    found, refused = _judged(spec, refuse_unenforced and asked.strict, check, verdict)
     within = refused is None or refused["by"] != "limits"
     schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
     with graph(schema) as subschemas:
@@ -68,7 +69,7 @@ def explain(
     return {
         "key": spec.key,
         "kind": spec.kind.value,
-        "strict": strict,
+        "strict": asked.strict,
         "verdict": word,
         "backend": None if refused or found is None else found.backend,
         "refused": refused,
@@ -91,7 +92,7 @@ _RANK = {
 
 def _judged(
     spec: Spec,
-    strict: bool,
+    whole: bool,
     check: Callable[[Spec], None],
     verdict: Callable[[Spec], Verdict],
 ) -> tuple[Verdict | None, dict[str, Any] | None]:
@@ -103,7 +104,7 @@ def _judged(
         found = verdict(spec)
     except SpecError as error:
         return None, _refusal(error, "backends")
-    if strict and found.unenforced:
+    if whole and found.unenforced:
         first = found.unenforced[0]
         why = "cannot be enforced, and `strict` was asked for"
         not_kept = SpecError(why, place=first.place, keyword=first.keyword)

@@ -41,7 +41,7 @@ class Child:
 class Source(Protocol):
     """What compiles: the cascade of backends, for one vocabulary. Any thread."""
 
-    def compile(self, spec: Spec, strict: bool) -> Compiled:
+    def compile(self, spec: Spec) -> Compiled:
         """By what has limits of its own. SpecError: refused, and would be again. HeavyError: not
         here before a child has done it."""
 
@@ -56,5 +56,5 @@ class Jobs(Protocol):
     @property
     def child(self) -> Child: ...
 
-    def job(self, spec: Spec, strict: bool) -> Job | None:
+    def job(self, spec: Spec) -> Job | None:
         """What a child had better build; None for most specs. SpecError as `Source.compile`."""

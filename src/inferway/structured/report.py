@@ -46,11 +46,14 @@ def in_request(asked: Asked, refused: SpecError) -> SpecError:
     return SpecError(f"{param}: {words}", place=refused.place, keyword=refused.keyword, param=param)
 
 
-def not_strict(asked: Asked, unenforced: Sequence[Unenforced]) -> SpecError:
-    """`strict` was asked, and these keywords are kept by no backend."""
+def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
+    """Where the operator wants it so. Raises SpecError if `strict` was asked, and these keywords
+    are kept by no backend."""
+    if not (asked.strict and unenforced):
+        return
     first = unenforced[0]
     param = asked.place + first.place
-    return SpecError(
+    raise SpecError(
         f"{param}: {first.keyword!r} cannot be enforced, and `strict` was asked for; leave the"
         " keyword out, or `strict`",
         place=first.place,

@@ -26,27 +26,6 @@ BELOW_NAMED = ("properties", "patternProperties")
 ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
-# All words of JSON Schema, drafts 4 to 2020-12, and what OpenAPI writes beside them for readers.
-KEYWORDS = frozenset(
-    {
-        *HERE_ONE,
-        *HERE_MANY,
-        *HERE_NAMED,
-        *BELOW_ONE,
-        *BELOW_MANY,
-        *BELOW_NAMED,
-        *ELSEWHERE,
-        *REFERENCES,
-        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$comment"),
-        *("$vocabulary", "title", "description", "default", "examples", "example", "deprecated"),
-        *("readOnly", "writeOnly", "type", "enum", "const", "multipleOf", "maximum", "minimum"),
-        *("exclusiveMaximum", "exclusiveMinimum", "maxLength", "minLength", "pattern", "format"),
-        *("maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties"),
-        *("minProperties", "required", "dependentRequired", "contentEncoding"),
-        *("contentMediaType", "externalDocs", "xml"),
-    }
-)
-
 
 @dataclass(slots=True)
 class Node:

@@ -15,7 +15,6 @@ from inferway.structured.drafts import validator_of
 from inferway.structured.limits import Limits
 from inferway.structured.regexes import Regex, measured
 from inferway.structured.schema_walk import (
-    KEYWORDS,
     REFERENCES,
     Graph,
     Node,
@@ -27,24 +26,21 @@ from inferway.structured.schema_walk import (
 )
 
 
-def check_schema(schema: Any, limits: Limits, *, strict: bool = False) -> None:
-    """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `strict`:
-    see `check.check`."""
+def check_schema(schema: Any, limits: Limits) -> None:
+    """Raises SpecError. In time linear in the schema, times its patterns' bounded one."""
     check_nesting(schema, limits)
     if not isinstance(schema, dict):
         return
     with graph(schema) as found:
-        _check_graph(found, limits, strict)
+        _check_graph(found, limits)
     validator_of(schema)
 
 
-def _check_graph(found: Graph, limits: Limits, strict: bool) -> None:
+def _check_graph(found: Graph, limits: Limits) -> None:
     for node in found.nodes:
         _check_counts(node, limits)
-        if strict:
-            _check_known(node)
     _check_totals(found, limits)
-    _check_patterns(found, limits, strict)
+    _check_patterns(found, limits)
     _check_references(found)
     if longest_path(found) > limits.max_path:
         words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
@@ -126,13 +122,13 @@ def patterns(found: Graph) -> Iterator[tuple[Node, str, str]]:
                 yield node, "patternProperties", name
 
 
-def _check_patterns(found: Graph, limits: Limits, strict: bool) -> None:
+def _check_patterns(found: Graph, limits: Limits) -> None:
     rounds = steps = shorthands = 0
     for count, (node, keyword, text) in enumerate(patterns(found), 1):
         if count > limits.max_patterns:
             raise _over_all(node, "the patterns in this schema", limits.max_patterns)
         place = node.place + pointer([keyword, text] if keyword != "pattern" else [keyword])
-        regex = check_pattern(text, limits, place, keyword, strict=strict)
+        regex = check_pattern(text, limits, place, keyword)
         rounds += regex.repeats if regex.repeats > 1 else 0
         steps += regex.steps
         shorthands += regex.shorthands**2
@@ -146,12 +142,14 @@ def _check_patterns(found: Graph, limits: Limits, strict: bool) -> None:
             raise _over_all(node, words, limits.max_pattern_steps)
 
 
-def check_pattern(text: str, limits: Limits, place: str, keyword: str, *, strict: bool) -> Regex:
-    """Raises SpecError. Unless `strict`, what no engine can follow passes: whoever compiles leaves
-    it out and says so."""
+def check_pattern(
+    text: str, limits: Limits, place: str, keyword: str, *, required: bool = False
+) -> Regex:
+    """Raises SpecError. Unless `required`, what no engine can follow passes: whoever compiles
+    leaves it out and says so."""
     regex = measured(text)
     words = None
-    if regex.unsupported is not None and strict:
+    if regex.unsupported is not None and required:
         words = f"{regex.unsupported}: no engine can follow it while it writes; rewrite it without"
     elif regex.repeats > limits.max_repeats:
         words = f"its counted repeats spell out more than {limits.max_repeats} rounds"
@@ -163,16 +161,6 @@ def check_pattern(text: str, limits: Limits, place: str, keyword: str, *, strict
     if words is not None:
         raise SpecError(_at(place, words), place=place, keyword=keyword)
     return regex
-
-
-def _check_known(node: Node) -> None:
-    for keyword in node.schema:
-        if keyword not in KEYWORDS and not keyword.startswith("x-"):
-            place = node.place + pointer([keyword])
-            words = (
-                "not a keyword of JSON Schema, so it cannot be enforced; leave it out, or `strict`"
-            )
-            raise SpecError(_at(place, words), place=place, keyword=keyword)
 
 
 def _check_references(found: Graph) -> None:

@@ -66,7 +66,7 @@ class Asked:
 
     spec: Spec
     place: str  # where in the body, for error.param: "response_format/json_schema/schema"
-    strict: bool = False  # OpenAI's word: every keyword enforced, or refused
+    strict: bool = False  # OpenAI's word: every keyword is to be enforced
     tool: str | None = None  # the arguments of calls to this tool, not the answer's text
 
 

@@ -71,8 +71,8 @@ class TrialJobs:
         self._compiling = Lock()
         self.child = Child((__name__,), PREPARE, lambda: b"-")
 
-    def job(self, spec: Spec, strict: bool) -> Job:
-        return Job(JUDGE, argument(spec, strict), partial(self._compiled, spec), required=True)
+    def job(self, spec: Spec) -> Job:
+        return Job(JUDGE, argument(spec), partial(self._compiled, spec), required=True)
 
     def _compiled(self, spec: Spec, said: bytes) -> Compiled:
         found = judged(said)
@@ -98,10 +98,10 @@ class Trial:
             prepare=(PREPARE, b"-"),
         )
 
-    def verdict(self, spec: Spec, strict: bool) -> Judged:
+    def verdict(self, spec: Spec) -> Judged:
         """Raises SpecError, also where it passed a limit, or ChecksBusyError."""
         try:
-            return judged(self.helper.call(JUDGE, argument(spec, strict)))._replace(said="")
+            return judged(self.helper.call(JUDGE, argument(spec)))._replace(said="")
         except JobKilledError as e:
             if e.lacked_cpu:
                 raise ChecksBusyError(
@@ -115,10 +115,10 @@ class Trial:
         self.helper.close()
 
 
-def argument(spec: Spec, strict: bool) -> bytes:
+def argument(spec: Spec) -> bytes:
     """Of `compile_on_trial`."""
     told = {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
-    return json.dumps({**told, "strict": strict}).encode()
+    return json.dumps(told).encode()
 
 
 def judged(said: bytes) -> Judged:
@@ -138,7 +138,7 @@ def rehearse(_: bytes | bytearray) -> None:
 
     is_installed()
     for spec in _REHEARSED:
-        compile_on_trial(argument(spec, strict=False))
+        compile_on_trial(argument(spec))
 
 
 def compile_on_trial(argument: bytes | bytearray) -> bytes:
@@ -159,7 +159,7 @@ def compile_on_trial(argument: bytes | bytearray) -> bytes:
         del compiled
 
     try:
-        said, found = judge(spec, given["strict"], attempt)
+        said, found = judge(spec, attempt)
     except SpecError as e:
         refused = {"message": str(e), "place": e.place, "keyword": e.keyword}
         return json.dumps(refused).encode()

@@ -41,7 +41,7 @@ def test_what_the_child_builds_is_the_same_automaton() -> None:
 
     vocabulary, case = smollm2(), CASES["row"]
     jobs = OutlinesJobs(vocabulary)
-    job = jobs.job(case.spec, False)
+    job = jobs.job(case.spec)
     assert job is not None
     outlines_child.prepare(jobs.child.argument())
 

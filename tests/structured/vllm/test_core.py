@@ -15,11 +15,14 @@ from inferway.errors import SpecError
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.structured.vllm import core as cores
 from inferway.structured.vllm.adapter import RequestGrammar
-from inferway.structured.vllm.core import LENIENT, STRICT, Core
+from inferway.structured.vllm.core import BACKEND, Core
 from inferway.structured.vllm.settings import Settings
 
 EOS = 2
-SET = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+IMPOSSIBLE = {
+    "structures": [{"begin": "<a>", "schema": {"type": "string", "enum": [1]}, "end": "</a>"}],
+    "triggers": ["<a>"],
+}
 
 
 class Tokenizer:
@@ -48,7 +51,7 @@ class Params:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    _backend: str = LENIENT
+    _backend: str = BACKEND
 
 
 def config(**flags: bool) -> Any:
@@ -113,14 +116,11 @@ def test_one_engine_serves_every_kind_side_by_side(make: Make) -> None:
 def test_a_refusal_is_the_requests_own_and_its_reason_is_remembered(make: Make) -> None:
     core = make()
 
-    future = core.begin(request("chatcmpl-7-internal", json=SET, _backend=STRICT))
+    future = core.begin(request("chatcmpl-7-internal", structural_tag=IMPOSSIBLE))
 
     assert isinstance(future.exception(timeout=10), SpecError)
     told = core.utility("why", {"requests": ["chatcmpl-7"]})
-    assert (told["status"], told["place"], told["keyword"]) == (
-        *(400, "/properties/a"),
-        "uniqueItems",
-    )
+    assert (told["status"], told["place"]) == (400, "/structures/0/schema")
     assert core.utility("why", {"requests": ["chatcmpl-8"]}) == {}
 
 
@@ -155,7 +155,7 @@ def test_a_client_that_has_left_takes_its_compile_with_it(make: Make) -> None:
 
 def test_what_was_warmed_is_held_and_says_what_it_took(make: Make) -> None:
     core = make()
-    words = {"kind": "regex", "text": "[ab]{3}", "options": {}, "strict": False}
+    words = {"kind": "regex", "text": "[ab]{3}", "options": {}}
 
     assert core.utility("warm", words)["accepted"]
     grammar_of(core.begin(request(regex="[ab]{3}")))

@@ -99,12 +99,16 @@ class Server:
     engine: Engine = field(default_factory=Engine)
     cores: Cores = field(default_factory=Cores)
     reports: bool = False
+    refuses: bool = False
 
     async def ask(
         self, body: object, path: str = CHAT, method: str = "POST", root: str = ""
     ) -> Answered:
         config = SimpleNamespace(disable_any_whitespace=False, disable_additional_properties=False)
-        settings = {"structured": True, "report_validity": self.reports}
+        settings = {
+            **{"structured": True, "report_validity": self.reports},
+            "refuse_unenforced": self.refuses,
+        }
         state = SimpleNamespace(
             vllm_config=SimpleNamespace(
                 structured_outputs_config=config, additional_config={"inferway": settings}
@@ -200,14 +204,25 @@ async def test_an_answer_says_whether_it_is_valid(server: Server) -> None:
     assert server.front.counts.answers.snapshot() == {"true": 1, "false": 1}
 
 
-async def test_what_nobody_enforces_is_named_and_with_strict_refused(server: Server) -> None:
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_what_nobody_enforces_is_named(server: Server, is_strict: bool) -> None:
     server.engine.text = '{"a":[1,1]}'
+
+    answered = await server.ask(form(SET, strict=is_strict))
+
+    assert answered.headers["x-inferway-unenforced"] == "/properties/a uniqueItems"
+    assert answered.headers["x-inferway-valid"] == "false"
+
+
+async def test_what_nobody_enforces_is_refused_with_strict_if_that_is_set(server: Server) -> None:
+    server.engine.text, server.refuses = '{"a":[1,1]}', True
 
     lenient = await server.ask(form(SET))
     strict = await server.ask(form(SET, strict=True))
+    explained = await server.ask(form(SET, strict=True), "/v1/structured/explain")
 
-    assert lenient.headers["x-inferway-unenforced"] == "/properties/a uniqueItems"
-    assert lenient.headers["x-inferway-valid"] == "false"
+    assert lenient.status == 200
+    assert explained.json["refused"]["by"] == "strict"
     assert strict.status == 400
     assert strict.json["error"]["param"].startswith(
         "response_format/json_schema/schema/properties/a"
@@ -301,7 +316,7 @@ async def test_an_engine_core_is_told_what_to_warm(server: Server, spec: object)
 
     ((command, words),) = server.cores.asked
     assert answered.status == 202
-    assert (command, words["strict"]) == ("warm", False)
+    assert (command, bool(words["text"])) == ("warm", True)
     assert answered.json["key"]
 
 

@@ -56,16 +56,15 @@ class Cascade:
         self._llguidance = LLGuidance(vocabulary)
         self._xgrammar = XGrammar(vocabulary)
 
-    def compile(self, spec: Spec, strict: bool = False) -> Compiled:
-        """Raises SpecError: what no library can keep at all, and, if `strict`, what none keeps
-        whole, with the place and keyword."""
-        return self._compile(spec, strict, light=False)
+    def compile(self, spec: Spec) -> Compiled:
+        """Raises SpecError: what no library can keep at all."""
+        return self._compile(spec, light=False)
 
-    def compile_light(self, spec: Spec, strict: bool = False) -> Compiled:
+    def compile_light(self, spec: Spec) -> Compiled:
         """As `compile`, of what is known to take little of time and memory. Raises HeavyError for
         all else, before a library sees it."""
         require_light(spec)
-        return self._compile(spec, strict, light=True)
+        return self._compile(spec, light=True)
 
     def compile_said(self, said: Spec, found: Judged, num_bytes: int) -> Compiled:
         """What `judge` has said of a spec, where it was seen to hold so many bytes."""
@@ -81,48 +80,46 @@ class Cascade:
         compiled.num_bytes = max(compiled.num_bytes, int(_BYTES_OF_WEIGHT * weight))
         return compiled
 
-    def _compile(self, spec: Spec, strict: bool, light: bool) -> Compiled:
+    def _compile(self, spec: Spec, light: bool) -> Compiled:
         try:
-            return _first(spec, strict, self._make, light)
+            return _first(spec, self._make, light)
         except SpecError:
             if not _is_xgrammars(spec):
                 raise
-            unenforced = _xgrammars_residue(spec, strict)
+            unenforced = _xgrammars_residue(spec)
             return self._xgrammar.compile(spec, unenforced)
 
 
-def verdict(spec: Spec, strict: bool = False) -> Verdict:
+def verdict(spec: Spec) -> Verdict:
     """What `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it, but
     for what xgrammar is left to judge, which wants one."""
-    return judge(spec, strict, llguidance.check)[1]
+    return judge(spec, llguidance.check)[1]
 
 
-def light_verdict(spec: Spec, strict: bool = False) -> Verdict:
+def light_verdict(spec: Spec) -> Verdict:
     """As `verdict`, of what is known to take little. Raises HeavyError as
     `Cascade.compile_light`."""
     require_light(spec)
-    return _judged(spec, strict, llguidance.check, light=True)[1]
+    return _judged(spec, llguidance.check, light=True)[1]
 
 
-def judge(spec: Spec, strict: bool, attempt: Callable[[Spec], object]) -> tuple[Spec, Verdict]:
+def judge(spec: Spec, attempt: Callable[[Spec], object]) -> tuple[Spec, Verdict]:
     """What the library is given for the spec, and the verdict. `attempt`: to have the library take
     it; raises SpecError. What it may take is bounded by nobody here."""
-    return _judged(spec, strict, attempt, light=False)
+    return _judged(spec, attempt, light=False)
 
 
-def _judged(
-    spec: Spec, strict: bool, attempt: Callable[[Spec], object], light: bool
-) -> tuple[Spec, Verdict]:
+def _judged(spec: Spec, attempt: Callable[[Spec], object], light: bool) -> tuple[Spec, Verdict]:
     def tell(said: Spec, unenforced: Sequence[Unenforced]) -> tuple[Spec, Verdict]:
         attempt(said)
         return said, Verdict(LLGuidance.name, unenforced)
 
     try:
-        return _first(spec, strict, tell, light)
+        return _first(spec, tell, light)
     except SpecError:
         if not _is_xgrammars(spec):
             raise
-        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec, strict))
+        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec))
 
 
 # Schemas that the library makes of one, by `weight_of`: about 0.1 ms and 4 kB each on a busy
@@ -170,22 +167,18 @@ def _is_xgrammars(spec: Spec) -> bool:
     return spec.kind in kinds and len(spec.text) <= MAX_TEXT_CHARS and xgrammar_is_installed()
 
 
-def _xgrammars_residue(spec: Spec, strict: bool) -> Sequence[Unenforced]:
+def _xgrammars_residue(spec: Spec) -> Sequence[Unenforced]:
     if spec.kind is not Kind.STRUCTURAL_TAG:
         return ()
-    found = [
+    return [
         one
         for held in schemas_of(json.loads(spec.text))
         for one in unkept_by_xgrammar(held.holder[held.key], held.place)
     ]
-    if strict and found:
-        raise _not_whole(found)
-    return found
 
 
-def _first(spec: Spec, strict: bool, make: Make[Made], light: bool) -> Made:
+def _first(spec: Spec, make: Make[Made], light: bool) -> Made:
     """Of the ways to say it, the first that the library takes. `light`: raises HeavyError."""
-    refused: list[SpecError] = []
     ways = ways_to_say(spec, light)
     try:
         said, unenforced = next(ways)
@@ -194,27 +187,15 @@ def _first(spec: Spec, strict: bool, make: Make[Made], light: bool) -> Made:
         raise SpecError(words) from None
     while True:
         try:
-            if strict and unenforced:
-                raise _not_whole(unenforced)
             if light and _weight_of_said(said) > LIGHT:
                 raise HeavyError("a schema that may take long")
             return make(said, unenforced)
         except SpecError as error:
-            refused.append(error)
-            why = str(error)
+            refused, why = error, str(error)
         try:
             said, unenforced = ways.send(why)
         except StopIteration:
-            raise refused[0 if strict else -1] from None
-
-
-def _not_whole(unenforced: Sequence[Unenforced]) -> SpecError:
-    first = unenforced[0]
-    return SpecError(
-        f"{first.keyword} at {first.place or '/'} cannot be enforced",
-        place=first.place,
-        keyword=first.keyword,
-    )
+            raise refused from None
 
 
 Way = tuple["Spec", Sequence[Unenforced]]
@@ -279,9 +260,7 @@ def _tag_said(spec: Spec, light: bool) -> Way:
     for held in list(schemas_of(tag)):
         text = json.dumps(held.holder[held.key], ensure_ascii=False)
         try:
-            said, left_out = _first(
-                replace(spec, kind=Kind.JSON, text=text), False, _checked, light
-            )
+            said, left_out = _first(replace(spec, kind=Kind.JSON, text=text), _checked, light)
         except SpecError as error:
             raise SpecError(
                 str(error), place=held.place + error.place, keyword=error.keyword

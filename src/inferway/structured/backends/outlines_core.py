@@ -87,8 +87,7 @@ class OutlinesJobs:
     def child(self) -> Child:
         return Child((MODULE,), f"{MODULE}:prepare", lambda: written_vocabulary(self._vocabulary))
 
-    def job(self, spec: Spec, strict: bool) -> Job | None:
-        del strict  # all of a regex is kept, or it is refused
+    def job(self, spec: Spec) -> Job | None:
         pattern = pattern_of(spec)
         if pattern is None:
             return None

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.inferway")
 
-# In StructuredOutputsParams._backend, set by the API server: whose request it is, and how strict.
-LENIENT = "inferway"
-STRICT = "inferway-strict"
+# In StructuredOutputsParams._backend, set by the API server: whose request it is.
+BACKEND = "inferway"
 
 MAX_REMEMBERED = 256  # requests that have ended as errors
 SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
@@ -80,7 +79,7 @@ class Core:
             spec = self.spec_of(params)
             stops = frozenset(request.sampling_params.all_stop_token_ids)
             with panics_as_errors:
-                compiling = self._manager.compile(spec, params._backend == STRICT)
+                compiling = self._manager.compile(spec)
         except Exception as e:
             self._remember(request.request_id, e)
             grammar.set_exception(e)
@@ -149,7 +148,7 @@ class Core:
         """What an API server asks, between two steps: answered at once."""
         if command == "warm":
             spec = Spec(Kind(words["kind"]), words["text"], Options(**words["options"]))
-            return self._warm(spec, words["strict"])
+            return self._warm(spec)
         if command == "why":
             return self._why(words["requests"])
         return {
@@ -159,11 +158,11 @@ class Core:
             "held": [held._asdict() for held in self._manager.held_specs()],
         }
 
-    def _warm(self, spec: Spec, strict: bool) -> dict[str, Any]:
+    def _warm(self, spec: Spec) -> dict[str, Any]:
         """`compile_ms`: what it took, if it is held already."""
-        accepted = self._manager.warm(spec, strict)
-        took = {(held.key, held.strict): held.seconds for held in self._manager.held_specs()}
-        seconds = took.get((spec.key, strict))
+        accepted = self._manager.warm(spec)
+        took = {held.key: held.seconds for held in self._manager.held_specs()}
+        seconds = took.get(spec.key)
         told = {} if seconds is None else {"compile_ms": round(seconds * 1000, 3)}
         return {"accepted": accepted, **told}
 
@@ -184,10 +183,10 @@ class Light:
         self._cascade = cascade
         self._delay_seconds = delay_seconds
 
-    def compile(self, spec: Spec, strict: bool) -> Compiled:
+    def compile(self, spec: Spec) -> Compiled:
         if self._delay_seconds:
             sleep(self._delay_seconds)
-        return self._cascade.compile_light(spec, strict)
+        return self._cascade.compile_light(spec)
 
 
 def _cut_off(why: str) -> CompileError:

@@ -24,6 +24,7 @@ from inferway.structured.counts import merged
 from inferway.structured.requests import asked as asked_in
 from inferway.structured.spec import Asked, Kind, Options, Spec, json_type
 from inferway.structured.vllm.core import UTILITY, with_flags
+from inferway.structured.vllm.settings import settings_of
 
 if TYPE_CHECKING:
     from inferway.structured.vllm.front import Front
@@ -102,7 +103,7 @@ class Endpoints:
 
     async def _tell(self, state: Any, asked: Asked) -> dict[str, Any]:
         spec = asked.spec
-        (told,) = await ask_cores(state.engine_client, "warm", _words(spec, asked.strict))
+        (told,) = await ask_cores(state.engine_client, "warm", _words(spec))
         return {"key": spec.key, **told}
 
     def may_warm(self) -> bool:
@@ -122,8 +123,9 @@ class Endpoints:
 
     async def _explain(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         asked = await self._asked(state, body)
+        refuse = settings_of(state.vllm_config).refuse_unenforced
         told = [
-            {"place": each.place, **await self._front.explain(each.spec, each.strict)}
+            {"place": each.place, **await self._front.explain(each, refuse=refuse)}
             for each in asked
         ]
         return 200, {**told[0], "specs": told}
@@ -207,6 +209,6 @@ def rewritten(kind: Kind, text: str, options: Options) -> Spec:
     return MAKERS[kind.value](value, "text", options)
 
 
-def _words(spec: Spec, strict: bool) -> dict[str, Any]:
+def _words(spec: Spec) -> dict[str, Any]:
     options = {name: getattr(spec.options, name) for name in Options.__slots__}
-    return {"kind": spec.kind, "text": spec.text, "options": options, "strict": strict}
+    return {"kind": spec.kind, "text": spec.text, "options": options}

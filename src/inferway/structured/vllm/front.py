@@ -27,11 +27,11 @@ from inferway.structured.counts import Counts
 from inferway.structured.explain import explain
 from inferway.structured.grammar import Unenforced
 from inferway.structured.keywords import label
-from inferway.structured.report import in_request, keeps_all
+from inferway.structured.report import in_request, keeps_all, refuse_unenforced
 from inferway.structured.spec import Asked, Kind, Spec, from_vllm
 from inferway.structured.trial import Judged, Trial
 from inferway.structured.valid import Validator
-from inferway.structured.vllm.core import LENIENT, STRICT, with_flags
+from inferway.structured.vllm.core import BACKEND, with_flags
 
 if TYPE_CHECKING:
     from inferway.structured.backends.cascade import Verdict
@@ -45,8 +45,6 @@ JUDGE_SECONDS = 2.0
 _NUM_THREADS = 2
 
 _ANY_JSON = '"json_schema":true'  # as vLLM writes arguments of any shape in a structural tag
-
-_Key = tuple[str, bool]  # of a spec, and whether it is strict
 
 
 @dataclass(slots=True)
@@ -77,42 +75,45 @@ class Front:
         self._checker = Checker(helper_limits=helper_limits)
         self._validator = Validator(self._checker.helper)
         self._trial = Trial()
-        self._verdicts: OrderedDict[_Key, Verdict | Judged | SpecError] = OrderedDict()
+        self._verdicts: OrderedDict[str, Verdict | Judged | SpecError] = OrderedDict()
         self._lock = Lock()
-        self._coming: dict[_Key, asyncio.Future[Verdict | Judged]] = {}
+        self._coming: dict[str, asyncio.Future[Verdict | Judged]] = {}
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="structured")
         self._num_judging = 0
 
     # ------------------------------------------------------------------ before the engine sees it
 
-    async def examine(self, asked: Sequence[Asked]) -> list[Unenforced]:
-        """What the answer may break. Raises SpecError with the place in the request, and
-        ChecksBusyError or SaturatedError when too many wait."""
+    async def examine(self, asked: Sequence[Asked], *, refuse: bool = False) -> list[Unenforced]:
+        """What the answer may break; `refuse`: of what is strict, nothing. Raises SpecError with
+        the place in the request, and ChecksBusyError or SaturatedError when too many wait."""
         unenforced: list[Unenforced] = []
         for each in asked:
-            unenforced += (await self.verdict(each)).unenforced
+            found = (await self.verdict(each)).unenforced
+            if refuse:
+                refuse_unenforced(each, found)
+            unenforced += found
         return unenforced
 
     async def verdict(self, asked: Asked) -> Verdict | Judged:
         """Raises as `examine`."""
         await self._checker.check(asked)
         try:
-            return await self._verdict((asked.spec.key, asked.strict), asked.spec)
+            return await self._verdict(asked.spec)
         except SpecError as e:
             raise in_request(asked, e) from None
 
-    async def explain(self, spec: Spec, strict: bool) -> dict[str, Any]:
-        """As structured/explain.py says it. Raises ChecksBusyError."""
-        told: dict[str, Any] = await self.in_thread(partial(self._explained, spec, strict))
+    async def explain(self, asked: Asked, *, refuse: bool) -> dict[str, Any]:
+        """As structured/explain.py says it; `refuse`: as `examine`. Raises ChecksBusyError."""
+        told: dict[str, Any] = await self.in_thread(partial(self._explained, asked, refuse))
         return told
 
-    def _explained(self, spec: Spec, strict: bool) -> dict[str, Any]:
+    def _explained(self, asked: Asked, refuse: bool) -> dict[str, Any]:
         return explain(
-            spec,
-            strict,
-            check=lambda each: self._checker.check_now(Asked(each, "", strict)),
-            verdict=lambda each: self._judged((each.key, False), each),
+            asked,
+            check=lambda each: self._checker.check_now(Asked(each, "")),
+            verdict=self._judged,
             limits=self._checker.limits,
+            refuse_unenforced=refuse,
         )
 
     async def examine_params(self, request_id: str, params: Any, config: Any) -> None:
@@ -138,12 +139,13 @@ class Front:
             asked = _as_asked(_spec(params, config))
         self._checker.check_now(asked)
         try:
-            self._judged((asked.spec.key, asked.strict), asked.spec)
+            self._judged(asked.spec)
         except SpecError as e:
             raise in_request(asked, e) from None
-        params._backend = STRICT if asked.strict else LENIENT
+        params._backend = BACKEND
 
-    async def _verdict(self, key: _Key, spec: Spec) -> Verdict | Judged:
+    async def _verdict(self, spec: Spec) -> Verdict | Judged:
+        key = spec.key
         known = self._known(key)
         if known is not None:
             return _given(known)
@@ -154,42 +156,42 @@ class Front:
                     f"{len(self._coming)} shapes are being checked, at most {MAX_WAITING} at a "
                     "time; try again in a moment"
                 )
-            coming = self._coming[key] = self.in_thread(partial(self._judged, key, spec))
+            coming = self._coming[key] = self.in_thread(partial(self._judged, spec))
             coming.add_done_callback(lambda done: self._came(key, done))
         return await asyncio.shield(coming)
 
-    def _came(self, key: _Key, done: asyncio.Future[Verdict | Judged]) -> None:
+    def _came(self, key: str, done: asyncio.Future[Verdict | Judged]) -> None:
         self._coming.pop(key, None)
         if not done.cancelled():
             done.exception()  # looked at, so that nobody complains if all who waited have left
 
-    def _judged(self, key: _Key, spec: Spec) -> Verdict | Judged:
+    def _judged(self, spec: Spec) -> Verdict | Judged:
         """Of a spec that was checked. Any thread. Raises SpecError."""
-        known = self._known(key)
+        known = self._known(spec.key)
         if known is not None:
             return _given(known)
         found: Verdict | Judged | SpecError
         try:
-            found = self._worked_out(spec, key[1])
+            found = self._worked_out(spec)
         except SpecError as e:
             found = e
         with self._lock:
-            self._verdicts[key] = found
+            self._verdicts[spec.key] = found
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         if isinstance(found, SpecError):
             self.counts.refusals.add(label(found.keyword))
         return _given(found)
 
-    def _worked_out(self, spec: Spec, strict: bool) -> Verdict | Judged:
+    def _worked_out(self, spec: Spec) -> Verdict | Judged:
         from inferway.structured.backends.cascade import light_verdict
 
         if not is_costly(spec):
             with suppress(HeavyError):
-                return light_verdict(spec, strict)
-        return self._trial.verdict(spec, strict)
+                return light_verdict(spec)
+        return self._trial.verdict(spec)
 
-    def _known(self, key: _Key) -> Verdict | Judged | SpecError | None:
+    def _known(self, key: str) -> Verdict | Judged | SpecError | None:
         with self._lock:
             found = self._verdicts.get(key)
             if found is not None:
@@ -250,12 +252,12 @@ def _spec(params: Any, config: Any) -> Spec:
 
 def _as_asked(spec: Spec) -> Asked:
     """With its place in the request. What vLLM puts together out of several tools stands nowhere in
-    it, and is strict if one of them is."""
+    it."""
     request = ON_ITS_WAY.get()
     asked = request.asked if request is not None else ()
     for each in asked:
         if each.spec.key == spec.key:
             return each
     if asked and asked[0].tool is not None:
-        return Asked(spec, "tools", any(each.strict for each in asked))
-    return Asked(spec, f"structured_outputs/{spec.kind}", any(each.strict for each in asked))
+        return Asked(spec, "tools")
+    return Asked(spec, f"structured_outputs/{spec.kind}")

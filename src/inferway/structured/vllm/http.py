@@ -2,8 +2,9 @@
 request, and what was answered is told beside the answer.
 
 asked                                      then
-cannot be read, kept, or not as strictly   400 with the place in the request, in vLLM's own form
-keywords that nobody enforces              `x-inferway-unenforced` names them
+cannot be read, or not be kept             400 with the place in the request, in vLLM's own form
+keywords that nobody enforces              `x-inferway-unenforced` names them; 400 with
+                                           `strict`, if the settings say so
 an answer in one piece                     `x-inferway-valid`
 a stream, and reports are on               a comment before [DONE], or at the end
 
@@ -76,9 +77,10 @@ class Middleware:
         if body is None:
             return None
         vllm_config = scope["app"].state.vllm_config
+        settings = settings_of(vllm_config)
         try:
             asked = await self._asked(path, body, vllm_config.structured_outputs_config)
-            unenforced = await self.front.examine(asked)
+            unenforced = await self.front.examine(asked, refuse=settings.refuse_unenforced)
         except InferwayError as e:
             return await answer_error(send, e)
         again = replayed(body, receive)
@@ -86,13 +88,12 @@ class Middleware:
             return await self.app(scope, again, send)
         request = OnItsWay(asked)
         token = ON_ITS_WAY.set(request)
-        reports = settings_of(vllm_config).report_validity
         client = scope["app"].state.engine_client
 
         async def why() -> InferwayError | None:
             return await why_ended(client, request.ids, asked)
 
-        answer = Answer(self.front, request, unenforced, reports, why, send)
+        answer = Answer(self.front, request, unenforced, settings.report_validity, why, send)
         try:
             await self.app(scope, again, answer.send)
         finally:

@@ -19,6 +19,7 @@ class Settings:
     """Each may be given there."""
 
     structured: bool = False
+    refuse_unenforced: bool = False  # of requests with `strict`; else named, as without it
     report_validity: bool = False  # a stream says before [DONE] whether its answer is valid
     overlap: bool = True  # prefill while the grammar compiles
     overlap_held: int = 4  # requests that may hold their prefill's blocks for a grammar
