@@ -391,7 +391,7 @@ class World:
                 cpu_too = self.rng.random() < 0.3
                 line.publish(line.engine.clear(self.now(), line.holder, cpu_too))
             case "audit":
-                line.start(line.follower.resume())
+                line.start(line.follower.recheck())
             case "advance":
                 line.advance(self.rng.randint(1, 3))
             case _:
@@ -423,7 +423,7 @@ class World:
         self._serve()
         if self.troubles.can_replay:
             for line in self.lines:
-                line.start(line.follower.resume())
+                line.start(line.follower.recheck())
             self._settle()
         self._serve()
         for line in self.lines:

@@ -322,6 +322,20 @@ def test_a_lost_link_makes_what_we_believe_stale() -> None:
     assert stream.state is StreamState.STALE
 
 
+def test_without_a_link_no_replay_makes_what_we_believe_true() -> None:
+    new, lost = EventStream(), in_step(0, 3)
+    lost.lost()
+
+    assert (new.recheck(), new.state) == ([], StreamState.BLIND)
+    assert (lost.recheck(), lost.state) == ([], StreamState.STALE)
+
+
+def test_with_a_link_a_doubt_asks_for_the_proof() -> None:
+    stream = in_step(0, 3)
+
+    assert stream.recheck() == [Replay(3)]
+
+
 def test_a_link_that_returns_asks_whether_it_is_the_same_life() -> None:
     stream = in_step(last=2)
     stream.lost()

@@ -80,6 +80,16 @@ class Publisher:
             if self.with_end:
                 await self.router.send_multipart([client, b"", *topic, END, b""])
 
+    async def served(self) -> None:
+        """Whatever was asked for until now has been answered."""
+        asker = self.context.socket(zmq.DEALER)
+        asker.connect(self.replay_endpoint)
+        await asker.send_multipart([b"", END])
+        while (await asker.recv_multipart())[-2] != END:
+            pass
+        self.requests.remove(int.from_bytes(END, "big"))
+        asker.close(linger=0)
+
     async def restart(self) -> None:
         """A new process on the same ports: its numbers start at 0, its cache is empty."""
         self.batches.clear()
@@ -287,6 +297,52 @@ def test_an_engine_that_is_gone_is_stale() -> None:
     run(scenario)
 
 
+def test_a_message_left_from_a_lost_link_proves_nothing() -> None:
+    """The replay socket lives: what it brings is not all that the engine will publish before the
+    link is back."""
+
+    async def scenario() -> None:
+        async with running() as (publisher, follower, index):
+            await publisher.publish(stored(0, 3))
+            await settled(follower, StreamState.EXACT)
+            num_asked = len(publisher.requests)
+            await publisher.publish(stored(3, 4))
+            publisher.pub.close(linger=1000)
+            assert follower._monitor is not None
+            assert follower._monitor.poll(20_000)  # nobody has read the message meanwhile
+            await settled(follower, StreamState.STALE)
+            await publisher.publish(removed(2), lost=True)
+            follower.resync()
+            await publisher.served()
+
+            assert len(publisher.requests) == num_asked
+            assert follower.state is StreamState.STALE
+            assert matched(index) == 3
+
+    run(scenario)
+
+
+def test_a_replay_alone_makes_nobody_exact() -> None:
+    """The port of events cannot be reached, that of replays can."""
+
+    async def scenario() -> None:
+        publisher, index = Publisher(), MemoryIndex()
+        await publisher.publish(stored(0, 3), lost=True)
+        source = EventSource(0, "tcp://127.0.0.1:1", publisher.replay_endpoint)
+        follower = subscriber(source, index)
+        follower.start()
+        follower.resync()  # as when the engine's HTTP server answers
+        await publisher.served()
+
+        assert follower.state is StreamState.BLIND
+        assert publisher.requests == []
+
+        await follower.close()
+        await publisher.close()
+
+    run(scenario)
+
+
 def test_without_a_replay_socket_a_gap_is_forgotten() -> None:
     async def scenario() -> None:
         async with running(replay=False) as (publisher, follower, index):
@@ -477,10 +533,15 @@ class Stalled:
         self.context = zmq.asyncio.Context()
         self.requests = 0
         self.most_at_once = 0
-        self.routers = [self.context.socket(zmq.ROUTER) for _ in range(count)]
-        self.ports = [router.bind_to_random_port("tcp://127.0.0.1") for router in self.routers]
+        routers = [self.context.socket(zmq.ROUTER) for _ in range(count)]
+        self.pub = self.context.socket(zmq.PUB)
+        events, *replays = (
+            f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+            for socket in (self.pub, *routers)
+        )
+        self.sources = [EventSource(0, events, replay) for replay in replays]
         self.release = asyncio.Event()
-        self.tasks = [asyncio.ensure_future(self.serve(router)) for router in self.routers]
+        self.tasks = [asyncio.ensure_future(self.serve(router)) for router in routers]
 
     async def serve(self, router: zmq.asyncio.Socket) -> None:
         client, _, _ = await router.recv_multipart()
@@ -502,7 +563,7 @@ def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
         limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
         followers = [
             EventSubscriber(
-                EventSource(0, "tcp://127.0.0.1:*", f"tcp://127.0.0.1:{port}", bind=True),
+                source,
                 holder=holder,
                 block_size=SIZE,
                 index=MemoryIndex(),
@@ -510,11 +571,10 @@ def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
                 audit_seconds=None,
                 replays=slots,
             )
-            for holder, port in enumerate(engines.ports)
+            for holder, source in enumerate(engines.sources)
         ]
         for follower in followers:
             follower.start()
-            follower.resync()
         await wait_until(lambda: engines.requests == 2)
         await wait_until(slots.locked)
         for _ in range(200):

@@ -140,6 +140,10 @@ class EngineFollower:
         """As `EventStream.resume`."""
         return self._do(self.stream.resume())
 
+    def recheck(self) -> Steps:
+        """As `EventStream.recheck`."""
+        return self._do(self.stream.recheck())
+
     def lost(self) -> None:
         """As `EventStream.lost`."""
         self.stream.lost()

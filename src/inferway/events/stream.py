@@ -191,12 +191,17 @@ class EventStream:
         self._from_start = self._last is not None
 
     def resume(self) -> list[Action]:
-        """The link is new, or there is reason to doubt what we believe."""
+        """The link is new."""
         self._linked = True
         self._attempts = self._in_vain = 0
         if self.can_replay:
             return [self._ask()]
         return self._forget()
+
+    def recheck(self) -> list[Action]:
+        """There is reason to doubt what we believe. Without a link it is in doubt until `resume`:
+        a replay brings nothing of what is published after it."""
+        return self.resume() if self._linked else []
 
     def lost(self) -> None:
         """The link is gone; `resume` when it is back. Answers under way will not come."""

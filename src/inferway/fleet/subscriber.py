@@ -6,8 +6,9 @@ follower's steps are done in order, one thing at a time, and others have the eve
 milliseconds. Replays wait for a slot, so that those of a thousand engines do not come at once.
 
 A link may be another life of the engine. So what the monitor tells is heard before the messages
-that came after it, and what waits in the socket when a link is up again is thrown away: it may be
-of the life before, and a replay brings what is of this one.
+that came after it, and what waits in the socket when a link has come or gone is thrown away: it may
+be of the life before, and a replay brings what is of this one. Who binds does not know whose link
+has gone: there, a message says that another is up.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class EventSubscriber:
         self._queue: zmq.Socket[bytes] | None = None  # the same, and its monitor, not to be
         self._monitor: zmq.Socket[bytes] | None = None  # awaited
         self._was_up = False
+        self._num_changes = 0  # of the link
         self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
@@ -200,7 +202,7 @@ class EventSubscriber:
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""
         if self._socket is not None:
-            self._tasks.spawn(self._feed(self.follower.resume))
+            self._tasks.spawn(self._feed(self.follower.recheck))
 
     def count_no_copies(self) -> None:
         """As `EngineBlocks.count_no_copies`; the state may be another then."""
@@ -235,23 +237,22 @@ class EventSubscriber:
             await monitor.poll()
             await self._hear_of_link()
 
-    async def _hear_of_link(self) -> bool:
-        """What the monitor has told by now; whether the link is up again."""
+    async def _hear_of_link(self) -> None:
+        """What the monitor has told by now."""
         assert self._monitor is not None
-        is_up_again = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             message = recv_monitor_message(self._monitor)
-            if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if self._was_up:
-                    is_up_again = True
-                    self._drop_waiting()
+            is_up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._was_up and (is_up or not self.source.bind):
+                self._num_changes += 1
+                self._drop_waiting()
+            if is_up:
                 self._was_up = True
                 await self._feed(self.follower.resume)
             else:
                 async with self._lock:
                     self.follower.lost()
                     self._tell()
-        return is_up_again
 
     def _drop_waiting(self) -> None:
         assert self._queue is not None
@@ -261,8 +262,10 @@ class EventSubscriber:
 
     async def _read_live(self, socket: zmq.asyncio.Socket) -> None:
         while True:
+            num_changes = self._num_changes
             frames = await socket.recv_multipart()
-            if await self._hear_of_link():
+            await self._hear_of_link()
+            if self._num_changes != num_changes:
                 continue
             self.last_topic = frames[0][:200].decode(errors="replace")
             if len(frames) != 3 or len(frames[1]) != 8:
@@ -349,7 +352,7 @@ class EventSubscriber:
             silent = self.last_batch_at is None or self._clock() - self.last_batch_at >= seconds
             if silent and self.state.is_settled and checked != self.stats.batches:
                 checked = self.stats.batches
-                await self._feed(self.follower.resume)
+                await self._feed(self.follower.recheck)
 
     # what is done about it
 
