@@ -215,6 +215,18 @@ async def test_what_a_stock_engine_enforces_is_not_known(start_fleet: StartFleet
     assert answer.headers["x-inferway-valid"] == "true"
 
 
+async def test_of_what_stock_engines_do_not_read_it_is_said(start_fleet: StartFleet) -> None:
+    stock = await echoing(start_fleet, plugin=False)
+    ours = await echoing(start_fleet)
+
+    ignored = await stock.chat('{"n":"x"}', max_tokens=50, guided_json=SCHEMA)
+    kept = await ours.chat('{"n":1}', max_tokens=50, guided_json=SCHEMA)
+
+    assert ignored.headers["x-inferway-unenforced"] == "guided_json"
+    assert ignored.headers["x-inferway-valid"] == "false"
+    assert "x-inferway-unenforced" not in kept.headers
+
+
 async def test_a_body_that_is_nested_too_deeply_is_refused(start_fleet: StartFleet) -> None:
     fleet = await echoing(start_fleet)
     deep = b"[" * 100_000 + b"]" * 100_000

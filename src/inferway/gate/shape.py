@@ -12,6 +12,7 @@ from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.structured.grammar import Unenforced
+from inferway.structured.guided import ignored_by_vllm
 from inferway.structured.report import UNENFORCED_HEADER, named
 from inferway.structured.spec import Asked
 from inferway.structured.texts import Said, StreamTexts
@@ -61,7 +62,8 @@ class Shape(Follower):
         if status >= 400 or self._engine is None:
             return ()
         if not self._gate.has_plugin(self._engine):
-            return ((UNENFORCED_HEADER, UNKNOWN),)
+            ignored = [Unenforced("", name) for name in ignored_by_vllm(self.asked)]
+            return ((UNENFORCED_HEADER, named(ignored) if ignored else UNKNOWN),)
         return ((UNENFORCED_HEADER, named(self.unenforced)),) if self.unenforced else ()
 
     def on_end(self, ending: Ending) -> None:

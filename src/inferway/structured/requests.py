@@ -1,6 +1,6 @@
 """A request's body -> what shape it asks of the answer, in every way that vLLM can be asked.
 
-chat         response_format, structured_outputs, guided_* (vLLM <= 0.11), tools
+chat         response_format, structured_outputs, guided_* (guided.py), tools
 completions  response_format, structured_outputs, guided_*
 responses    text.format, structured_outputs, tools
 messages     Anthropic's: output_config.format, tools
@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from inferway.errors import SpecError
+from inferway.structured.guided import GUIDED, WHITESPACE, guided
 from inferway.structured.spec import (
-    MAKERS,
     Asked,
     Kind,
-    Options,
     Spec,
     flag,
     from_fields,
@@ -31,28 +30,19 @@ from inferway.structured.spec import (
     json_spec,
     structural_tag_spec,
     unexpected,
-    whitespace_of,
 )
 
 Fields = Mapping[str, Any]
 
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "guided_json_object": "json_object",
-}
-
 # All that `asked` reads; a body without any of them asks for nothing.
 FIELDS = frozenset(
     {
-        *("response_format", "structured_outputs", "structural_tag", *_GUIDED),
+        *("response_format", "structured_outputs", *GUIDED),
         *("tools", "text", "output_config", "sampling_params"),
     }
 )
 # It reads these beside them.
-OPTIONAL_FIELDS = frozenset({"tool_choice", "guided_whitespace_pattern"})
+OPTIONAL_FIELDS = frozenset({"tool_choice", WHITESPACE})
 
 MAX_ASKED_BYTES = 1024 * 1024  # of all specs of a request
 MAX_TOOLS = 1024
@@ -143,21 +133,7 @@ def _structured_outputs(fields: Fields) -> Asked | None:
     given = _object(fields, "structured_outputs")
     if given is not None:
         return Asked(*from_fields(given, "structured_outputs"))
-    return _guided(fields)
-
-
-def _guided(fields: Fields) -> Asked | None:
-    """Up to vLLM 0.11: false is absent there."""
-    given = [name for name in _GUIDED if fields.get(name) not in (None, False)]
-    if fields.get("structural_tag") is not None:
-        given.append("structural_tag")
-    if not given:
-        return None
-    if len(given) > 1:
-        raise SpecError(f"{' and '.join(given)}: only one can be kept", param=given[1])
-    name = given[0]
-    options = Options(whitespace_pattern=whitespace_of(fields, "guided_whitespace_pattern", ""))
-    return Asked(MAKERS[_GUIDED.get(name, name)](fields[name], name, options), name)
+    return guided(fields)
 
 
 def _responses(fields: Fields) -> Iterator[Asked]:

@@ -14,6 +14,7 @@ import pytest
 from tests.fleet.hostile_shapes import BAD
 from tests.structured.patient import PATIENT
 
+from inferway.structured.guided import GUIDED
 from inferway.structured.vllm.front import ON_ITS_WAY, Front
 from inferway.structured.vllm.http import Middleware
 from inferway.structured.vllm.metrics import Collector
@@ -28,6 +29,7 @@ SET = {
     "required": ["a"],
 }
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOL = {"type": "function", "function": {"name": "count", "parameters": NUMBER}}
 
 
 @dataclass
@@ -184,6 +186,52 @@ async def test_a_name_written_with_escapes_is_read(server: Server) -> None:
     assert (await server.ask(body.encode())).status == 400
 
 
+@pytest.mark.parametrize(
+    ("words", "outputs"),
+    [
+        ({"guided_json": NUMBER}, {"json": NUMBER}),
+        ({"guided_json": json.dumps(NUMBER)}, {"json": json.dumps(NUMBER)}),
+        (
+            {"guided_json": NUMBER, "guided_whitespace_pattern": " ?"},
+            {"json": NUMBER, "whitespace_pattern": " ?"},
+        ),
+        ({"guided_regex": "a+", "guided_json": None}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"], "guided_decoding_backend": "x"}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+        ({"guided_json_object": True, "guided_regex": False}, {"json_object": True}),
+    ],
+)
+async def test_what_vllm_up_to_0_11_was_asked_vllm_reads_in_the_words_of_today(
+    server: Server, words: dict[str, Any], outputs: dict[str, Any]
+) -> None:
+    others = {"model": "m", "user": "\ud800", "seed": 2**70}
+
+    answered = await server.ask({**others, **words})
+
+    read = json.loads(server.engine.bodies[0])
+    assert answered.status == 200
+    assert read.pop("structured_outputs") == outputs
+    assert {name: value for name, value in read.items() if name in others} == others
+    assert not read.keys() & GUIDED.keys()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_json": NUMBER, "structured_outputs": {"json": NUMBER}},
+        {"guided_json": NUMBER, "tools": [TOOL], "tool_choice": "required"},
+        {"guided_json": None, **form(NUMBER)},
+        {"messages": [{"content": "guided_json"}]},
+    ],
+)
+async def test_vllm_reads_the_clients_bytes_where_they_say_the_shape(
+    server: Server, body: dict[str, Any]
+) -> None:
+    await server.ask(body)
+
+    assert server.engine.bodies == [json.dumps(body).encode()]
+
+
 async def test_a_large_body_is_checked_too(server: Server) -> None:
     body = {"messages": ["x" * 100_000], **form({"type": "objekt"})}
 
@@ -230,8 +278,7 @@ async def test_what_nobody_enforces_is_refused_with_strict_if_that_is_set(server
 
 
 async def test_arguments_that_vllm_has_left_free_are_named(server: Server) -> None:
-    function = {"name": "count", "parameters": NUMBER}
-    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    tools = {"tools": [TOOL], "tool_choice": "required"}
 
     async def leave_free() -> None:
         request = ON_ITS_WAY.get()

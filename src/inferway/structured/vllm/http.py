@@ -3,6 +3,7 @@ request, and what was answered is told beside the answer.
 
 asked                                      then
 cannot be read, or not be kept             400 with the place in the request, in vLLM's own form
+guided_json and its kind                   vLLM reads `structured_outputs` instead
 keywords that nobody enforces              `x-inferway-unenforced` names them; 400 with
                                            `strict`, if the settings say so
 an answer in one piece                     `x-inferway-valid`
@@ -22,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 from inferway.errors import (
     CompileError,
     InferwayError,
+    InvalidRequestError,
     RequestError,
     SaturatedError,
     SpecError,
 )
+from inferway.structured.guided import in_vllms_words
 from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
 from inferway.structured.requests import FIELDS, asked
 from inferway.structured.spec import Asked
@@ -79,7 +82,7 @@ class Middleware:
         vllm_config = scope["app"].state.vllm_config
         settings = settings_of(vllm_config)
         try:
-            asked = await self._asked(path, body, vllm_config.structured_outputs_config)
+            asked, body = await self._asked(path, body, vllm_config.structured_outputs_config)
             unenforced = await self.front.examine(asked, refuse=settings.refuse_unenforced)
         except InferwayError as e:
             return await answer_error(send, e)
@@ -99,13 +102,15 @@ class Middleware:
         finally:
             ON_ITS_WAY.reset(token)
 
-    async def _asked(self, path: str, body: bytes, config: Any) -> list[Asked]:
-        """Raises SpecError. What vLLM cannot read either is left to its own error."""
+    async def _asked(self, path: str, body: bytes, config: Any) -> tuple[list[Asked], bytes]:
+        """And the body that vLLM is to read. Raises SpecError. What vLLM cannot read either is left
+        to its own error."""
         if not may_hold_spec(body):
-            return []
+            return [], body
         if len(body) <= MAX_ON_LOOP_BYTES:
             return _read(path, body, config)
-        found: list[Asked] = await self.front.in_thread(partial(_read, path, body, config))
+        found: tuple[list[Asked], bytes]
+        found = await self.front.in_thread(partial(_read, path, body, config))
         return found
 
 
@@ -118,14 +123,20 @@ def may_hold_spec(body: bytes) -> bool:
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
-def _read(path: str, body: bytes, config: Any) -> list[Asked]:
+def _read(path: str, body: bytes, config: Any) -> tuple[list[Asked], bytes]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return []
+        return [], body
     if not isinstance(fields, dict):
-        return []
-    return [_flagged(each, config) for each in asked(path, fields)]
+        return [], body
+    found = asked(path, fields)
+    if found and (otherwise := in_vllms_words(fields, found)) is not None:
+        try:
+            body = json.dumps(otherwise).encode()
+        except RecursionError:
+            raise InvalidRequestError("body: nested too deeply") from None
+    return [_flagged(each, config) for each in found], body
 
 
 def _flagged(each: Asked, config: Any) -> Asked:
