@@ -32,6 +32,7 @@ from inferway.frontends.http.admission import Admission, build_admission, read_k
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading
 from inferway.frontends.http.routes import Routes
@@ -188,12 +189,14 @@ class Gateway:
             admin_apart=settings.admin_port is not None,
             tracing=tracing,
         )
-        server = self._http_server(self._wrapped(routes, tracing), settings.host, settings.port)
+        server = self._http_server(
+            self._wrapped(routes, tracing), routes.awaits_body, settings.host, settings.port
+        )
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
-            await self._open_admin_port(routes.admin, settings.admin_port)
+            await self._open_admin_port(routes, settings.admin_port)
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
@@ -238,7 +241,9 @@ class Gateway:
             trusts_transfers=settings.trust_kv_transfer_params,
         )
 
-    def _http_server(self, handler: Handler, host: str, port: int) -> HttpServer:
+    def _http_server(
+        self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
+    ) -> HttpServer:
         settings = self.settings
         return HttpServer(
             handler,
@@ -247,14 +252,18 @@ class Gateway:
             limits=settings.limits,
             timeouts=settings.timeouts,
             logs=self._logs,
+            awaits_body=awaits_body,
             certificate=self._certificate,
         )
 
-    async def _open_admin_port(self, handler: Handler, port: int) -> None:
+    async def _open_admin_port(self, routes: Routes, port: int) -> None:
         """Closed after the other one: how the last answers end is worth a scrape."""
         host = self.settings.host
         self._admin_server = server = self._http_server(
-            handler, LOOPBACK if host.startswith("unix:") else host, port
+            routes.admin,
+            routes.admin_awaits_body,
+            LOOPBACK if host.startswith("unix:") else host,
+            port,
         )
         await server.start()
         self._closes("admin port", server.stop)
