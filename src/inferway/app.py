@@ -151,8 +151,15 @@ class Gateway:
         assert self._reloading is not None
         await self._reloading.reload(read)
 
+    def stop_accepting(self) -> None:
+        """Takes no more connections; what runs goes on until `close`."""
+        for server in (self._server, self._admin_server):
+            if server is not None:
+                server.stop_accepting()
+
     def hurry(self) -> None:
-        """A `close` that waits for running answers cuts them off instead."""
+        """Takes no more connections; a `close` that waits for running answers cuts them off."""
+        self.stop_accepting()
         for server in (self._server, self._admin_server):
             if server is not None:
                 server.cut()
@@ -371,8 +378,16 @@ async def serve(
     _raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:  # in the loop, so not before there is a gateway
+        if stop.is_set():
+            gateway.hurry()
+        else:
+            stop.set()
+            gateway.stop_accepting()
+
     for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, stop.set)
+        loop.add_signal_handler(sig, on_signal)
     gateway = Gateway(settings, picks=picks)
     reloads = Tasks(log, "the settings could not be reloaded, by a fault of the gateway")
     if reread is not None:
@@ -388,8 +403,6 @@ async def serve(
         "the gateway is shutting down; running answers have %g s, another Ctrl-C cuts them off",
         drain,
     )
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, gateway.hurry)
     await gateway.close()
     log.info("all components stopped")
 

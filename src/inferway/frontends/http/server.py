@@ -121,10 +121,14 @@ class HttpServer:
         if self._certificate is not None:
             self._certificate.reload()
 
-    async def stop(self, drain_seconds: float | None = None) -> None:
-        """Accepts no more, lets answers under way finish for so long, then closes them."""
+    def stop_accepting(self) -> None:
+        """Takes no more connections; those that are open go on."""
         self._stopping = True
         self._listener.close()
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Accepts no more, lets answers under way finish for so long, then closes them."""
+        self.stop_accepting()
         for connection in list(self._connections):
             connection.drain()
         if drain_seconds is None:
