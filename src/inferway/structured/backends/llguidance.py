@@ -24,7 +24,7 @@ from inferway.errors import SpecError
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
 from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
-from inferway.structured.backends.tags import tag_grammar
+from inferway.structured.backends.tag_grammar import tag_grammar
 from inferway.structured.spec import Kind, Options, Spec
 
 if TYPE_CHECKING:
@@ -288,6 +288,11 @@ class LLGuidanceGrammar:
     @property
     def terminated(self) -> bool:
         return self._num_past_end > 0
+
+    @property
+    def waits_for_library(self) -> bool:
+        """Whether only the library can tell the next mask."""
+        return bool(self._tokens) and not self._num_past_end and self._failure is None
 
     def accept(self, tokens: Sequence[int]) -> bool:
         return self._failure is None and all(map(self._accept_one, tokens))
