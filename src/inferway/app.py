@@ -32,6 +32,7 @@ from inferway.frontends.http.admission import Admission, build_admission, read_k
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading
 from inferway.frontends.http.routes import Routes
@@ -150,8 +151,15 @@ class Gateway:
         assert self._reloading is not None
         await self._reloading.reload(read)
 
+    def stop_accepting(self) -> None:
+        """Takes no more connections; what runs goes on until `close`."""
+        for server in (self._server, self._admin_server):
+            if server is not None:
+                server.stop_accepting()
+
     def hurry(self) -> None:
-        """A `close` that waits for running answers cuts them off instead."""
+        """Takes no more connections; a `close` that waits for running answers cuts them off."""
+        self.stop_accepting()
         for server in (self._server, self._admin_server):
             if server is not None:
                 server.cut()
@@ -188,12 +196,14 @@ class Gateway:
             admin_apart=settings.admin_port is not None,
             tracing=tracing,
         )
-        server = self._http_server(self._wrapped(routes, tracing), settings.host, settings.port)
+        server = self._http_server(
+            self._wrapped(routes, tracing), routes.awaits_body, settings.host, settings.port
+        )
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
-            await self._open_admin_port(routes.admin, settings.admin_port)
+            await self._open_admin_port(routes, settings.admin_port)
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
@@ -238,7 +248,9 @@ class Gateway:
             trusts_transfers=settings.trust_kv_transfer_params,
         )
 
-    def _http_server(self, handler: Handler, host: str, port: int) -> HttpServer:
+    def _http_server(
+        self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
+    ) -> HttpServer:
         settings = self.settings
         return HttpServer(
             handler,
@@ -247,14 +259,18 @@ class Gateway:
             limits=settings.limits,
             timeouts=settings.timeouts,
             logs=self._logs,
+            awaits_body=awaits_body,
             certificate=self._certificate,
         )
 
-    async def _open_admin_port(self, handler: Handler, port: int) -> None:
+    async def _open_admin_port(self, routes: Routes, port: int) -> None:
         """Closed after the other one: how the last answers end is worth a scrape."""
         host = self.settings.host
         self._admin_server = server = self._http_server(
-            handler, LOOPBACK if host.startswith("unix:") else host, port
+            routes.admin,
+            routes.admin_awaits_body,
+            LOOPBACK if host.startswith("unix:") else host,
+            port,
         )
         await server.start()
         self._closes("admin port", server.stop)
@@ -362,8 +378,16 @@ async def serve(
     _raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:  # in the loop, so not before there is a gateway
+        if stop.is_set():
+            gateway.hurry()
+        else:
+            stop.set()
+            gateway.stop_accepting()
+
     for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, stop.set)
+        loop.add_signal_handler(sig, on_signal)
     gateway = Gateway(settings, picks=picks)
     reloads = Tasks(log, "the settings could not be reloaded, by a fault of the gateway")
     if reread is not None:
@@ -379,8 +403,6 @@ async def serve(
         "the gateway is shutting down; running answers have %g s, another Ctrl-C cuts them off",
         drain,
     )
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, gateway.hurry)
     await gateway.close()
     log.info("all components stopped")
 

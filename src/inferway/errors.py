@@ -13,6 +13,7 @@
     - MethodNotAllowedError   405
     - BodyTooLargeError       413  the body is over the configured limit
     - SaturatedError          429  the engines are full, and the request may be refused then
+      + BodiesFullError       429  the bodies of all requests are over the configured limit
       + QueueFullError        429  they are full, and so is the queue
       + WaitTooLongError      429  its turn would come, or has come, too late for it
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
@@ -166,6 +167,12 @@ class SaturatedError(RequestError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class BodiesFullError(SaturatedError):
+    """The bodies of all requests together are over the configured limit."""
+
+    code = "bodies_full"
 
 
 class QueueFullError(SaturatedError):

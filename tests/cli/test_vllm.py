@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,37 @@ def test_without_vllm_its_help_says_what_it_is_and_how_to_install_it(
     assert "inferway vllm serve MODEL" in done.stdout
     assert "pip install 'inferway[vllm]'" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "before", "wanted"),
+    [
+        ("", None, "required"),
+        ("--allow-stock", None, "1"),
+        ("", "1", "required"),
+        ("", "0", "0"),
+    ],
+)
+def test_our_structured_output_is_required_unless_said_otherwise(
+    flags: str, before: str | None, wanted: str, tmp_path: Path
+) -> None:
+    """A vLLM of one line, which prints its arguments."""
+    main = tmp_path / "vllm" / "entrypoints" / "cli" / "main.py"
+    main.parent.mkdir(parents=True)
+    main.write_text(
+        "import os, sys\ndef main(): print(os.environ['INFERWAY_STRUCTURED'], sys.argv[1:])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    if before is not None:
+        environment["INFERWAY_STRUCTURED"] = before
+    script = Path(sys.executable).parent / "dotvllm"
+
+    done = subprocess.run(
+        [script, "--model", "M", *flags.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+
+    assert done.stdout == f"{wanted} ['serve', 'M']\n"

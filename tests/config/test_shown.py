@@ -15,6 +15,8 @@ from inferway.config import without_password
         ("redis://me:pw@h:6379/1", "redis://me:***@h:6379/1"),
         ("redis://:pw@h", "redis://:***@h"),
         ("redis://:p/w@:@h", "redis://:***@h"),
+        ("redis://me:pw@h?password=pw2&db=1", "redis://me:***@h?password=***&db=1"),
+        ("https://h/v1?x=1&api_key=a%20b#top", "https://h/v1?x=1&api_key=***#top"),
         ("no URL at all", "no URL at all"),
     ],
 )

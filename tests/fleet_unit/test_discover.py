@@ -18,8 +18,10 @@ from inferway.fleet.discovery import (
     ModelCard,
     StatusError,
     discover,
+    fetch,
     fetch_metrics,
 )
+from inferway.fleet.posting import MAX_ANSWER_BYTES
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {
@@ -86,6 +88,28 @@ async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
         findings=(),
         version="0.32.0",
     )
+
+
+async def test_nobody_is_asked_where_an_engine_sends_us(serve: Serve) -> None:
+    asked: list[str] = []
+    elsewhere = await serve(HEALTHY, asked=asked)
+
+    async def redirect(request: web.Request) -> web.Response:
+        raise web.HTTPFound(elsewhere + request.path)
+
+    async with serving(redirect) as url, aiohttp.ClientSession() as session:
+        with pytest.raises(StatusError, match="answered 302"):
+            await discover(session, url, {})
+
+    assert asked == []
+
+
+async def test_an_answer_without_end_is_not_kept(serve: Serve) -> None:
+    url = await serve({"/health": "x" * (MAX_ANSWER_BYTES + 1)})
+
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(UpstreamError, match=f"more than {MAX_ANSWER_BYTES} bytes"):
+            await fetch(session, f"{url}/health", {})
 
 
 async def test_an_engine_with_our_plugin_has_a_path_that_wants_another_method(ask: Ask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,27 @@ async def test_requests_want_a_key(start_fleet: StartFleet, keys: str, path: str
     assert without.body["error"]["code"] == wrong.body["error"]["code"] == "invalid_api_key"
     assert (await ask(fleet, path, USER)).status != 401
     assert await fleet.metric("inferway_key_refused_total") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [("/v1/chat/completions", None, 401), ("/query", USER, 403), ("/nothing", USER, 404)],
+    ids=["no key", "no admin", "no path"],
+)
+async def test_a_large_body_is_received_only_from_who_may_send_it(
+    start_fleet: StartFleet, keys: str, path: str, key: str | None, status: int
+) -> None:
+    fleet = await start_fleet(1, api_keys=keys)
+    authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
+    head = f"POST {path} HTTP/1.1\r\nhost: gw\r\ncontent-length: 30000000\r\n{authorization}\r\n"
+    writer.write(head.encode())
+
+    answer = await reader.read()  # to the end of the connection: nothing of the body was sent
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert await fleet.metric("inferway_key_refused_total") == (key is None)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])

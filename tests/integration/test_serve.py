@@ -54,6 +54,29 @@ def test_a_signal_ends_the_start_before_everything_has_answered(start: Start) ->
     assert "does not answer" not in gateway.output
 
 
+def test_a_signal_in_the_start_closes_the_port_and_a_second_one_what_is_under_way(
+    start: Start, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "gw.sock")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        silent.settimeout(60)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        gateway = start("serve", "--host", f"unix:{path}", "--engine", url)
+        connection, _ = silent.accept()  # the gateway looks at the engine
+        client.connect(path)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ncontent-length: 9\r\n\r\n")
+        gateway.process.send_signal(signal.SIGTERM)
+        gateway.read_until(r"(stopped before everything had started)")
+        is_open = Path(path).exists()
+        gateway.process.send_signal(signal.SIGTERM)
+
+        assert (is_open, gateway.ends()) == (False, 0)
+        connection.close()
+
+
 def test_a_second_signal_cuts_off_what_the_first_waits_for(start: Start) -> None:
     engine = start("simulate", "--port", "0", "--time-to-first-token", "600s")
     url = engine.read_until(r"simulated engine (http://\S+)")

@@ -1,8 +1,8 @@
 """`inferway vllm …` and `dotvllm …`: vLLM's own command, with our structured output in all of its
 processes.
 
-Every flag, endpoint and help text is vLLM's; ours is --report-validity alone. It runs in this
-process and under its own name, so that the processes it starts find what they look for.
+Every flag, endpoint and help text is vLLM's; ours are --report-validity and --allow-stock. It runs
+in this process and under its own name, so that the processes it starts find what they look for.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import click
 _SWITCH = "INFERWAY_STRUCTURED"
 _REPORT = "INFERWAY_REPORT_VALIDITY"
 
+_REPORT_VALIDITY = "--report-validity"
+_ALLOW_STOCK = "--allow-stock"
 _HELP = frozenset({"-h", "--help"})
 _WITHOUT_VLLM = """\
 Usage: inferway vllm [vLLM's arguments]
        dotvllm --model MODEL [arguments of `vllm serve`]
 
 Runs vLLM with Inferway's structured output, for example: inferway vllm serve MODEL.
-All arguments are vLLM's own. --report-validity, with `serve`: every stream of a structured
-answer says before [DONE] whether the answer is valid.
+All arguments are vLLM's own, but for
+  --report-validity  every stream of a structured answer says before [DONE] whether the answer is
+                     valid
+  --allow-stock      with a vLLM that Inferway's structured output does not fit, start with vLLM's
+                     own; without this flag it does not start then
 
 vLLM is not installed beside inferway, so its own help cannot be shown."""
 _CURE = "install it with: pip install 'inferway[vllm]'"
@@ -39,8 +44,9 @@ _CURE = "install it with: pip install 'inferway[vllm]'"
 def vllm(arguments: Sequence[str]) -> None:
     """Run vLLM with our structured output: `inferway vllm serve MODEL …`.
 
-    All arguments are vLLM's own. --report-validity, with `serve`: every stream of a structured
-    answer says before [DONE] whether the answer is valid.
+    All arguments are vLLM's own, but for two. --report-validity: every stream of a structured
+    answer says before [DONE] whether the answer is valid. --allow-stock: with a vLLM that
+    Inferway's structured output does not fit, start with vLLM's own.
     """
     _run(arguments)
 
@@ -74,14 +80,15 @@ def _run(arguments: Sequence[str]) -> None:
             click.echo(f"{_WITHOUT_VLLM}\n\n{_CURE}")
             return
         raise click.ClickException(f"vLLM is not installed beside inferway ({sys.prefix}); {_CURE}")
-    os.environ.setdefault(_SWITCH, "1")
+    if os.environ.get(_SWITCH, "").lower() not in ("0", "false", "off", "no"):
+        os.environ[_SWITCH] = "1" if _ALLOW_STOCK in arguments else "required"
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "inferway" not in allowed.split(","):
         os.environ["VLLM_PLUGINS"] = f"{allowed},inferway"  # vLLM's list of those it may load
-    own = [argument for argument in arguments if argument == "--report-validity"]
-    if own:
+    if _REPORT_VALIDITY in arguments:
         os.environ[_REPORT] = "1"
     from vllm.entrypoints.cli.main import main
 
-    sys.argv = ["vllm", *(argument for argument in arguments if argument not in own)]
+    ours = (_REPORT_VALIDITY, _ALLOW_STOCK)
+    sys.argv = ["vllm", *(argument for argument in arguments if argument not in ours)]
     main()

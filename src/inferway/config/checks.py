@@ -72,7 +72,9 @@ def _check_surface(settings: ServeSettings) -> None:
     if settings.admin_port and settings.admin_port == settings.port:
         raise ConfigError(f"admin_port: {settings.admin_port} is `port`; leave one of them out")
     if settings.otlp is not None and not settings.otlp.startswith(("http://", "https://")):
-        raise ConfigError(f"otlp: {settings.otlp!r}: expected http://HOST:4318/v1/traces")
+        raise ConfigError(
+            f"otlp: {without_password(settings.otlp)!r}: expected http://HOST:4318/v1/traces"
+        )
 
 
 _LABEL_NAME = r"(?:[\w.-]+/)?[\w.-]+"

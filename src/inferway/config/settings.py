@@ -106,6 +106,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What a client may send."""
 
     body_bytes: Count = 32 * 1024 * 1024
+    bodies_bytes: Count = 1024 * 1024 * 1024
     header_bytes: Count = 64 * 1024
     connections: Count = 20_000
 

@@ -60,7 +60,9 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
 
 async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
     try:
-        async with session.get(URL(url, encoded=True), headers=headers) as response:
+        async with session.get(
+            URL(url, encoded=True), headers=headers, allow_redirects=False
+        ) as response:
             return response.status
     except (TimeoutError, aiohttp.ClientError, OSError) as e:
         raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e

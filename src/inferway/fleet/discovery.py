@@ -25,6 +25,7 @@ from yarl import URL
 from inferway.config import unix_path
 from inferway.errors import UNREADABLE, UpstreamError, UpstreamTimeoutError
 from inferway.fleet.load import load_names
+from inferway.fleet.posting import read_answer
 
 METRICS = "/metrics"
 
@@ -173,10 +174,12 @@ async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, 
     """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
     in time, UpstreamError for no connection."""
     try:
-        async with session.get(URL(url, encoded=True), headers=headers) as response:
+        async with session.get(
+            URL(url, encoded=True), headers=headers, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 raise StatusError(f"{url} answered {response.status}", response.status)
-            return await response.read()
+            return await read_answer(response)
     except TimeoutError as e:
         raise UpstreamTimeoutError(f"{url} did not answer in time") from e
     except (aiohttp.ClientError, OSError) as e:

@@ -313,7 +313,7 @@ class Fleet:
 
     def _resized(self, engine: Engine) -> None:
         """Its events show blocks of another size than it, or somebody, had told."""
-        if engine.block_size_told is not None:
+        if engine.block_size_told not in (None, engine.block_size):
             log.warning(
                 "engine %s caches blocks of %s tokens, not of %s as told; its events count",
                 engine.name,

@@ -1,4 +1,8 @@
-"""POST to an engine: what it answered, or why there is no answer."""
+"""POST to an engine: what it answered, or why there is no answer.
+
+Redirects are not followed, here and wherever an engine is asked: an engine must not choose whom the
+gateway connects to.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _JSON = {"content-type": "application/json"}
 
 
@@ -30,9 +35,23 @@ async def post(
             data=body,
             headers={**headers, **_JSON},
             timeout=timeout,
+            allow_redirects=False,
         ) as response:
-            return response.status, await response.read()
+            return response.status, await read_answer(response)
     except TimeoutError as e:
         raise UpstreamTimeoutError(f"{path} did not answer within {seconds:g} s") from e
     except (aiohttp.ClientError, OSError) as e:
         raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
+
+
+async def read_answer(response: aiohttp.ClientResponse) -> bytes:
+    """Its body. Raises UpstreamError for one over MAX_ANSWER_BYTES."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_ANSWER_BYTES:
+            raise UpstreamError(
+                f"{response.url.path}: its answer has more than {MAX_ANSWER_BYTES} bytes"
+            )
+    return b"".join(pieces)

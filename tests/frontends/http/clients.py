@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -91,8 +91,11 @@ async def serving(
     limits: LimitSettings | None = None,
     timeouts: TimeoutSettings | None = None,
     logs: Sequence[AnswerLog] = (),
+    awaits_body: Callable[[Request], bool] = lambda _: True,
 ) -> AsyncIterator[HttpServer]:
-    server = HttpServer(handler, limits=limits, timeouts=timeouts, logs=logs)
+    server = HttpServer(
+        handler, limits=limits, timeouts=timeouts, logs=logs, awaits_body=awaits_body
+    )
     await server.start()
     try:
         yield server

@@ -90,6 +90,24 @@ def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) ->
     assert (guarded.refused, guarded.requests) == (3, {})
 
 
+@pytest.mark.parametrize("admins_only", [False, True])
+@pytest.mark.parametrize("key", [None, "s3cret", USER, ADMIN, STRANGER], ids=NAMES.get)
+@pytest.mark.parametrize("admin_key", [False, True])
+@pytest.mark.parametrize("keys", [False, True])
+def test_who_would_be_let_in_is_told_without_counting(
+    keys: bool, admin_key: bool, key: str | None, admins_only: bool
+) -> None:
+    asked, held = (admission(admin_key=admin_key, keys=keys) for _ in range(2))
+    try:
+        (held.check_admin if admins_only else held.check)(bearing(key))
+        is_let_in = True
+    except (UnauthorizedError, ForbiddenError):
+        is_let_in = False
+
+    assert asked.lets_in(bearing(key), admins_only=admins_only) == is_let_in
+    assert asked.refused == 0
+
+
 def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
     guarded = admission(keys=True)
 

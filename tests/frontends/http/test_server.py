@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 
 import pytest
 from tests.frontends.http.clients import Gate, connected, echo, get, post, serving
 from tests.upstream.engines import chunk, in_loop, wait_until
 
 from inferway.config import LimitSettings
-from inferway.errors import MethodNotAllowedError, UnknownModelError
+from inferway.errors import MethodNotAllowedError, UnknownModelError, UnknownPathError
 from inferway.frontends.http.connection import MAX_QUEUED, ClientConnection
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
@@ -141,6 +142,69 @@ async def test_a_connection_that_ends_inside_a_body_keeps_nothing() -> None:
             assert kept() == 0
         finally:
             gc.enable()
+
+
+async def unknown_path(request: Request, _: Responder) -> None:
+    raise UnknownPathError(f"{request.path}: {len(request.body)} bytes")
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 5000000", b"transfer-encoding: chunked", b"content-length: 5"]
+)
+@in_loop
+async def test_what_is_refused_for_its_head_is_answered_before_its_body(framing: bytes) -> None:
+    head = b"POST /a HTTP/1.1\r\nhost: gw\r\nexpect: 100-continue\r\n%b\r\n\r\n" % framing
+
+    async with (
+        serving(unknown_path, awaits_body=lambda request: request.path != "/a") as server,
+        connected(server) as client,
+    ):
+        answer = await client.ask(head)
+        await client.send(b"x" * 100_000)
+        rest = await client.closed()
+
+        assert (answer.status, answer.values(b"connection")) == (404, [b"close"])
+        assert b"/a: 0 bytes" in answer.body
+        assert (rest, server.bodies.held, server.stats.requests) == (b"", 0, 1)
+
+
+@in_loop
+async def test_bodies_are_refused_above_what_all_may_take() -> None:
+    gate = Gate()
+    limits = LimitSettings(bodies_bytes=300_000)
+    body = post(b"x" * 200_000)
+    async with (
+        serving(gate, limits=limits) as server,
+        connected(server) as first,
+        connected(server) as second,
+        connected(server) as third,
+    ):
+        await first.send(body)
+        await wait_until(lambda: gate.waiting == 1)
+        refused = await second.ask(body)
+        await third.send(post(b"x" * 60_000))  # a small one goes on
+        await wait_until(lambda: gate.waiting == 2)
+        held = server.bodies.held
+        gate.open.set()
+        for client in (first, third):
+            assert (await client.answer()).status == 200
+
+        assert (refused.status, held) == (429, 260_000)
+        assert json.loads(refused.body)["error"]["code"] == "bodies_full"
+        assert refused.values(b"retry-after") == [b"1"]
+        await wait_until(lambda: server.bodies.held == 0)
+
+
+@pytest.mark.parametrize("sent", [100_000, 500_000])
+@in_loop
+async def test_the_body_of_a_client_that_leaves_is_held_no_longer(sent: int) -> None:
+    async with serving(echo) as server, connected(server) as client:
+        await client.send(post(b"x" * 500_001)[: -500_001 + sent])
+        await wait_until(lambda: server.bodies.held == sent)
+        client.reset()
+        await wait_until(lambda: server.stats.open == 0)
+
+        assert server.bodies.held == 0
 
 
 @in_loop

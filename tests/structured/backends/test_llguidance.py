@@ -14,7 +14,6 @@ from tests.structured.compiling import smollm2
 
 from inferway.errors import SpecError
 from inferway.structured.backends import llguidance
-from inferway.structured.backends.fill import Filler, Rows
 from inferway.structured.backends.llguidance import LLGuidance, LLGuidanceCompiled
 from inferway.structured.grammar import Grammar
 from inferway.structured.spec import Kind, Options, Spec
@@ -89,14 +88,15 @@ def test_who_has_spent_the_fuel_on_a_mask_does_not_try_again() -> None:
 
 
 @pytest.mark.usefixtures("little_fuel")
-def test_of_many_in_one_call_only_the_hungry_one_fails() -> None:
+def test_of_many_only_the_hungry_one_fails() -> None:
     made = compiled(Kind.JSON, json.dumps({"anyOf": [{"type": "integer"}, WORDS]}))
     grammars = [made.start() for _ in range(4)]
     for at, grammar in enumerate(grammars):
         assert grammar.accept(tokens('"' if at == 1 else "1"))
     rows = np.zeros((4, VOCABULARY.num_words), np.int32)
 
-    Filler(2).fill([Rows(grammar, at) for at, grammar in enumerate(grammars)], rows)
+    for row, grammar in zip(rows, grammars, strict=True):
+        grammar.fill(row)
 
     assert [grammar.failure is None for grammar in grammars] == [True, False, True, True]
     assert all(grammar.accept(tokens("2")) for grammar in grammars if grammar.failure is None)

@@ -303,8 +303,17 @@ async def test_a_stream_is_judged_and_says_so_only_if_it_should(server: Server) 
     assert server.front.counts.answers.value("true") == 2
 
 
-async def test_an_error_of_the_engine_about_the_shape_gets_its_reason(server: Server) -> None:
-    server.engine.status = 500
+@pytest.mark.parametrize("status", [500, 400])  # of vLLM up to 0.32, and from 0.33 on
+async def test_an_error_of_the_engine_about_the_shape_gets_its_reason(
+    server: Server, status: int
+) -> None:
+    async def asks_the_engine() -> None:
+        request = ON_ITS_WAY.get()
+        assert request is not None
+        request.ids.append("chatcmpl-1")
+
+    server.engine.status = status
+    server.engine.before = asks_the_engine
     plain = await server.ask(form(NUMBER))
     server.cores.why = {"status": 400, "message": "too long", "place": "/n", "keyword": None}
     explained = await server.ask(form(NUMBER))

@@ -1,4 +1,4 @@
-"""A scheduler of a few lines stands for vLLM's: what is asked of it is what 0.32's gives."""
+"""A scheduler of a few lines stands for vLLM's: what is asked of it, 0.32's and 0.33's give."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ class Scheduler:
         self.connector: object = None
         self.block_size = BLOCK
         self.scheduler_config = SimpleNamespace(enable_chunked_prefill=True)
-        self.grammar_compile_error_reqs: set[str] = set()
         self.structured_output_manager = SimpleNamespace(_use_async_grammar_compilation=True)
         self.kv_cache_manager = SimpleNamespace(
             usage=usage, get_computed_blocks=lambda _: (None, cached, None)
         )
+
+
+def refuse() -> None:
+    raise AssertionError("the grammar was not refused")
 
 
 def overlap(**settings: Any) -> tuple[Overlap, Counts]:
@@ -60,9 +63,9 @@ def test_a_request_goes_in_and_gets_its_prompt_but_for_the_last_token() -> None:
     over, _ = overlap()
 
     assert over.lets_in(scheduler, request)
-    assert over.most(scheduler, request, 0, 64) == 64
-    assert over.most(scheduler, request, 64, 36) == 35
-    assert over.most(scheduler, request, 99, 1) == 0
+    assert over.most(request, 0, 64, refuse) == 64
+    assert over.most(request, 64, 36, refuse) == 35
+    assert over.most(request, 99, 1, refuse) == 0
 
 
 def test_when_the_grammar_is_ready_the_rest_follows_and_what_was_hidden_is_counted() -> None:
@@ -70,11 +73,11 @@ def test_when_the_grammar_is_ready_the_rest_follows_and_what_was_hidden_is_count
     scheduler = Scheduler(request)
     over, counts = overlap()
     over.lets_in(scheduler, request)
-    over.most(scheduler, request, 99, 1)
+    over.most(request, 99, 1, refuse)
 
     request.structured_output_request.future.set_result("a grammar")
 
-    assert over.most(scheduler, request, 99, 1) == 1
+    assert over.most(request, 99, 1, refuse) == 1
     assert counts.compile_hidden_seconds.count() == 1
     assert over.num_held == 0
 
@@ -87,8 +90,9 @@ def test_a_refused_grammar_ends_its_request_before_anything_is_sampled() -> None
 
     request.structured_output_request.future.set_exception(ValueError())
 
-    assert over.most(scheduler, request, 99, 1) == 0
-    assert scheduler.grammar_compile_error_reqs == {"a"}
+    refused: list[str] = []
+    assert over.most(request, 99, 1, lambda: refused.append("a")) == 0
+    assert refused == ["a"]
 
 
 def test_no_more_than_the_bound_go_in_and_those_that_left_do_not_count() -> None:
@@ -116,19 +120,24 @@ def test_a_request_waits_outside_when(scheduler: Scheduler, settings: dict[str, 
     assert not over.lets_in(scheduler, Request("a"))
 
 
-@pytest.mark.parametrize("differs", ["connector", "whole prefills", "other errors", "ranks"])
-def test_where_others_have_a_say_in_prefills_nothing_is_overlapped(differs: str) -> None:
+@pytest.mark.parametrize("differs", ["connector", "whole prefills", "ranks"])
+def test_where_others_have_a_say_in_prefills_nothing_is_overlapped_and_it_is_said_once(
+    differs: str, caplog: pytest.LogCaptureFixture
+) -> None:
     scheduler = Scheduler()
     if differs == "connector":
         scheduler.connector = object()
     elif differs == "whole prefills":
         scheduler.scheduler_config.enable_chunked_prefill = False
-    elif differs == "other errors":
-        scheduler.grammar_compile_error_reqs = {}  # type: ignore[assignment]
     else:
         scheduler.structured_output_manager._use_async_grammar_compilation = False
 
-    assert not overlap()[0].lets_in(scheduler, Request("a"))
+    over = overlap()[0]
+
+    assert not over.lets_in(scheduler, Request("a"))
+    assert not over.lets_in(scheduler, Request("b"))
+    (said,) = caplog.messages
+    assert "does not compute prompts while their grammars compile (overlap), because" in said
 
 
 def test_one_sent_back_to_the_queue_stays_there_until_its_grammar_is_ready() -> None:
@@ -144,4 +153,4 @@ def test_one_sent_back_to_the_queue_stays_there_until_its_grammar_is_ready() -> 
 def test_others_are_given_what_vllm_gives_them() -> None:
     over, _ = overlap()
 
-    assert over.most(Scheduler(), Request("b"), 0, 100) == 100
+    assert over.most(Request("b"), 0, 100, refuse) == 100

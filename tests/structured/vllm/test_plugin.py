@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LOADING = """
 import json, sys, time
 before = set(sys.modules)
@@ -141,7 +143,7 @@ def test_a_vllm_that_differs_stays_stock_everywhere_and_one_line_says_why(tmp_pa
         "vllm.sampling_params.SamplingParams._validate_structured_outputs has the parameters "
         "(self, config), and the plugin knows it with (self, model_config, "
     ) in line
-    assert "use vLLM 0.32" in line
+    assert "use vLLM 0.28 to 0.33" in line
 
 
 def test_a_vllm_that_a_grammars_error_would_end_stays_stock(tmp_path: Path) -> None:
@@ -154,12 +156,63 @@ def test_a_vllm_that_a_grammars_error_would_end_stays_stock(tmp_path: Path) -> N
     assert "an error of a grammar would end the engine core" in log
 
 
-def test_what_cannot_be_patched_by_itself_is_left_out_by_itself(tmp_path: Path) -> None:
-    """This vLLM has no scheduler: no overlap, and all else."""
+def test_what_cannot_be_patched_by_itself_is_left_out_by_itself_and_said_once(
+    tmp_path: Path,
+) -> None:
+    """This vLLM has no scheduler: no overlap."""
     (patched, _, _), log = run(CONFIGURING, "{}", path=a_vllm(tmp_path), INFERWAY_STRUCTURED="1")
 
     assert patched
-    assert "works without" not in log  # told at level info
+    (line,) = [line for line in log.splitlines() if "(overlap)" in line]
+    assert "works without computing prompts while their grammars compile" in line
+    assert "vllm.v1.core.sched.scheduler" in line
+    assert "tested with vLLM 0.28 to 0.33" in line
+
+
+def test_a_vllm_newer_than_the_tested_ones_is_named(tmp_path: Path) -> None:
+    vllm = a_vllm(tmp_path)
+    (vllm / "vllm" / "__init__.py").write_text("__version__ = '0.99.0'")
+
+    (patched, *_), log = run(CONFIGURING, "{}", path=vllm, INFERWAY_STRUCTURED="1")
+
+    assert patched
+    assert "newer than those with which Inferway's structured output is tested (0.28 to" in log
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            {"sampling_params": "class SamplingParams:\n    def f(self): ..."},
+            "SamplingParams._validate_structured_outputs cannot be found",
+        ),
+        ({"arg_utils": "class EngineArgs:\n    pass"}, "has no attribute 'create_engine_config'"),
+    ],
+    ids=["a function differs", "the plugin fails"],
+)
+def test_where_it_is_required_a_vllm_that_differs_does_not_start(
+    tmp_path: Path, changed: dict[str, str], why: str
+) -> None:
+    vllm = a_vllm(tmp_path, **changed)
+
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run(CONFIGURING, "{}", path=vllm, INFERWAY_STRUCTURED="required")
+
+    last = ended.value.stderr.splitlines()[-1]
+    assert ended.value.returncode == 1
+    assert last.startswith("Inferway's structured output cannot be used, and it is required here")
+    assert why in last
+    assert "--allow-stock" in last
+
+
+def test_where_it_is_required_processes_started_later_are_only_told_that_it_is_on(
+    tmp_path: Path,
+) -> None:
+    (patched, switch, error), _ = run(
+        CONFIGURING, "{}", path=a_vllm(tmp_path), INFERWAY_STRUCTURED="required"
+    )
+
+    assert (patched, switch, error) == (True, "1", None)
 
 
 def test_an_error_in_the_plugin_leaves_vllm_as_it_is(tmp_path: Path) -> None:

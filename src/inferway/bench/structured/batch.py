@@ -37,7 +37,6 @@ def _median_ms(step: Callable[[], Any], repeats: int) -> float:
 
 def _ours(model: str, rows: int) -> dict[str, Callable[[], Any]]:
     from inferway.structured.backends.cascade import Cascade
-    from inferway.structured.backends.fill import Filler, Rows
     from inferway.structured.spec import Kind, Spec
 
     vocabulary = vocabulary_of(model)
@@ -47,14 +46,12 @@ def _ours(model: str, rows: int) -> dict[str, Callable[[], Any]]:
     for grammar in grammars:
         grammar.accept(begun)
     bitmask = np.zeros((rows, vocabulary.num_words), np.int32)
-    asked = [Rows(grammar, row) for row, grammar in enumerate(grammars)]
-    filler = Filler(2)
 
     def each() -> None:
         for row, grammar in enumerate(grammars):
             grammar.fill(bitmask[row])
 
-    return {"row by row": each, "one call": lambda: filler.fill(asked, bitmask)}
+    return {"row by row": each}
 
 
 def _xgrammar(model: str, rows: int) -> dict[str, Callable[[], Any]]:

@@ -30,12 +30,15 @@ def sheets(run: StructuredRun) -> Iterator[Sheet]:
     for ordered in (False, True):
         yield Sheet(f"Schemas, with instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
     yield Sheet("Speed", _SPEED, _speed_rows(run))
-    ways = list(next(iter(run.batch_ms.values()))) if run.batch_ms else []
+    ways = list(dict.fromkeys(way for found in run.batch_ms.values() for way in found))
     yield Sheet(
         f"Time of one step for the masks of {run.plan.batch_rows} answers that are inside a "
         f"string, ms, median of {run.plan.batch_repeats}",
         ("", *ways),
-        [[whose, *(f"{found[way]:.2f}" for way in ways)] for whose, found in run.batch_ms.items()],
+        [
+            [whose, *(f"{found[way]:.2f}" if way in found else "" for way in ways)]
+            for whose, found in run.batch_ms.items()
+        ],
     )
 
 

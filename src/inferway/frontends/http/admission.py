@@ -92,6 +92,16 @@ class Admission:
         if self.callers is not None:
             self._known(self.callers, request)
 
+    def lets_in(self, request: Request, *, admins_only: bool) -> bool:
+        """Whether `check_admin`, or else `check`, would; nothing is counted."""
+        if self.callers is None:
+            key = self.admin_key if admins_only else None
+            return key is None or key.is_carried(request.headers)
+        try:
+            return self._bearer(self.callers, request).admin or not admins_only
+        except UnauthorizedError:
+            return False
+
     def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
         """None while nothing is limited."""
         if not self.control.is_on:
@@ -99,13 +109,16 @@ class Admission:
         return Ticket(self.control, responder, tenant)
 
     def _known(self, callers: Callers, request: Request) -> Caller:
-        if self.admin_key is not None and self.admin_key.is_carried(request.headers):
-            return _NAMED_ADMIN
         try:
-            return callers.of(request.headers)
+            return self._bearer(callers, request)
         except UnauthorizedError:
             self.refused += 1
             raise
+
+    def _bearer(self, callers: Callers, request: Request) -> Caller:
+        if self.admin_key is not None and self.admin_key.is_carried(request.headers):
+            return _NAMED_ADMIN
+        return callers.of(request.headers)
 
 
 class Keys(NamedTuple):

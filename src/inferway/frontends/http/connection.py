@@ -47,11 +47,14 @@ import httptools
 
 from inferway.errors import BadHttpError, RequestError
 from inferway.frontends.http.head_checks import (
+    SMALL_BODY_BYTES,
+    bodies_full,
     body_too_large,
     check_coding,
     check_length,
     expects_continue,
     head_too_large,
+    may_be_large,
     merge_repeated,
     too_many_headers,
     without_upgrade,
@@ -76,6 +79,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
+
+
+class _BodyNotAwaitedError(Exception):
+    """The handler refuses the request for its head."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -178,9 +185,12 @@ class ClientConnection(asyncio.Protocol):
             if behind is not None:  # outside the except: a refusal is known by its __context__
                 self._ignore_upgrade(behind)
         except httptools.HttpParserCallbackError as e:
-            if not isinstance(e.__context__, RequestError):
+            if isinstance(e.__context__, _BodyNotAwaitedError):
+                self._answer_head()
+            elif isinstance(e.__context__, RequestError):
+                self._refuse(e.__context__)
+            else:
                 raise
-            self._refuse(e.__context__)
         except httptools.HttpParserError as e:
             self._refuse(BadHttpError(f"not an HTTP/1.1 request: {e}"))
         if self._receiving:
@@ -209,9 +219,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc  # how it ended makes no difference to us
         self.closing = True
-        self._queue.clear()
+        self._drop_queue()
+        self._drop_body()
         self._unread = b""
-        self._body = b""
         del self._parser  # it refers to us: a body would stay until the garbage collector runs
         self.server.lost(self)
         if self._responder is not None:
@@ -283,6 +293,8 @@ class ClientConnection(asyncio.Protocol):
             check_length(length, self.server.limits.body_bytes)
         if b"expect" in fields:
             self._expects = expects_continue(request)
+        if may_be_large(fields) and not self.server.awaits_body(request):
+            raise _BodyNotAwaitedError
         self._received = -len(self._read)
         if parser.should_upgrade():
             self._again = without_upgrade(request, self._target)
@@ -290,8 +302,12 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         size = len(body)
         self._body_bytes += size
+        bodies = self.server.bodies
+        bodies.held += size
         if self._body_bytes > self.server.limits.body_bytes:
             raise body_too_large(self.server.limits.body_bytes)
+        if bodies.held > bodies.limit and self._body_bytes > SMALL_BODY_BYTES:
+            raise bodies_full(bodies.limit)
         if self._body_bytes == size:
             self._body = body
             return
@@ -304,12 +320,16 @@ class ClientConnection(asyncio.Protocol):
             return  # it is about to be read again
         request = self._request
         assert request is not None
-        self._receiving = self._first = self._expects = False
-        request.started = time.perf_counter()
         if self._body_bytes:
             request.body = bytes(self._body)  # the same object, if it is bytes already
+            request.memory = self.server.bodies
             self._body = b""
         request.keep_alive = self._parser.should_keep_alive()
+        self._received_whole(request)
+
+    def _received_whole(self, request: Request) -> None:
+        self._receiving = self._first = self._expects = False
+        request.started = time.perf_counter()
         given = request.fields.get(b"x-request-id")
         request.id = given if given and is_request_id(given) else self.server.new_request_id()
         self._headers, self._request = _NO_HEADERS, None  # an idle connection keeps nothing
@@ -376,11 +396,32 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Answers `error` when its turn comes, and reads no further request."""
+        self._drop_body()
         self._receiving = False
         self._lingering = True
         self._unread = b""
         self._queue.append(error)
         self._pump()
+
+    def _answer_head(self) -> None:
+        """The handler answers the request without its body, and no further request is read."""
+        request = self._request
+        assert request is not None
+        self._received_whole(request)
+        self._lingering = True
+        self._unread = b""
+        self._pump()
+
+    def _drop_body(self) -> None:
+        if self._receiving:
+            self.server.bodies.held -= self._body_bytes
+        self._body = b""
+
+    def _drop_queue(self) -> None:
+        for item in self._queue:
+            if isinstance(item, Request):
+                item.forget_body()
+        self._queue.clear()
 
     def _pump(self) -> None:
         """Answers what waits, one after the other, until one takes its time or the turn is
@@ -448,6 +489,7 @@ class ClientConnection(asyncio.Protocol):
 
     def answered(self, responder: Responder) -> None:
         """`responder` has ended: the next request's turn, or the end."""
+        responder.request.forget_body()
         self.server.answered(responder)
         self._responder = None
         if self.closing or not responder.request.keep_alive:
@@ -471,7 +513,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         self.closing = True
-        self._queue.clear()
+        self._drop_queue()
         if self._lingering and self.transport.can_write_eof():
             self.deadline = self.server.time() + LINGER_SECONDS
             self.transport.write_eof()

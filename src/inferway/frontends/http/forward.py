@@ -351,7 +351,7 @@ class _Forwarding:
         """Sends the head; from here on the answer is this engine's."""
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
-        self._request.body = b""  # it is not sent again
+        self._request.forget_body()  # it is not sent again
         decided = self._journey.on_head(status)
         if self._journey.changes_length:
             length = None

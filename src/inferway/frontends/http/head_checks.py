@@ -3,12 +3,14 @@ status to answer. Sections are of RFC 9112, if nothing else is said."""
 
 from __future__ import annotations
 
-from inferway.errors import BadHttpError, BodyTooLargeError
+from inferway.errors import BadHttpError, BodiesFullError, BodyTooLargeError
 from inferway.frontends.http.message import MAX_HEADERS, Request
 from inferway.upstream.headers import header_block
 
 # Of the last two we would take one line, and an engine the other.
 _ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type", b"authorization")
+# A body up to this size is received whatever its head says, and however many are held already.
+SMALL_BODY_BYTES = 64 * 1024
 _UPGRADE = frozenset({b"upgrade"})
 
 
@@ -43,6 +45,14 @@ def check_length(length: bytes, limit: int) -> None:
         raise body_too_large(limit)
 
 
+def may_be_large(fields: dict[bytes, bytes]) -> bool:
+    """Whether what follows a head, which is checked, is worth a look at the head first."""
+    length = fields.get(b"content-length")
+    if length is None:
+        return b"transfer-encoding" in fields
+    return b"expect" in fields or (len(length) > 4 and int(length) > SMALL_BODY_BYTES)
+
+
 def expects_continue(request: Request) -> bool:
     """RFC 9110 section 10.1.1: HTTP/1.0 expects nothing."""
     if not request.http11:
@@ -73,3 +83,10 @@ def head_too_large(limit: int) -> BadHttpError:
 
 def body_too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
+
+
+def bodies_full(limit: int) -> BodiesFullError:
+    return BodiesFullError(
+        f"body: the bodies of all requests are over the limit of {limit} bytes"
+        " (limits.bodies_bytes); try again"
+    )

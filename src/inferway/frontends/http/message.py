@@ -41,6 +41,16 @@ _ASTERISK = (b"*", "*", "")
 _NO_FIELDS: dict[bytes, bytes] = {}
 
 
+class BodyMemory:
+    """How many bytes of requests' bodies a server holds, complete or not."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self.limit = limit
+
+
 class Request:
     """A complete request: head and whole body. Header names are in lower case."""
 
@@ -51,6 +61,7 @@ class Request:
         "http11",
         "id",
         "keep_alive",
+        "memory",
         "method",
         "path",
         "query",
@@ -70,9 +81,16 @@ class Request:
         self.headers: Headers = ()
         self.fields = _NO_FIELDS  # the last value of each name
         self.body = b""
+        self.memory: BodyMemory | None = None  # that counts the body; None: nobody does
         self.http11 = True
         self.keep_alive = False
         self.id = b""  # x-request-id: the client's, or ours
+
+    def forget_body(self) -> None:
+        """It is not needed again."""
+        if self.memory is not None:
+            self.memory.held -= len(self.body)
+        self.body = b""
 
     @property
     def request_id(self) -> str:

@@ -134,6 +134,22 @@ class Routes:
             self._check(request)
         await self._handler(request, self._table)(request, responder)
 
+    def awaits_body(self, request: Request) -> bool:
+        """Whether a request is not refused for its path, its method or its missing key."""
+        return self._table_awaits(request, self._table)
+
+    def admin_awaits_body(self, request: Request) -> bool:
+        """The same of the port for admins."""
+        return self._table_awaits(request, self._admin_table)
+
+    def _table_awaits(self, request: Request, table: Table) -> bool:
+        try:
+            self._handler(request, table)
+        except RequestError:
+            return False
+        admins_only = _is_for_admins(request.path)
+        return request.path in _OPEN or self._admission.lets_in(request, admins_only=admins_only)
+
     def _check(self, request: Request) -> None:
         path, admission = request.path, self._admission
         if not self._admin_apart and _is_for_admins(path):

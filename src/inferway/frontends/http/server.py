@@ -17,7 +17,7 @@ from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.listening import Listener
-from inferway.frontends.http.message import Request
+from inferway.frontends.http.message import BodyMemory, Request
 from inferway.frontends.http.responder import Responder
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
@@ -56,7 +56,8 @@ class HttpStats:
 
 class HttpServer:
     """`start`, then `port` and `url`; `stop` ends it. Everything runs in one loop. `host` may be
-    `unix:/path`; with a certificate it speaks TLS alone."""
+    `unix:/path`; with a certificate it speaks TLS alone. `awaits_body`: whether the handler does
+    not refuse a request for its head alone; the body of one that it refuses is not received."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class HttpServer:
         limits: LimitSettings | None = None,
         timeouts: TimeoutSettings | None = None,
         logs: Sequence[AnswerLog] = (),
+        awaits_body: Callable[[Request], bool] = lambda _: True,
         certificate: Certificate | None = None,
     ) -> None:
         self.handler = handler
@@ -74,6 +76,8 @@ class HttpServer:
         self._listener = Listener(host, port, certificate.context if certificate else None)
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
+        self.bodies = BodyMemory(self.limits.bodies_bytes)
+        self.awaits_body = awaits_body
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""
@@ -117,10 +121,14 @@ class HttpServer:
         if self._certificate is not None:
             self._certificate.reload()
 
-    async def stop(self, drain_seconds: float | None = None) -> None:
-        """Accepts no more, lets answers under way finish for so long, then closes them."""
+    def stop_accepting(self) -> None:
+        """Takes no more connections; those that are open go on."""
         self._stopping = True
         self._listener.close()
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Accepts no more, lets answers under way finish for so long, then closes them."""
+        self.stop_accepting()
         for connection in list(self._connections):
             connection.drain()
         if drain_seconds is None:

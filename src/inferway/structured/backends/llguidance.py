@@ -289,11 +289,6 @@ class LLGuidanceGrammar:
     def terminated(self) -> bool:
         return self._num_past_end > 0
 
-    @property
-    def waits_for_library(self) -> bool:
-        """Whether only the library can tell the next mask."""
-        return bool(self._tokens) and not self._num_past_end and self._failure is None
-
     def accept(self, tokens: Sequence[int]) -> bool:
         return self._failure is None and all(map(self._accept_one, tokens))
 

@@ -10,7 +10,6 @@ front      in the API server: check what is asked, off the event loop
 http       the request's body before vLLM sees it, its answer before the client does
 endpoints  /v1/structured/{warm,stats,explain}
 overlap    prefill while the grammar compiles
-masks      all rows of a step in one call
 drafts     tokens that must come are drafts
 
 All of vLLM's processes import this module, on or off: nothing is imported at its top.
@@ -18,15 +17,17 @@ All of vLLM's processes import this module, on or off: nothing is imported at it
 
 
 def register() -> None:
-    """vLLM calls it in every process. Whatever goes wrong in here, vLLM stays as it is."""
-    try:
-        from inferway.structured.vllm import switch
+    """vLLM calls it in every process. Whatever goes wrong in here, vLLM stays as it is; where the
+    plugin is required, it raises SystemExit."""
+    from inferway.structured.vllm import switch
 
+    try:
         switch.register()
-    except Exception:
+    except Exception as e:
         import logging
         import os
 
+        switch.end_if_required(f"it could not be set up ({type(e).__name__}: {e})")
         logging.getLogger("vllm.inferway").exception(
             "process %d uses vLLM's own structured output, because Inferway's plugin could not be "
             "set up",

@@ -44,7 +44,6 @@ class Core:
     def __init__(self, vllm_config: Any, tokenizer: Any, settings: Settings) -> None:
         """Raises ConfigError for a tokenizer that no library here can use."""
         from inferway.structured.backends.cascade import Cascade
-        from inferway.structured.backends.fill import Filler
         from inferway.structured.backends.outlines_core import OutlinesJobs
         from inferway.structured.backends.vocabulary import Vocabulary
         from inferway.structured.compile import CompilationManager
@@ -66,7 +65,6 @@ class Core:
             disk=Path(settings.disk) if settings.disk else None,
         )
         self.counts = self._manager.counts
-        self.filler = Filler(max(1, min(8, (os.cpu_count() or 1) // 2)))
         self._compiling: dict[str, Future[Compiled]] = {}  # by request
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()  # requests, and why
         self.overlap: Any = None  # overlap.Overlap, from the first request on

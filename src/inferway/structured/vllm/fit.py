@@ -57,8 +57,16 @@ class Patch:
         return owner, name
 
 
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """What patches do together: all of them are applied, or none."""
+
+    name: str
+    patches: Sequence[Patch]
+
+
 def vllm_version() -> tuple[int, int]:
-    """Of a build without a release's number: as if it were the newest."""
+    """Of a build without a release's number: as if it were newer than all."""
     import vllm
 
     words = vllm.__version__.split(".")

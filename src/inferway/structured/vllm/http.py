@@ -155,7 +155,7 @@ class Answer:
         why: Why,
         send: Send,
     ) -> None:
-        """`why` says what vLLM's 500 was about, if it was about the shape."""
+        """`why` says what vLLM's error was about, if it was about the shape."""
         self._front = front
         self._request = request
         self._unenforced = unenforced
@@ -179,7 +179,7 @@ class Answer:
             await self._send(message)
 
     async def _begin(self, start: Message) -> None:
-        if start["status"] == 500:
+        if self._may_be_the_grammars(start):
             self._start = start
             return None
         if start["status"] != 200:
@@ -196,6 +196,11 @@ class Answer:
             self._texts = StreamTexts()
         return await self._send(start)
 
+    def _may_be_the_grammars(self, start: Message) -> bool:
+        """Whether a grammar may have ended the request: vLLM answers 500 to that up to 0.32, and
+        400 from 0.33 on, whatever the reason was."""
+        return start["status"] in (400, 500) and bool(self._request.ids)
+
     async def _collect(self, message: Message) -> None:
         self._body += message.get("body", b"")
         more = message.get("more_body", False)
@@ -204,7 +209,7 @@ class Answer:
         start, self._start = self._start, None
         assert start is not None
         whole = {**message, "body": bytes(self._body)}
-        if start["status"] == 500:
+        if self._may_be_the_grammars(start):
             await self._explain(start, whole)
         else:
             said = said_in(whole["body"]) if not more else None

@@ -1,5 +1,5 @@
 """The patches. Those that structured output cannot do without are applied all or none; each of the
-others by itself."""
+other features by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from inferway.errors import InferwayError, RequestError
-from inferway.structured.vllm.fit import Patch, misfits, vllm_version
+from inferway.structured.vllm.fit import Feature, Patch, misfits, vllm_version
 
 if TYPE_CHECKING:
     from inferway.structured.vllm.front import Front
@@ -21,8 +22,7 @@ Function = Callable[..., Any]
 
 _MANAGER = "vllm.v1.structured_output"
 
-_OLDEST = (0, 28)
-_TESTED = "0.32"
+OLDEST, NEWEST = (0, 28), (0, 33)  # of vLLM, with which the plugin is tested
 SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
 
 _NOT_INSTALLED = (
@@ -34,83 +34,99 @@ _NO_HEADERS = (
 )
 
 # Where an API server gets its app from, newest vLLM first.
-_BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
+BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
 
 
-def install() -> bool:
-    """In a process that serves, and all else if the engine core runs in it. Idempotent. False: this
-    vLLM differs, and nothing was done. Never raises."""
+def install() -> str | None:
+    """In a process that serves, and all else if the engine core runs in it. Idempotent. None: done;
+    else why nothing was, which the log has, too. Never raises."""
     try:
         from inferway.structured.vllm.front import Front
 
         front = Front()
-        if not _apply_all([*_core(), *_front(front)]):
-            return False
-        _apply_optional()
+        if why := _apply_all([*core_patches(), *front_patches(front)]):
+            log.warning("all processes use vLLM's own structured output, because %s", why)
+            return why
+        _apply_optional(log.warning)
+        _say_if_newer()
         _serve(front)
         # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    except Exception:
+    except Exception as e:
         log.exception(_NOT_INSTALLED, os.getpid())
-        return False
-    return True
+        return f"Inferway's plugin could not be installed ({type(e).__name__}: {e})"
+    return None
 
 
 def install_core() -> None:
-    """In the engine core. Idempotent."""
+    """In the engine core. Idempotent. What is missing was said where it was started."""
     from inferway.structured.vllm import core
 
-    if _apply_all(_core()):
-        engine_core = sys.modules["vllm.v1.engine.core"]
-        setattr(engine_core.EngineCore, core.UTILITY, core.utility)
-        _apply_optional()
+    if why := _apply_all(core_patches()):
+        log.warning("process %d uses vLLM's own structured output, because %s", os.getpid(), why)
+        return
+    engine_core = sys.modules["vllm.v1.engine.core"]
+    setattr(engine_core.EngineCore, core.UTILITY, core.utility)
+    _apply_optional(log.debug)
 
 
-def _apply_optional() -> None:
-    """Each by itself: without it, structured output works as it is, and slower."""
-    from inferway.structured.vllm import drafts, masks, overlap
+def optional_features() -> list[Feature]:
+    """Each by itself: without it, structured output works as it is."""
+    from inferway.structured.vllm import drafts, overlap
 
-    for name, patches, known in (
-        ("dropping compilations whose clients have left", [_abort()], True),
-        ("computing prompts while their grammars compile (overlap)", overlap.patches(), True),
-        (
-            "filling all masks of a step in one call (batched_masks)",
-            masks.patches(),
-            masks.layout_is_known(),
-        ),
-        ("proposing forced tokens as drafts (jump_forward)", drafts.patches(), True),
-    ):
-        why = misfits(patches) if known else ["the plugin does not know this version"]
-        if why:
-            log.info(
-                "Inferway's structured output works without %s, because this vLLM differs: %s",
-                name,
+    return [
+        Feature("dropping compilations whose clients have left", [_abort()]),
+        Feature("computing prompts while their grammars compile (overlap)", overlap.patches()),
+        Feature("proposing forced tokens as drafts (jump_forward)", drafts.patches()),
+        Feature("measuring how long masks take (mask_fill_seconds)", [_measured_masks()]),
+    ]
+
+
+def _apply_optional(say: Callable[..., None]) -> None:
+    for feature in optional_features():
+        if why := misfits(feature.patches):
+            say(
+                "Inferway's structured output works without %s, because this vLLM differs: %s; "
+                "the plugin is tested with vLLM %s",
+                feature.name,
                 "; ".join(why),
+                _tested(),
             )
             continue
-        for patch in patches:
+        for patch in feature.patches:
             patch.apply()
 
 
-def _apply_all(patches: Sequence[Patch]) -> bool:
+def _apply_all(patches: Sequence[Patch]) -> str | None:
+    """None: done; else why not."""
     why = misfits(patches)
-    if vllm_version() < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
+    if vllm_version() < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         why.append(f"before {oldest}, an error of a grammar would end the engine core")
     if why:
-        log.warning(
-            "all processes use vLLM's own structured output, because Inferway's plugin does not "
-            "fit this vLLM: %s; use vLLM %s, with which the plugin is tested",
-            "; ".join(why),
-            _TESTED,
+        return (
+            f"Inferway's plugin does not fit this vLLM: {'; '.join(why)}; use vLLM {_tested()}, "
+            "with which the plugin is tested"
         )
-        return False
     for patch in patches:
         patch.apply()
-    return True
+    return None
 
 
-def _core() -> list[Patch]:
+def _say_if_newer() -> None:
+    if vllm_version() > NEWEST:
+        log.warning(
+            "this vLLM is newer than those with which Inferway's structured output is tested "
+            "(%s); its functions are the same",
+            _tested(),
+        )
+
+
+def _tested() -> str:
+    return " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
+
+
+def core_patches() -> list[Patch]:
     manager = "StructuredOutputManager"
     return [
         Patch(_MANAGER, f"{manager}.__init__", ("self", "vllm_config"), _manager_init),
@@ -170,7 +186,26 @@ def _abort() -> Patch:
     return Patch("vllm.v1.engine.core", "EngineCore.abort_requests", parameters, abort_requests)
 
 
-def _front(front: Front) -> list[Patch]:
+def _measured_masks() -> Patch:
+    """All rows of a step, as vLLM has them filled."""
+
+    def grammar_bitmask(original: Function) -> Function:
+        def grammar_bitmask(self: Any, *args: Any, **kwargs: Any) -> Any:
+            from inferway.structured.vllm.core import core_of
+
+            began = perf_counter()
+            rows = original(self, *args, **kwargs)
+            core = core_of(self)
+            if core is not None and rows is not None:
+                core.counts.mask_fill_seconds.observe(perf_counter() - began)
+            return rows
+
+        return grammar_bitmask
+
+    return Patch(_MANAGER, "StructuredOutputManager.grammar_bitmask", None, grammar_bitmask)
+
+
+def front_patches(front: Front) -> list[Patch]:
     def validate(original: Function) -> Function:
         def _validate_structured_outputs(
             self: Any, model_config: Any, structured_outputs_config: Any, tokenizer: Any
@@ -231,7 +266,7 @@ def _as_vllm(error: InferwayError) -> Exception:
 
 def _serve(front: Front) -> None:
     """The middleware and the endpoints, where this process is an API server."""
-    module = next((name for name in _BUILD_APP if name in sys.modules), None)
+    module = next((name for name in BUILD_APP if name in sys.modules), None)
     if module is None:
         return
     patch = Patch(module, "build_app", ("args",), lambda original: _build_app(original, front))

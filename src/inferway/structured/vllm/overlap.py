@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,7 @@ MAX_CACHE_USAGE = 0.8  # of the engine's blocks; above it requests wait outside
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 
 Function = Callable[..., Any]
+Refuse = Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -43,10 +45,11 @@ class Overlap:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._held: dict[str, Held] = {}
+        self._why_not: str | None = None  # None: not looked at yet
 
     def lets_in(self, scheduler: Any, request: Any) -> bool:
         """Whether `request`, which waits for its grammar, begins with its prompt."""
-        if not self._core.settings.overlap or not _fits(scheduler):
+        if not self._core.settings.overlap or not self._fits(scheduler):
             return False
         if not _pending(request):
             return False
@@ -63,6 +66,19 @@ class Overlap:
         self._held[request.request_id] = Held(monotonic())
         return True
 
+    def _fits(self, scheduler: Any) -> bool:
+        """Says once why not."""
+        if self._why_not is None:
+            self._why_not = _why_not(scheduler)
+            if self._why_not:
+                log.warning(
+                    "process %d does not compute prompts while their grammars compile (overlap), "
+                    "because %s",
+                    os.getpid(),
+                    self._why_not,
+                )
+        return not self._why_not
+
     def give_up(self) -> None:
         """Lets nothing in any more; who is in goes on."""
         self._core.settings = replace(self._core.settings, overlap=False)
@@ -71,15 +87,16 @@ class Overlap:
         """Whether it was sent back to the queue, and its grammar is still to come."""
         return request.request_id in self._held and _pending(request)
 
-    def most(self, scheduler: Any, request: Any, num_computed: int, num_new: int) -> int:
-        """Of `num_new` tokens, how many may be computed now."""
+    def most(self, request: Any, num_computed: int, num_new: int, refuse: Refuse) -> int:
+        """Of `num_new` tokens, how many may be computed now. Where the grammar cannot be, it asks
+        to `refuse` the request."""
         held = self._held.get(request.request_id)
         if held is None:
             return num_new
         grammar = request.structured_output_request.grammar
         if isinstance(grammar, Exception):
-            scheduler.grammar_compile_error_reqs.add(request.request_id)
             del self._held[request.request_id]
+            refuse()
             return 0
         if grammar is not None:
             self._release(request.request_id, held)
@@ -104,15 +121,17 @@ def _pending(request: Any) -> bool:
     return asked is not None and asked.grammar is None
 
 
-def _fits(scheduler: Any) -> bool:
-    """Where a prompt may come in parts, and no other part of vLLM has a say in them."""
-    return (
-        scheduler.connector is None
-        and scheduler.scheduler_config.enable_chunked_prefill
-        and not getattr(scheduler, "need_mamba_block_aligned_split", False)
-        and isinstance(scheduler.grammar_compile_error_reqs, set)
-        and scheduler.structured_output_manager._use_async_grammar_compilation
-    )
+def _why_not(scheduler: Any) -> str:
+    """Empty where a prompt may come in parts, and no other part of vLLM has a say in them."""
+    if scheduler.connector is not None:
+        return "a KV connector has a say in prefills"
+    if not scheduler.scheduler_config.enable_chunked_prefill:
+        return "chunked prefill is switched off"
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        return "the prefill of this model ends at certain tokens only"
+    if not scheduler.structured_output_manager._use_async_grammar_compilation:
+        return "vLLM waits for grammars, so that all ranks see them ready in the same step"
+    return ""
 
 
 def patches() -> list[Patch]:
@@ -173,12 +192,22 @@ def _lets_in(overlap: Overlap, scheduler: Any, request: Any) -> bool:
 
 
 def _reserve(original: Function) -> Function:
+    from vllm.v1.request import RequestStatus
+
+    def refuse(scheduler: Any, request: Any) -> None:
+        """Has vLLM write down the error as it does for who waits outside: each version has its own
+        form of it."""
+        status = request.status
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        scheduler._handle_blocked_waiting_request(request)
+        request.status = status
+
     def _reserve_prefill_lookahead(
         self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
         num_new: int = original(self, request, num_computed_tokens, num_new_tokens)
         if request.structured_output_request is None or (overlap := _overlap_of(self)) is None:
             return num_new
-        return overlap.most(self, request, num_computed_tokens, num_new)
+        return overlap.most(request, num_computed_tokens, num_new, partial(refuse, self, request))
 
     return _reserve_prefill_lookahead

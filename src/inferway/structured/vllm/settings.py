@@ -23,7 +23,6 @@ class Settings:
     report_validity: bool = False  # a stream says before [DONE] whether its answer is valid
     overlap: bool = True  # prefill while the grammar compiles
     overlap_held: int = 4  # requests that may hold their prefill's blocks for a grammar
-    batched_masks: bool = True
     jump_forward: bool = True  # where speculative decoding is configured
     disk: str = ""  # a folder for compiled indexes; empty: none are kept
     compile_delay_seconds: float = 0.0  # for tests: every compile takes so much longer

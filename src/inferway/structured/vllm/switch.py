@@ -1,7 +1,9 @@
-"""Is it on? INFERWAY_STRUCTURED=1, or --additional-config '{"inferway": {"structured": true}}'.
+"""Is it on? INFERWAY_STRUCTURED=1 (or `required`), or
+--additional-config '{"inferway": {"structured": true}}'.
 
 The environment reaches every process of vLLM's, and is known at once. The configuration is known
 where it is made, in the processes that start others; from there it goes into the environment.
+Where it is required, vLLM does not start without it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "INFERWAY_STRUCTURED"
+REQUIRED = "required"  # its value where vLLM is to end rather than go on without
 REPORT_VARIABLE = "INFERWAY_REPORT_VALIDITY"
 
 
@@ -33,7 +36,21 @@ def register() -> None:
 
 
 def is_on() -> bool:
-    return says_yes(VARIABLE)
+    return says_yes(VARIABLE) or is_required()
+
+
+def is_required() -> bool:
+    return os.environ.get(VARIABLE, "").lower() == REQUIRED
+
+
+def end_if_required(why: str) -> None:
+    """Raises SystemExit, which is no fault of vLLM's and has no traceback."""
+    if is_required():
+        raise SystemExit(
+            f"Inferway's structured output cannot be used, and it is required here: {why}; to "
+            "start with vLLM's own structured output instead: --allow-stock, or "
+            f"{VARIABLE}=1 in the place of {REQUIRED}"
+        )
 
 
 def says_yes(variable: str) -> bool:
@@ -59,7 +76,10 @@ def _watch(engine_args: Any) -> None:
         if not is_off() and (settings_of(vllm_config).structured or is_on()):
             from inferway.structured.vllm.install import install
 
-            os.environ[VARIABLE] = "1" if install() else "0"  # for the processes started from here
+            why = install()
+            if why is not None:
+                end_if_required(why)
+            os.environ[VARIABLE] = "1" if why is None else "0"  # for processes started from here
         return vllm_config
 
     create_engine_config.inferway_original = original  # type: ignore[attr-defined]
