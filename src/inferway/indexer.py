@@ -148,7 +148,7 @@ class Indexer:
         )
         self.director = Director(
             self.fleet,
-            Matcher(self.index, SpeculativeOverlay(), breathe=partial(asyncio.sleep, 0)),
+            Matcher(self.index, SpeculativeOverlay(_next_turn), breathe=partial(asyncio.sleep, 0)),
             scheduling,
             time.monotonic,
             rewrites=Rewrites(self.settings.model_rewrites),
@@ -408,3 +408,7 @@ async def _start_helper(templates: RequestTemplates) -> None:
 
 async def _in_thread(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
     return await asyncio.to_thread(parse, body)
+
+
+def _next_turn(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)

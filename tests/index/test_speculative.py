@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.index.speculative import STEP_BLOCKS, Speculation, SpeculativeOverlay
 
 A, B = 0, 1
 PROMPT = [1, 2, 3, 4]
@@ -115,3 +118,74 @@ def test_the_longest_prompt_on_its_way_decides(
             expected[holder] = max(alike, expected.get(holder, 0))
 
     assert overlay.extend(query, {}) == expected
+
+
+def test_a_long_prompt_comes_and_goes_a_step_a_turn() -> None:
+    turns = deque[Callable[[], None]]()
+    overlay = SpeculativeOverlay(turns.append)
+    prompt = list(range(5 * STEP_BLOCKS // 2))
+    speculations = [overlay.add(holder, prompt) for holder in (A, B)]
+
+    def seen() -> list[int]:
+        """What is there after each turn, until nothing waits."""
+        counts = [overlay.num_blocks(A) + overlay.num_blocks(B)]
+        while turns:
+            turns.popleft()()
+            counts.append(overlay.num_blocks(A) + overlay.num_blocks(B))
+        return counts
+
+    assert seen() == [STEP_BLOCKS * turn for turn in range(1, 6)]
+    assert overlay.extend(prompt, {}) == {A: len(prompt), B: len(prompt)}
+    overlay.remove_all(speculations)
+    assert seen() == [STEP_BLOCKS * turn for turn in range(4, -1, -1)]
+
+
+def test_a_short_prompt_waits_for_no_long_one() -> None:
+    turns = deque[Callable[[], None]]()
+    overlay = SpeculativeOverlay(turns.append)
+    overlay.add(A, list(range(10, 10 + 3 * STEP_BLOCKS)))
+    short = overlay.add(B, PROMPT)
+
+    assert overlay.extend(PROMPT, {}) == {B: 4}
+    overlay.remove(short)
+    assert overlay.extend(PROMPT, {}) == {}
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 2), st.integers(1, 3 * STEP_BLOCKS)),  # a prompt to a holder
+        st.integers(0, 9),  # one of those ends
+        st.none(),  # the next turn
+    ),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_in_any_order_of_turns_it_comes_to_the_same(
+    steps: list[tuple[int, int] | int | None],
+) -> None:
+    turns = deque[Callable[[], None]]()
+    overlay = SpeculativeOverlay(turns.append)
+    under_way: list[tuple[Speculation, int]] = []
+    for step in steps:
+        if step is None:
+            if turns:
+                turns.popleft()()
+        elif isinstance(step, tuple):
+            holder, length = step
+            under_way.append((overlay.add(holder, range(length)), length))
+        elif step < len(under_way):
+            overlay.remove(under_way.pop(step)[0])
+    while turns:
+        turns.popleft()()
+
+    expected: dict[int, int] = {}
+    for speculation, length in under_way:
+        expected[speculation.holder] = max(length, expected.get(speculation.holder, 0))
+    assert overlay.extend(range(3 * STEP_BLOCKS), {}) == expected
+    for speculation, _ in under_way:
+        overlay.remove(speculation)
+    while turns:
+        turns.popleft()()
+    assert [overlay.num_blocks(holder) for holder in range(3)] == [0, 0, 0]

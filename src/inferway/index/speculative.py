@@ -7,10 +7,14 @@ that what we hope never mixes with what engines told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferway.model import BlockKey, HolderId
+
+STEP_BLOCKS = 4096  # that a turn adds and removes: about a millisecond
+_SHORT_BLOCKS = 256  # a prompt up to this length waits for no other
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +24,8 @@ class Speculation:
     holder: HolderId
     keys: Sequence[BlockKey]
     active: bool = True
+    num_added: int = 0  # of `keys`, from their start
+    waits: bool = False  # in the overlay's queue, for a call that goes on with it
 
 
 class SpeculativeOverlay:
@@ -30,9 +36,14 @@ class SpeculativeOverlay:
     when the first of two equal prompts ends, the second still stands for all of them. Callers
     may leave out the blocks that the index itself matched (`skip`): the engine has them, and a
     query is continued from its own match in the index.
+
+    With `soon`, which calls what it is given in a later turn of the loop, long prompts are added
+    and removed STEP_BLOCKS a turn in all: added from their start, removed from their end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self._soon = soon
+        self._unfinished: deque[Speculation] = deque()
         self._bits: dict[BlockKey, int] = {}
         # How many prompts more than one bring the block there; none: not in it.
         self._more: dict[tuple[HolderId, BlockKey], int] = {}
@@ -42,6 +53,55 @@ class SpeculativeOverlay:
         keys = keys[skip:] if skip else keys
         if not keys:
             return Speculation(holder, keys, active=False)
+        if self._soon is None or len(keys) <= _SHORT_BLOCKS:
+            self._add(holder, keys)
+            return Speculation(holder, keys, num_added=len(keys))
+        speculation = Speculation(holder, keys)
+        self._work_on(speculation)
+        return speculation
+
+    def remove(self, speculation: Speculation) -> None:
+        """The prompt's blocks are known by now, or will never come. Once is enough."""
+        if not speculation.active:
+            return
+        speculation.active = False
+        if self._soon is None or len(speculation.keys) <= _SHORT_BLOCKS:
+            self._remove(speculation.holder, speculation.keys)
+        else:
+            self._work_on(speculation)
+
+    def _work_on(self, speculation: Speculation) -> None:
+        """It is added or removed, now or when those before it are done."""
+        if speculation.waits:
+            return
+        speculation.waits = True
+        self._unfinished.append(speculation)
+        if len(self._unfinished) == 1:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        left, unfinished = STEP_BLOCKS, self._unfinished
+        while left > 0 and unfinished:
+            left -= self._step(unfinished[0], left)
+            if _is_finished(unfinished[0]):
+                unfinished.popleft().waits = False
+        if unfinished:
+            assert self._soon is not None
+            self._soon(self._take_turn)
+
+    def _step(self, speculation: Speculation, most: int) -> int:
+        """Goes on with it by `most` blocks, and returns by how many it was."""
+        before = speculation.num_added
+        if speculation.active:
+            after = min(before + most, len(speculation.keys))
+            self._add(speculation.holder, speculation.keys[before:after])
+        else:
+            after = max(before - most, 0)
+            self._remove(speculation.holder, speculation.keys[after:before])
+        speculation.num_added = after
+        return abs(after - before)
+
+    def _add(self, holder: HolderId, keys: Sequence[BlockKey]) -> None:
         bits, more, bit = self._bits, self._more, 1 << holder
         get = bits.get
         for key in keys:
@@ -50,16 +110,10 @@ class SpeculativeOverlay:
                 more[holder, key] = more.get((holder, key), 0) + 1
             else:
                 bits[key] = there | bit
-        return Speculation(holder, keys)
 
-    def remove(self, speculation: Speculation) -> None:
-        """The prompt's blocks are known by now, or will never come. Once is enough."""
-        if not speculation.active:
-            return
-        speculation.active = False
-        holder, bits, more = speculation.holder, self._bits, self._more
-        bit = 1 << holder
-        for key in speculation.keys:
+    def _remove(self, holder: HolderId, keys: Sequence[BlockKey]) -> None:
+        bits, more, bit = self._bits, self._more, 1 << holder
+        for key in keys:
             if more and (holder, key) in more:
                 self._one_less((holder, key))
                 continue
@@ -103,3 +157,8 @@ class SpeculativeOverlay:
     def num_blocks(self, holder: HolderId) -> int:
         """How many different blocks are on their way to `holder`."""
         return sum([there >> holder & 1 for there in self._bits.values()])
+
+
+def _is_finished(speculation: Speculation) -> bool:
+    wanted = len(speculation.keys) if speculation.active else 0
+    return speculation.num_added == wanted
