@@ -72,6 +72,11 @@ def keep(argument: bytearray) -> bytes:
     return b""
 
 
+def kept(_: bytearray) -> bytes:
+    """How many MiB."""
+    return str(sum(map(len, _KEPT)) >> 20).encode()
+
+
 def long(argument: bytearray) -> bytes:
     """So many MiB."""
     return bytes(int(argument) << 20)

@@ -19,7 +19,7 @@ import pytest
 
 from inferway.errors import HelperBusyError, HelperError, JobFailedError, JobKilledError
 from inferway.helper.helper import Helper
-from inferway.helper.process import Limits
+from inferway.helper.process import HelperProcess, Limits
 
 JOBS = "tests.helper_jobs"
 ROOT = Path(__file__).parents[1]
@@ -296,7 +296,7 @@ PARENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from inferway.helper.helper import Helper
-from inferway.helper.process import Limits
+from inferway.helper.process import HelperProcess, Limits
 helper = Helper({JOBS!r}, limits=Limits(cpu_seconds=600, wall_seconds=600), patience_seconds=600)
 print(int(helper.call({f"{JOBS}:pid"!r}, b"")), flush=True)
 helper.call({f"{JOBS}:spin"!r}, b"")
@@ -419,3 +419,76 @@ def test_who_waits_in_his_own_way_gets_a_future(make_helper: MakeHelper) -> None
     assert not slow.done()
     helper.close()
     assert isinstance(slow.exception(30), HelperError)
+
+
+@pytest.fixture
+def original() -> Iterator[HelperProcess]:
+    process = HelperProcess((JOBS,), SMALL, copied=True)
+    yield process
+    process.close()
+
+
+def test_a_copy_has_what_the_original_had_and_changes_nothing_there(
+    original: HelperProcess,
+) -> None:
+    original.do(f"{JOBS}:keep", b"3")
+
+    copy = original.copy(SMALL)
+    copy.do(f"{JOBS}:keep", b"2")
+
+    assert copy.do(f"{JOBS}:kept", b"") == b"5"
+    assert original.do(f"{JOBS}:kept", b"") == b"3"
+
+
+def test_a_copy_is_copied_if_it_may_be(original: HelperProcess) -> None:
+    first = original.copy(SMALL, copied=True)
+    first.do(f"{JOBS}:keep", b"1")
+
+    second = first.copy(SMALL)
+
+    assert second.do(f"{JOBS}:kept", b"") == b"1"
+    with pytest.raises(HelperError):
+        second.copy(SMALL)
+
+
+def test_a_copy_opens_no_files_and_no_sockets(original: HelperProcess) -> None:
+    copy = original.copy(SMALL)
+
+    for name, argument in (("open_file", b"/proc/self/comm"), ("connect", b"")):
+        with pytest.raises(JobFailedError):
+            copy.do(f"{JOBS}:{name}", argument)
+
+
+def test_a_copy_over_its_cpu_time_ends_alone(original: HelperProcess) -> None:
+    limits = replace(SMALL, cpu_seconds=0.05)
+    spinner, other = original.copy(limits), original.copy(limits)
+
+    with pytest.raises(JobKilledError):
+        spinner.do(f"{JOBS}:spin", b"")
+
+    assert other.do(f"{JOBS}:echo", b"x") == b"x"
+    assert original.copy(limits).do(f"{JOBS}:echo", b"y") == b"y"
+
+
+def test_a_copy_ends_when_its_conversation_does_or_its_original(original: HelperProcess) -> None:
+    closed, dropped, left = (original.copy(SMALL) for _ in range(3))
+    pids = [int(copy.do(f"{JOBS}:pid", b"")) for copy in (closed, dropped, left)]
+    assert all(map(lives, pids))
+
+    closed.close()
+    del dropped
+    wait_until(lambda: not lives(pids[0]) and not lives(pids[1]))
+    assert lives(pids[2])
+    original.close()
+
+    wait_until(lambda: not lives(pids[2]))
+
+
+def test_an_answer_that_came_meanwhile_is_there_however_late_it_is_asked_for(
+    original: HelperProcess,
+) -> None:
+    copy = original.copy(replace(SMALL, wall_seconds=0.2))
+    copy.ask(f"{JOBS}:echo", b"x")
+    time.sleep(0.3)
+
+    assert copy.answer() == b"x"

@@ -137,7 +137,8 @@ class RealEngine:
         ]
 
     def niceness_of_helpers(self) -> list[int]:
-        """Of the child processes that our plugin keeps for work nobody vouches for."""
+        """Of the child processes that our plugin keeps for work nobody vouches for. (Those that
+        step grammars do not give way: the engine waits for them.)"""
         assert self._process is not None
         parents = set(processes_of(session=self._process.pid))
         found = []
@@ -147,7 +148,8 @@ class RealEngine:
                 command = (stat.parent / "cmdline").read_bytes()
             except OSError:  # it ended while we looked
                 continue
-            if int(fields[1]) in parents and b"inferway.helper.child" in command:
+            ours = b"inferway.helper.child" in command and b"stepper" not in command
+            if ours and int(fields[1]) in parents:
                 found.append(int(fields[16]))
         return found
 

@@ -238,6 +238,32 @@ def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say)
     assert min(health) < 0.5
 
 
+def test_a_grammar_that_takes_too_long_ends_with_its_reason_and_its_neighbours_go_on(
+    url: str, say: Say
+) -> None:
+    """Its masks take the cube of the tokens: 0.1 s each after a hundred, within the engine."""
+    grammar = {"structured_outputs": {"grammar": 'root ::= s\ns ::= s s | "a" | "b"'}}
+    before = len(gaps(url))
+
+    with ThreadPoolExecutor(2) as threads:
+        hostile = [
+            threads.submit(post, url, chat("a b", max_tokens=1500, **grammar)) for _ in range(2)
+        ]
+        beside = gaps(url)
+        answers = [each.result() for each in hostile]
+
+    for answer in answers:
+        assert answer.status == 500, answer.raw
+        assert "the grammar " in answer.json["error"]["message"], answer.raw
+        assert "too long" in answer.json["error"]["message"], answer.raw
+    assert len(beside) == before
+    say(f"longest gap {max(beside) * 1000:.0f} ms beside two ambiguous grammars")
+    page = client.get(f"{url}/metrics").raw.decode()
+    assert 'inferway_structured_failed_grammars_total{reason="the grammar ' in page
+    after = post(url, chat("1+1=", structured_outputs={"grammar": 'root ::= "2" | "3"'}))
+    assert said(after) in {"2", "3"}
+
+
 def p99(seconds: list[float]) -> float:
     """In milliseconds."""
     return statistics.quantiles(seconds, n=100)[98] * 1000

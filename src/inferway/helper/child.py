@@ -3,6 +3,9 @@
 Imports are done before the first limit, and none is possible after it: with no file left to open
 there is nothing that a job could read, write or connect to, whatever it is able to call. The
 kernel ends the process with its parent; closing the socket does, too.
+
+A child that is there to be copied keeps the right to open files and to fork, and gives it up in
+copies that are not copied themselves: what takes long to prepare is prepared once.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inferway.helper.wire import ANSWER, JOB, Outcome
+from inferway.helper.wire import ANSWER, COPY, JOB, Outcome
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -38,15 +41,19 @@ def main(
     cpu_seconds: float,
     result_bytes: int,
     niceness: int,
+    copied: bool,
 ) -> None:
     """Serves jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes.
-    `prepare`: a function, called once with what is in the file of that number."""
+    `prepare`: a function, called once with what is in the file of that number. `copied`: it may be
+    asked for copies of itself."""
     _end_with(parent)
     os.nice(niceness)
     # Ctrl-C is for the parent, which closes the socket when it has answered its clients.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with its own
+    if copied:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
     with socket.socket(fileno=fd) as parents:
         child = _Child(parents, cpu_seconds=cpu_seconds, result_bytes=result_bytes)
         try:
@@ -58,8 +65,7 @@ def main(
         except BaseException as e:
             child.answer(Outcome.NOT_READY, f"{type(e).__name__}: {e}".encode())
             return
-        child.limit_memory(memory_bytes)
-        child.answer(Outcome.READY)
+        child.begin(memory_bytes, copied)
         while child.do_next():
             pass
 
@@ -98,8 +104,13 @@ class _Child:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         self._reserve: bytearray | None = bytearray(_RESERVE_BYTES)
 
-    def limit_memory(self, memory_bytes: int) -> None:
-        """So much on top of what is in use now; and no more files, processes, threads, cores."""
+    def begin(self, memory_bytes: int, copied: bool) -> None:
+        self._limit(memory_bytes, copied)
+        self.answer(Outcome.READY)
+
+    def _limit(self, memory_bytes: int, copied: bool) -> None:
+        """So much on top of what is in use now; no core; and unless it is `copied` no more files,
+        processes, threads."""
         used = self._used_bytes()
         # Memory that earlier jobs have left in pieces must not be missing in later ones.
         self._worn_out_bytes = used + memory_bytes / 4
@@ -107,9 +118,9 @@ class _Child:
             resource.RLIMIT_AS: used + memory_bytes,
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: 0,
-            resource.RLIMIT_NPROC: 0,
-            resource.RLIMIT_NOFILE: 0,
         }
+        if not copied:
+            limits |= {resource.RLIMIT_NPROC: 0, resource.RLIMIT_NOFILE: 0}
         for limited, most in limits.items():
             _, hard = resource.getrlimit(limited)
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -121,6 +132,8 @@ class _Child:
         if head is None:
             return False
         name_length, argument_length = JOB.unpack(head)
+        if not name_length:
+            return self._copy()
         name, argument = self._read(name_length), self._read(argument_length)
         if name is None or argument is None:
             return False
@@ -132,6 +145,25 @@ class _Child:
             return False
         except BaseException as e:
             self.answer(Outcome.RAISED, type(e).__name__.encode())
+        return True
+
+    def _copy(self) -> bool:
+        """In this process nothing changes. In the copy, there is another parent to serve."""
+        limits, sockets, _, _ = socket.recv_fds(self._parent, COPY.size, 1)
+        if not sockets:
+            return False
+        memory_bytes, cpu_seconds, result_bytes, copied = COPY.unpack(limits)
+        us = os.getpid()
+        with socket.socket(fileno=sockets[0]) as theirs:
+            if os.fork():
+                return True
+            _end_with(us)
+            self._parent.close()
+            self._parent = socket.socket(fileno=theirs.detach())
+        os.close(self._statm)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._cpu_seconds, self._result_bytes = cpu_seconds, result_bytes
+        self.begin(memory_bytes, copied)
         return True
 
     def _do(self, name: str, argument: bytearray) -> None:

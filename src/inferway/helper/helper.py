@@ -50,7 +50,7 @@ class Helper:
         self._max_waiting = max_waiting
         self._patience_seconds = patience_seconds
         self._keep_spare = keep_spare
-        self._preparation = None if prepare is None else _in_memory(*prepare)
+        self._preparation = None if prepare is None else in_memory(*prepare)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="helper")
         self._lock = Lock()
         self.num_open = 0  # jobs that wait or run; read by anyone
@@ -157,7 +157,7 @@ class Helper:
         process.close()
 
 
-def _in_memory(function: str, argument: bytes) -> Preparation:
+def in_memory(function: str, argument: bytes) -> Preparation:
     """The argument in a file that is nowhere on disk: each child reads it when it has time."""
     fd = os.memfd_create("prepare")
     with open(fd, "wb", closefd=False) as file:

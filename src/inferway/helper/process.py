@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferway.errors import HelperError, JobFailedError, JobKilledError
-from inferway.helper.wire import ANSWER, JOB, Outcome
+from inferway.helper.wire import ANSWER, COPY, JOB, Outcome
 
 # To import what a child needs: 0.1 s on an idle machine.
 START_SECONDS = 60.0
@@ -44,43 +45,43 @@ class Preparation:
     fd: int  # a file whose whole content is the argument; stays ours
 
 
-class HelperProcess:
-    """One child and the socket to it. One thread uses it; any thread may `kill` it."""
+class Conversation:
+    """With one child, over the socket to it: its parent's side. One thread at a time."""
 
-    def __init__(
-        self, modules: Sequence[str], limits: Limits, preparation: Preparation | None = None
-    ) -> None:
+    def __init__(self, parents: socket.socket, limits: Limits) -> None:
+        self._socket = parents
         self._limits = limits
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._child = _start(theirs.fileno(), modules, limits, preparation)
-            except OSError as e:
-                self._socket.close()
-                raise HelperError(f"the helper process does not start: {e.strerror}") from e
+        self._deadline = 0.0
         self._ready = False
         self.usable = True  # for another job
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def do(self, function: str, argument: bytes) -> bytes:
         """The job's result. Raises JobKilledError, JobFailedError or HelperError; `usable` says
         whether the child has survived it."""
+        self.ask(function, argument)
+        return self._answer(self._deadline)
+
+    def ask(self, function: str, argument: bytes) -> None:
+        """Half of `do`. Raises as it does."""
         self.usable = False
-        if not self._ready:
-            self._wait_until_ready()
-        deadline = time.monotonic() + self._limits.wall_seconds
+        self.wait_until_ready()
+        self._deadline = time.monotonic() + self._limits.wall_seconds
+        head = JOB.pack(len(function), len(argument)) + function.encode()
         try:
-            self._send(JOB.pack(len(function), len(argument)) + function.encode(), deadline)
-            self._send(argument, deadline)
+            self._send(head, self._deadline)
+            self._send(argument, self._deadline)
+        except OSError as e:
+            raise self._lost(e) from None
+
+    def answer(self) -> bytes:
+        """The other half. Waits for the child's wall time from now on."""
+        return self._answer(time.monotonic() + self._limits.wall_seconds)
+
+    def _answer(self, deadline: float) -> bytes:
+        try:
             outcome, worn_out, rest = self._receive(deadline)
-        except TimeoutError:
-            seconds = self._limits.wall_seconds
-            raise JobKilledError("wall", f"took more than {seconds:g} s") from None
-        except OSError:
-            raise self._death() from None
+        except OSError as e:
+            raise self._lost(e) from None
         if outcome == Outcome.OUT_OF_MEMORY:
             mebibytes = self._limits.memory_bytes >> 20
             raise JobKilledError("memory", f"took more memory than {mebibytes} MiB")
@@ -92,18 +93,30 @@ class HelperProcess:
             return rest
         raise JobFailedError(rest[:MAX_KIND_CHARS].decode(errors="replace"))
 
-    def kill(self) -> None:
-        """Ends the child, and what it may have started; whoever waits for an answer is told."""
-        if self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+    def copy(self, limits: Limits, copied: bool = False) -> Conversation:
+        """With a copy of the child, which was started to be `copied`, as the copy may be, too. The
+        copy ends with the child, or when its conversation is closed, or held by nobody: at the end
+        of its job. Raises HelperError."""
+        self.wait_until_ready()
+        ours, theirs = socket.socketpair()
+        wanted = (limits.memory_bytes, limits.cpu_seconds, limits.result_bytes, copied)
+        try:
+            with theirs:
+                self._send(JOB.pack(0, COPY.size), time.monotonic() + START_SECONDS)
+                socket.send_fds(self._socket, [COPY.pack(*wanted)], [theirs.fileno()])
+            made = Conversation(ours, limits)
+            weakref.finalize(made, ours.close)
+            made.wait_until_ready()
+        except (OSError, HelperError) as e:
+            ours.close()
+            self.usable = False
+            raise HelperError(f"a process is not copied: {type(e).__name__}") from e
+        return made
 
-    def close(self) -> None:
-        self.kill()
-        self._child.wait()
-        self._socket.close()
-
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Raises HelperError."""
+        if self._ready:
+            return
         try:
             outcome, _, why = self._receive(time.monotonic() + START_SECONDS)
         except OSError as e:
@@ -112,14 +125,17 @@ class HelperProcess:
             raise HelperError(f"the helper process does not start: {why.decode()}")
         self._ready = True
 
-    def _death(self) -> JobKilledError:
+    def close(self) -> None:
+        self._socket.close()
+
+    def _lost(self, error: OSError) -> JobKilledError:
         """Why there was no answer."""
-        self.kill()  # it may have closed its socket and live on; else this changes nothing
-        code = self._child.wait()
-        if code in (-signal.SIGPROF, -signal.SIGXCPU):
-            seconds = self._limits.cpu_seconds
-            return JobKilledError("cpu", f"took more than {seconds:g} s of CPU time")
-        return JobKilledError("crash", f"ended its process (status {code})")
+        if isinstance(error, TimeoutError):
+            return JobKilledError("wall", f"took more than {self._limits.wall_seconds:g} s")
+        return self._death()
+
+    def _death(self) -> JobKilledError:
+        return JobKilledError("crash", "ended its process")
 
     def _send(self, data: bytes, deadline: float) -> None:
         self._socket.settimeout(_left(deadline))
@@ -143,6 +159,52 @@ class HelperProcess:
         return data
 
 
+class HelperProcess(Conversation):
+    """One child that is started here. One thread uses it; any thread may `kill` it."""
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        limits: Limits,
+        preparation: Preparation | None = None,
+        copied: bool = False,
+    ) -> None:
+        """It ends with the thread that has started it."""
+        ours, theirs = socket.socketpair()
+        super().__init__(ours, limits)
+        command = _command(theirs.fileno(), modules, limits, preparation, copied)
+        fds = [theirs.fileno(), *([] if preparation is None else [preparation.fd])]
+        with theirs:
+            try:
+                self._child = _start(command, fds)
+            except OSError as e:
+                ours.close()
+                raise HelperError(f"the helper process does not start: {e.strerror}") from e
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def kill(self) -> None:
+        """Ends the child, and what it may have started; whoever waits for an answer is told."""
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._child.wait()
+        super().close()
+
+    def _death(self) -> JobKilledError:
+        self.kill()  # it may have closed its socket and live on; else this changes nothing
+        code = self._child.wait()
+        if code in (-signal.SIGPROF, -signal.SIGXCPU):
+            seconds = self._limits.cpu_seconds
+            return JobKilledError("cpu", f"took more than {seconds:g} s of CPU time")
+        return JobKilledError("crash", f"ended its process (status {code})")
+
+
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
@@ -150,12 +212,10 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _start(
-    fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None
-) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        _command(fd, modules, limits, preparation),
-        pass_fds=[fd] if preparation is None else [fd, preparation.fd],
+        command,
+        pass_fds=fds,
         env=_environment(),
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -166,7 +226,11 @@ def _start(
 
 
 def _command(
-    fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None
+    fd: int,
+    modules: Sequence[str],
+    limits: Limits,
+    preparation: Preparation | None,
+    copied: bool,
 ) -> list[str]:
     """Neither the environment, nor the user's site, nor the working directory decides what the
     child imports: it gets our own path."""
@@ -176,7 +240,7 @@ def _command(
         f"import sys; sys.path[:] = {path!r}; from inferway.helper.child import main;"
         f" main({fd}, {os.getpid()}, {list(modules)!r}, prepare={prepare!r},"
         f" memory_bytes={limits.memory_bytes}, cpu_seconds={limits.cpu_seconds},"
-        f" result_bytes={limits.result_bytes}, niceness={limits.niceness})"
+        f" result_bytes={limits.result_bytes}, niceness={limits.niceness}, copied={copied})"
     )
     return [sys.executable, "-I", "-S", "-c", code]
 

@@ -2,6 +2,10 @@
 
 A job is `JOB` (length of the function's name, length of the argument), then both. An answer is
 `ANSWER` (an Outcome, whether the child is worn out, length of the rest), then the rest.
+
+A job without a name asks for a copy of the child: its argument is `COPY` (the copy's memory, CPU
+time and length of a result, and whether it can be copied itself), with a socket beside it, on which
+the copy answers.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from enum import IntEnum
 
 JOB = struct.Struct("!HQ")
 ANSWER = struct.Struct("!B?Q")
+COPY = struct.Struct("!QdQ?")
 
 
 class Outcome(IntEnum):

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,6 +169,7 @@ CHECKS: list[Callable[[Check], None]] = [
 
 def main(tokenizer: str) -> None:
     """xgrammar's turn."""
+    from inferway.structured.backends.stepped import Steppers
     from inferway.structured.backends.xgrammar import XGrammar
 
     with open(tokenizer) as file:
@@ -178,6 +180,11 @@ def main(tokenizer: str) -> None:
         for check in CHECKS:
             check(Check(backend.compile(case.spec), vocabulary, case))
             passed.append(f"{name}: {check.__name__}")
+    with closing(Steppers(vocabulary)) as steppers:
+        compiled = steppers.compile(XGrammar.name, CASES["grammar"].spec, ())
+        for check in CHECKS:
+            check(Check(compiled, vocabulary, CASES["grammar"]))
+            passed.append(f"stepped: {check.__name__}")
     print(json.dumps(passed))
 
 

@@ -24,7 +24,8 @@ from inferway.errors import SpecError
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
 from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
-from inferway.structured.backends.tag_grammar import tag_grammar
+from inferway.structured.backends.schemas.rows import with_short_rows
+from inferway.structured.backends.tags import tag_grammar
 from inferway.structured.spec import Kind, Options, Spec
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # once, in the compile
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_items_in_row": 2_000,
+    "max_items_in_row": 4_000,  # what `schemas.rows` lets through makes 2,000, and alternatives
     "max_lexer_states": 25_000,  # of all answers that share a lexer; 1 to 2 kB each
     "max_grammar_size": 500_000,
     "verbose_errors": False,  # they would quote the answer
@@ -52,6 +53,7 @@ _TOKENS_PER_LEXER = 10_000
 _TOKENS_PER_FUEL = 64  # in going through them again
 _NO_FUEL = "too many expressions"
 _FAILURES = (
+    ("Current row has", "the grammar has too many alternatives at this point"),
     ("lexer error", "a regular expression of the grammar takes too long at this point"),
     ("parser error", "the grammar has too many alternatives at this point"),
     ("NoExtension", "the grammar allows no token at this point"),
@@ -193,7 +195,8 @@ def _json(schema: str, options: Options) -> str:
 
     check_numbers(schema)
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_ways(options))
+        said = with_short_rows(schema)
+        return llguidance.LLMatcher.grammar_from_json_schema(said, overrides=_ways(options))
     except ValueError as error:
         raise SpecError(refusal(str(error))) from None
 
@@ -302,6 +305,8 @@ class LLGuidanceGrammar:
             return True
         if self.lexer.has_failed() and self._start_over():
             return self._accept_one(token)
+        if "Current row has" in self.matcher.get_error():
+            return self._fail()
         self._failure = self._failure or _REFUSED
         return False
 

@@ -39,6 +39,11 @@ class Vocabulary:
         return cls(_text(tokenizer), size=max(size, len(tokenizer)), eos_token_ids=eos)
 
     @property
+    def written(self) -> tuple[str, int, tuple[int, ...]] | None:
+        """What another process makes the same of; None for one that brings its own library."""
+        return None if self._given is not None else (self._text, self.size, self.eos_token_ids)
+
+    @property
     def num_words(self) -> int:
         """Of a bitmask row, int32."""
         return (self.size + 31) // 32

@@ -45,6 +45,7 @@ class Core:
         """Raises ConfigError for a tokenizer that no library here can use."""
         from inferway.structured.backends.cascade import Cascade
         from inferway.structured.backends.outlines_core import OutlinesJobs
+        from inferway.structured.backends.stepped import Steppers
         from inferway.structured.backends.vocabulary import Vocabulary
         from inferway.structured.compile import CompilationManager
         from inferway.structured.compile_limits import CompileLimits
@@ -55,7 +56,9 @@ class Core:
         self.vocabulary = Vocabulary.of(tokenizer, size)
         _ = self.vocabulary.ll_tokenizer  # a second: now, not with the first request
         self._config = vllm_config.structured_outputs_config
-        cascade = Cascade(self.vocabulary)
+        told = self.vocabulary.written is not None
+        self._steppers = Steppers(self.vocabulary) if told else None
+        cascade = Cascade(self.vocabulary, self._steppers)
         limits, delay = CompileLimits(), settings.compile_delay_seconds
         self._manager = CompilationManager(
             Light(cascade, delay),
@@ -171,6 +174,8 @@ class Core:
 
     def destroy(self) -> None:
         self._manager.close()
+        if self._steppers is not None:
+            self._steppers.close()
 
 
 class Light:

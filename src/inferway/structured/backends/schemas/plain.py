@@ -20,7 +20,7 @@ _REFUSED = frozenset(
 _DOUBTFUL = [
     f'"{word}"' for word in (*sorted(_REFUSED), "format", "$ref", "pattern", "patternProperties")
 ]
-_NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
+NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
 
 
 def as_it_came(text: str) -> str | None:
@@ -50,7 +50,7 @@ def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
         return True  # an older draft ignores what stands beside a reference; llguidance does not
     return any(
         any(_has_trouble(one, ignores_siblings) for one in inner.values())
-        if word in _NAMED and isinstance(inner, dict)
+        if word in NAMED and isinstance(inner, dict)
         else word not in DATA and _has_trouble(inner, ignores_siblings)
         for word, inner in raw.items()
     )
@@ -68,7 +68,7 @@ def _in_rust(raw: JsonValue) -> JsonValue:
             said[word] = in_rust(inner)
         elif word == "patternProperties" and isinstance(inner, dict):
             said[word] = {in_rust(pattern): _in_rust(one) for pattern, one in inner.items()}
-        elif word in _NAMED and isinstance(inner, dict):
+        elif word in NAMED and isinstance(inner, dict):
             said[word] = {name: _in_rust(one) for name, one in inner.items()}
         else:
             said[word] = inner if word in DATA else _in_rust(inner)

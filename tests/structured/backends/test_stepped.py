@@ -1,0 +1,141 @@
+"""Grammars that are stepped in processes of their own, with a real library and vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.structured.ambiguous_draws import ambiguous_grammars
+from tests.structured.backends.contract import CASES, CHECKS, Check
+from tests.structured.compiling import smollm2
+
+from inferway.errors import CompileError, SpecError
+from inferway.structured.backends import stepped, stepper
+from inferway.structured.backends.llguidance import LLGuidance
+from inferway.structured.backends.stepped import SteppedGrammar, Steppers
+from inferway.structured.grammar import Grammar
+from inferway.structured.spec import Kind, Spec
+
+VOCABULARY = smollm2()
+EOS = VOCABULARY.eos_token_ids[0]
+AMBIGUOUS = 'root ::= s\ns ::= s s | "a" | "b"'
+ENDLESS = 'root ::= "a"*'
+# Rows stay short until one word completes all that is open, in one row and in many ways.
+SUDDEN = "\n".join(
+    [
+        "root ::= r",
+        "r ::= " + " | ".join(f'"a" r x{at}' for at in range(200)) + ' | "b" "c"',
+        *(f'x{at} ::= "" | "x{at}"' for at in range(200)),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def steppers() -> Iterator[Steppers]:
+    made = Steppers(VOCABULARY)
+    yield made
+    made.close()
+
+
+def started(steppers: Steppers, text: str) -> SteppedGrammar:
+    return steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, text), ()).start()
+
+
+def tokens(text: str) -> list[int]:
+    return VOCABULARY.ll_tokenizer.tokenize_str(text)
+
+
+def mask(grammar: Grammar) -> Any:
+    row = np.full(VOCABULARY.num_words, 7, np.int32)
+    grammar.fill(row)
+    return row
+
+
+def allowed(grammar: Grammar) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask(grammar).view(np.uint8), bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_contract(steppers: Steppers, check: Callable[[Check], None]) -> None:
+    case = CASES["grammar"]
+
+    check(Check(steppers.compile(LLGuidance.name, case.spec, ()), VOCABULARY, case))
+
+
+def test_masks_are_those_of_the_library_here(steppers: Steppers) -> None:
+    text = 'start: ("a" | /[b-z]+/ " ")* <|im_start|> "."'
+    here = LLGuidance(VOCABULARY).compile(Spec(Kind.GRAMMAR, text)).start()
+    there = started(steppers, text)
+    for token in tokens("word and another "):
+        assert mask(there).tobytes() == mask(here).tobytes()
+        assert there.accept([token])
+        assert here.accept([token])
+
+
+@pytest.mark.slow
+def test_an_ambiguous_grammar_ends_over_its_time_with_the_reason_and_no_other(
+    steppers: Steppers,
+) -> None:
+    greedy, other = started(steppers, AMBIGUOUS), started(steppers, ENDLESS)
+    token = tokens("a")
+    for _ in range(1000):
+        mask(greedy)
+        if not greedy.accept(token):
+            break
+
+    assert greedy.failure in (stepped.TOO_LONG, stepper.OVER)
+    assert allowed(greedy) == [EOS]
+    assert not greedy.accept([EOS])
+    for _ in range(50):
+        assert other.accept(token)
+    assert EOS in allowed(other)
+
+
+def test_a_step_that_would_take_for_ever_ends_within_its_cpu_time(steppers: Steppers) -> None:
+    grammar = started(steppers, SUDDEN)
+    while grammar.failure is None and len(allowed(grammar)) > 1:
+        grammar.accept(tokens("aaaaaaaa"))
+
+    assert grammar.failure == stepped.TOO_LONG
+
+
+def test_what_the_library_refuses_is_refused_with_its_words(steppers: Steppers) -> None:
+    with pytest.raises(SpecError, match="unknown name"):
+        started(steppers, "start: other")
+
+
+def test_with_the_library_gone_answers_fail_and_the_next_grammar_starts_it_again() -> None:
+    steppers = Steppers(VOCABULARY)
+    grammar = started(steppers, ENDLESS)
+    steppers._libraries[LLGuidance.name].kill()
+
+    assert not grammar.accept(tokens("a"))
+    assert grammar.failure == stepped.TOO_LONG
+    assert started(steppers, ENDLESS).accept(tokens("a"))
+    steppers.close()
+    with pytest.raises(CompileError):
+        started(steppers, ENDLESS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_step_of_hostile_grammars_stays_below_its_limit(steppers: Steppers) -> None:
+    """105 grammars, 1,000 tokens of each or until it fails."""
+    failures: set[str | None] = set()
+    for name, text in ambiguous_grammars(22, 105):
+        grammar, choose = started(steppers, text), Random(name)
+        before = 0.0
+        for num_tokens in range(1, 1001):
+            may = [token for token in allowed(grammar) if token != EOS]
+            took, before = grammar.cpu_seconds - before, grammar.cpu_seconds
+            assert took < stepped.STEP.cpu_seconds + 0.05, name  # of a mask and a token, each so
+            if not may or not grammar.accept([choose.choice(may)]):
+                break
+            most = stepper.ANSWER_SECONDS + stepper.TOKEN_SECONDS * num_tokens
+            assert before < most + 2 * stepped.STEP.cpu_seconds, name
+        failures.add(grammar.failure)
+
+    assert failures == {None, stepped.TOO_LONG, stepper.OVER}
