@@ -16,7 +16,7 @@ from inferway.structured.backends.schemas.lowering import MAX_SAID, Lowering, To
 from inferway.structured.backends.schemas.nodes import Document
 from inferway.structured.backends.schemas.texts import How, Words
 from inferway.structured.backends.schemas.weight import weight_of
-from inferway.structured.backends.tags import schemas_of, unkept_by_xgrammar
+from inferway.structured.backends.tags import patterns_of, schemas_of, unkept_by_xgrammar
 from inferway.structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway.structured.backends.xgrammar import is_installed as xgrammar_is_installed
 from inferway.structured.grammar import Unenforced
@@ -88,9 +88,11 @@ class Cascade:
     def _compile(self, spec: Spec, light: bool) -> Compiled:
         try:
             return _first(spec, self._make, light)
-        except SpecError:
-            if not _is_xgrammars(spec):
+        except SpecError as error:
+            if not _is_xgrammars(spec, error) or not xgrammar_is_installed():
                 raise
+            if light:
+                raise HeavyError("only a library without limits of its own keeps it") from None
             unenforced = _xgrammars_residue(spec)
             if self._steppers:
                 return self._steppers.compile(XGrammar.name, spec, unenforced)
@@ -123,9 +125,11 @@ def _judged(spec: Spec, attempt: Callable[[Spec], object], light: bool) -> tuple
 
     try:
         return _first(spec, tell, light)
-    except SpecError:
-        if not _is_xgrammars(spec):
+    except SpecError as error:
+        if not _is_xgrammars(spec, error):
             raise
+        if light:
+            raise HeavyError("only a library without limits of its own keeps it") from None
         return spec, Verdict(XGrammar.name, _xgrammars_residue(spec))
 
 
@@ -147,15 +151,20 @@ def require_light(spec: Spec) -> None:
         case Kind.GRAMMAR:
             heavy = True
         case Kind.REGEX:
-            heavy = len(spec.text) > _LIGHT_REGEX_CHARS or bool(_COUNTED.search(spec.text))
+            heavy = _is_heavy(spec.text)
         case Kind.CHOICE:
             heavy = len(spec.text) > _LIGHT_CHARS
         case Kind.STRUCTURAL_TAG:
-            heavy = len(spec.text) > _LIGHT_CHARS or '"structures"' not in spec.text
+            heavy = len(spec.text) > _LIGHT_CHARS
+            heavy = heavy or any(map(_is_heavy, patterns_of(json.loads(spec.text))))
         case _:
             heavy = False
     if heavy or spec.options.whitespace_pattern is not None:
         raise HeavyError(f"a {spec.kind} that may take long")
+
+
+def _is_heavy(pattern: str) -> bool:
+    return len(pattern) > _LIGHT_REGEX_CHARS or bool(_COUNTED.search(pattern))
 
 
 def _weight_of_said(said: Spec) -> float:
@@ -163,15 +172,16 @@ def _weight_of_said(said: Spec) -> float:
         return weight_of(said.text)
     if said.kind is not Kind.STRUCTURAL_TAG:
         return 1
-    schemas = [held.holder[held.key] for held in schemas_of(json.loads(said.text))]
-    return sum(weight_of(json.dumps(schema)) for schema in schemas)
+    schemas = {json.dumps(held.holder[held.key]) for held in schemas_of(json.loads(said.text))}
+    return sum(map(weight_of, schemas))
 
 
-def _is_xgrammars(spec: Spec) -> bool:
-    """Whether xgrammar, where it is, may take what llguidance refuses: its own kinds of grammars
-    and structural tags, of a size it is quick with. Never schemas: it drops keywords in silence."""
+def _is_xgrammars(spec: Spec, refused: SpecError) -> bool:
+    """Whether xgrammar, which every engine has, may take what llguidance refuses: its own kinds of
+    grammars and structural tags, of a size it is quick with. Never schemas, which have a place: it
+    drops keywords in silence."""
     kinds = (Kind.GRAMMAR, Kind.STRUCTURAL_TAG)
-    return spec.kind in kinds and len(spec.text) <= MAX_TEXT_CHARS and xgrammar_is_installed()
+    return spec.kind in kinds and not refused.place and len(spec.text) <= MAX_TEXT_CHARS
 
 
 def _xgrammars_residue(spec: Spec) -> Sequence[Unenforced]:
@@ -264,16 +274,18 @@ def _tag_said(spec: Spec, light: bool) -> Way:
     """With each of its schemas said as if it stood alone."""
     tag = json.loads(spec.text)
     unenforced: list[Unenforced] = []
+    said: dict[str, Way] = {}  # a tool's stands there once for each way to begin a call
     for held in list(schemas_of(tag)):
         text = json.dumps(held.holder[held.key], ensure_ascii=False)
-        try:
-            said, left_out = _first(replace(spec, kind=Kind.JSON, text=text), _checked, light)
-        except SpecError as error:
-            raise SpecError(
-                str(error), place=held.place + error.place, keyword=error.keyword
-            ) from None
-        held.holder[held.key] = json.loads(said.text)
-        unenforced += [replace(one, place=held.place + one.place) for one in left_out]
+        if text not in said:
+            try:
+                said[text] = _first(replace(spec, kind=Kind.JSON, text=text), _checked, light)
+            except SpecError as error:
+                raise SpecError(
+                    str(error), place=held.place + error.place, keyword=error.keyword
+                ) from None
+        held.holder[held.key] = json.loads(said[text][0].text)
+        unenforced += [replace(one, place=held.place + one.place) for one in said[text][1]]
     return replace(spec, text=json.dumps(tag, ensure_ascii=False)), unenforced
 
 

@@ -25,7 +25,7 @@ from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
 from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway.structured.backends.schemas.rows import with_short_rows
-from inferway.structured.backends.tags import tag_grammar
+from inferway.structured.backends.tag_grammar import tag_grammar
 from inferway.structured.spec import Kind, Options, Spec
 
 if TYPE_CHECKING:

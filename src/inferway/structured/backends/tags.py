@@ -1,16 +1,14 @@
-"""Structural tags: text in which some words begin a part that has a shape.
+"""Structural tags: text in which some words begin a part that has a shape, as
+{"structures": [{"begin", "schema", "end"}], "triggers"} or as a {"format": …} of xgrammar's.
 
-The older one, {"structures": [{"begin", "schema", "end"}], "triggers"}, is llguidance's; the newer,
-{"format": …}, only xgrammar can read. It passes over keywords in silence: those are named here.
+What only xgrammar can read it keeps with gaps, in silence: they are named here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from inferway.errors import SpecError
 from inferway.structured.backends.schemas.nodes import Document, Node, escaped
 from inferway.structured.grammar import Unenforced
 
@@ -40,6 +38,18 @@ def schemas_of(tag: Any, place: str = "") -> Iterator[Held]:
             yield from schemas_of(inner, here)
 
 
+def patterns_of(tag: Any) -> Iterator[str]:
+    """Regular expressions beside the schemas."""
+    if isinstance(tag, list):
+        for one in tag:
+            yield from patterns_of(one)
+    elif isinstance(tag, dict):
+        if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+            yield tag["pattern"]
+        elif tag.get("type") != "json_schema":
+            yield from patterns_of(list(tag.values()))
+
+
 # Alone at their places, xgrammar 0.2.8 keeps these.
 _KEPT = frozenset(
     {
@@ -67,59 +77,3 @@ def unkept_by_xgrammar(schema: Any, place: str) -> Iterator[Unenforced]:
                 for one in (inner if isinstance(inner, list) else [inner])
                 if isinstance(one, Node)
             ]
-
-
-def tag_grammar(text: str, ways: Mapping[str, object], special_tokens: Mapping[str, int]) -> str:
-    """The older form as a Lark grammar of llguidance's: tags, with text before each and after the
-    last in which no trigger stands. (Its own StructTag lets triggers stand in the text, so that
-    the model may pass every schema by.) Raises SpecError for the newer form."""
-    tag = json.loads(text)
-    if "structures" not in tag:
-        raise SpecError("only structural tags of structures and triggers can be kept")
-    triggers = sorted(tag["triggers"], key=len, reverse=True)
-    words = [trigger for trigger in triggers if trigger not in special_tokens]
-    lines = ["%llguidance {}"]
-    names = []
-    for at, structure in enumerate(tag["structures"]):
-        trigger = next((one for one in triggers if structure["begin"].startswith(one)), None)
-        if trigger is None:
-            raise SpecError(
-                f"no trigger begins {structure['begin']!r}",
-                place=f"/structures/{at}/begin",
-                keyword="begin",
-            )
-        rest = _spelled(structure["begin"][len(trigger) :], special_tokens)
-        schema = structure["schema"] if isinstance(structure["schema"], dict) else {}
-        shape = "%json " + json.dumps({**schema, "x-guidance": dict(ways)})
-        names.append(f"tag_{at}")
-        end = _spelled(structure["end"], special_tokens)
-        lines.append(f"tag_{at}: head_{triggers.index(trigger)} {rest} {shape} {end}")
-    for at, trigger in enumerate(triggers):
-        if trigger in special_tokens:
-            lines.append(f"head_{at}: TEXT {_spelled(trigger, special_tokens)}")
-        else:
-            lines.append(f"head_{at}[lazy]: TEXT {json.dumps(trigger)}")
-    lines += [f"start: ({' | '.join(names)})* tail", "tail: TEXT", *_text_without(words)]
-    return "\n".join(lines)
-
-
-def _text_without(words: Sequence[str]) -> list[str]:
-    anything = "/(?s:.*)/"
-    if not words:
-        return [f"TEXT: {anything}"]
-    any_word = " | ".join(map(json.dumps, words))
-    return [
-        f"TEXT: {anything} & ~WITH_TRIGGER",
-        f"WITH_TRIGGER: {anything} ({any_word}) {anything}",
-    ]
-
-
-def _spelled(text: str, special_tokens: Mapping[str, int]) -> str:
-    """As a sequence of Lark's: text, and special tokens by their number."""
-    found = [token for token in special_tokens if token and token in text]
-    if not found:
-        return json.dumps(text) if text else ""
-    first = min(found, key=lambda token: (text.index(token), -len(token)))
-    before, _, after = text.partition(first)
-    parts = [_spelled(before, {}), f"<[{special_tokens[first]}]>", _spelled(after, special_tokens)]
-    return " ".join(part for part in parts if part)
