@@ -32,6 +32,7 @@ from inferway.frontends.http.admission import Admission, build_admission, read_k
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.listening import within_file_limit
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading
@@ -167,6 +168,8 @@ class Gateway:
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         settings = self.settings
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limits = within_file_limit(settings.limits, num_files)
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
@@ -256,7 +259,7 @@ class Gateway:
             handler,
             host=host,
             port=port,
-            limits=settings.limits,
+            limits=self._limits,
             timeouts=settings.timeouts,
             logs=self._logs,
             awaits_body=awaits_body,

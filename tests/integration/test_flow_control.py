@@ -213,6 +213,16 @@ async def change(fleet: Fleet, name: str, what: str) -> tuple[int, dict[str, Any
         return answer.status, await answer.json()
 
 
+async def test_a_web_page_of_another_site_drains_no_engine(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    [name] = [engine.name for engine in fleet.gateway.fleet.engines]
+
+    refused = await fleet.post(f"/admin/engines/{name}/drain", b"", origin="https://evil.example")
+
+    assert (refused.status, refused.body["error"]["code"]) == (403, "permission_denied")
+    assert (await fleet.chat(LONG)).status == 200
+
+
 async def test_a_drained_engine_finishes_what_it_has_and_gets_no_more(
     start_fleet: StartFleet,
 ) -> None:

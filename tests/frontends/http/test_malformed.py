@@ -75,7 +75,6 @@ REFUSED = {
         POST + b"content-type: application/json\r\n"
         b"content-type: multipart/form-data; boundary=x\r\ncontent-length: 1\r\n\r\na",
     ),
-    "11.6.2 two keys": (400, POST + b"authorization: a\r\nauthorization: b\r\n\r\n"),
     "6.1 TE twice": (400, POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n"),
     "6.1 TE chunked, chunked": (
         400,

@@ -13,6 +13,7 @@ from tests.upstream.engines import chunk, in_loop, wait_until
 from inferway.config import LimitSettings
 from inferway.errors import MethodNotAllowedError, UnknownModelError, UnknownPathError
 from inferway.frontends.http.connection import MAX_QUEUED, ClientConnection
+from inferway.frontends.http.listening import within_file_limit
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 
@@ -193,6 +194,11 @@ async def test_bodies_are_refused_above_what_all_may_take() -> None:
         assert json.loads(refused.body)["error"]["code"] == "bodies_full"
         assert refused.values(b"retry-after") == [b"1"]
         await wait_until(lambda: server.bodies.held == 0)
+
+
+@pytest.mark.parametrize(("num_files", "most"), [(100, 50), (1, 1), (40, 20), (50, 20), (-1, 20)])
+def test_clients_take_half_of_the_files_that_may_be_open(num_files: int, most: int) -> None:
+    assert within_file_limit(LimitSettings(connections=20), num_files).connections == min(most, 20)
 
 
 @pytest.mark.parametrize("sent", [100_000, 500_000])

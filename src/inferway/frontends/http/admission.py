@@ -28,6 +28,7 @@ from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
+from inferway.frontends.http.web_pages import check_no_web_page
 
 _TENANT = b"x-gateway-inference-fairness-id"  # llm-d's word for it
 _MAX_TENANT_BYTES = 128
@@ -45,6 +46,7 @@ class Admission:
     control: FlowControl
     admin_key: AdminKey | None = None
     callers: Callers | None = None
+    is_local: bool = False  # the gateway listens on loopback alone
     refused: int = 0  # for want of a key
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
@@ -84,6 +86,8 @@ class Admission:
         if self.callers is None:
             if self.admin_key is not None:
                 self.admin_key.check(request.headers)
+            else:
+                check_no_web_page(request, is_local=self.is_local)
         elif not self._known(self.callers, request).admin:
             raise ForbiddenError("this path is for admins, and this key is not one's")
 
@@ -156,4 +160,6 @@ def build_admission(
             return names
         return traffic.standing.allowed(names, clock())
 
-    return Admission(traffic, FlowControl(settings.flow, engines_of, clock), *keys)
+    control = FlowControl(settings.flow, engines_of, clock)
+    is_local = settings.host == "localhost" or settings.host.startswith("127.")
+    return Admission(traffic, control, *keys, is_local=is_local)

@@ -7,8 +7,8 @@ from inferway.errors import BadHttpError, BodiesFullError, BodyTooLargeError
 from inferway.frontends.http.message import MAX_HEADERS, Request
 from inferway.upstream.headers import header_block
 
-# Of the last two we would take one line, and an engine the other.
-_ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type", b"authorization")
+# Of two content types we would take the last, and vLLM takes the first.
+_ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
 # A body up to this size is received whatever its head says, and however many are held already.
 SMALL_BODY_BYTES = 64 * 1024
 _UPGRADE = frozenset({b"upgrade"})

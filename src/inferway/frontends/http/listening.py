@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import resource
 import socket
 import ssl
 import stat
 from collections.abc import Callable
 
+import msgspec
+
+from inferway.config import LimitSettings
 from inferway.errors import ConfigError
 
 UNIX = "unix:"
 _BACKLOG = 2048
 _HANDSHAKE_SECONDS = 10.0  # a handshake is no connection yet, and in no limit
 _SHUTDOWN_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 Make = Callable[[], asyncio.Protocol]
 
@@ -107,3 +113,19 @@ def _inode(path: str) -> int | None:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return None
+
+
+def within_file_limit(limits: LimitSettings, num_files: int) -> LimitSettings:
+    """With connections of clients for half of the files that the process may open, if that is
+    less: the other half is for engines, which nobody reaches once clients have taken all."""
+    most = max(1, num_files // 2)
+    if num_files == resource.RLIM_INFINITY or most >= limits.connections:
+        return limits
+    _log.info(
+        "limits.connections: %d client connections at most, not %d: this process may open %d"
+        " files; raise the limit (ulimit -n, LimitNOFILE)",
+        most,
+        limits.connections,
+        num_files,
+    )
+    return msgspec.structs.replace(limits, connections=most)
