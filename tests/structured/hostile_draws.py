@@ -118,6 +118,52 @@ def wide(rng: Random) -> Schema:
     )
 
 
+def lookups(rng: Random) -> Schema:
+    """Little text that takes long to be looked through: each is held against each."""
+    size, levels = rng.choice([60, 700, 1_500]), rng.choice([3, 6, 14])
+
+    def chain(keyword: str, width: int) -> Schema:
+        steps = {
+            f"a{at}": {keyword: [{"$ref": f"#/$defs/a{at + 1}"}] * width, "required": ["x", "y"]}
+            for at in range(levels)
+        }
+        return {**steps, f"a{levels}": _leaf(rng)}
+
+    contains: Schema = {"const": 1}
+    for _ in range(levels):
+        contains = {"contains": contains, "maxItems": 60}
+    first = {"$ref": "#/$defs/a0"}
+    return rng.choice(
+        [
+            {"oneOf": [{"enum": list(range(at, at + size))} for at in (1_000, 4_000)]},
+            {"$defs": chain("allOf", 9), "oneOf": [first, {**first, "properties": {"z": {}}}]},
+            {"$defs": chain("anyOf", 9), "type": "object", "not": first},
+            {"$defs": chain("oneOf", 3), "propertyNames": first, "properties": {"x": {}}},
+            {"properties": {f"p{at}": {"items": {"enum": list(range(200))}, "uniqueItems": True}
+                            for at in range(size // 50)}},
+            {"properties": {f"p{at}": {"not": {"enum": ["ab" * 200, f"{at}" * 300]}}
+                            for at in range(size // 50)}},
+            {"oneOf": [{"pattern": ".*" * 9 + "x"}, {"pattern": "a?" * 40}, {"const": "a" * 190}]},
+            contains,
+        ]
+    )  # fmt: skip
+
+
+def others(rng: Random) -> Schema:
+    """Of all other properties, or items, than those that are named; nested."""
+    names = {name: rng.choice([True, {"required": [name]}]) for name in "abcd"}
+    nested, way = _leaf(rng), rng.randrange(5)
+    for _ in range(rng.choice([4, 9, 16])):
+        nested = [
+            {"properties": names, "patternProperties": {".*": nested}},
+            {"allOf": [{"properties": names}, {"additionalProperties": nested}]},
+            {"required": list(names), "additionalProperties": nested},
+            {"allOf": [{"prefixItems": list(names.values())}, {"items": nested}]},
+            {"properties": names, "anyOf": [{"patternProperties": {"^[a-c]": nested}}, {}]},
+        ][way]
+    return nested
+
+
 def texts(rng: Random) -> Schema:
     patterns = ["^(a|b)*a(a|b){9}$", ".*x.*y.*", r"^\w{1,300}$", "^([a-z]{2,7} )*$", "(ab|ba)*"]
     chosen = rng.sample(patterns, rng.randint(1, 5))
@@ -162,7 +208,7 @@ def choices(rng: Random) -> Spec:
 KINDS: dict[str, Callable[[Random], Any]] = {
     made.__name__: made
     for made in (
-        *(alternatives, products, conditions, references, multiples, wide, texts),
+        *(alternatives, products, conditions, references, multiples, wide, lookups, others, texts),
         *(regexes, grammars, tags, choices),
     )
 }

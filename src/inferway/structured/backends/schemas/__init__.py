@@ -8,6 +8,8 @@ objects, arrays, strings   keywords of one type that have to be said differently
 said       pieces of what is said, put together
 numbers    those that llguidance holds without losing digits
 texts      patterns and formats, as far as the library takes them
+work       how much a document may be looked through
+weight     how much a schema makes of itself inside the library
 lowering   a document -> the schema for llguidance, and what was left out
 
 Every step is exact, or lets more through and says where: never less, so that no valid answer is

@@ -8,12 +8,14 @@ from math import perm
 from typing import Any
 
 from inferway.structured.backends.schemas.nodes import Node
-from inferway.structured.backends.schemas.objects import MAX_WAYS
-from inferway.structured.backends.schemas.shapes import finite, same, span, takes
+from inferway.structured.backends.schemas.objects import MAX_WAYS, are_many
+from inferway.structured.backends.schemas.said import spend_copies
+from inferway.structured.backends.schemas.shapes import finite, identity, span, takes
+from inferway.structured.backends.schemas.work import Work
 
 Said = Any
 
-_MAX_VALUES = 4 * MAX_WAYS  # each is compared with each; so many different ones have more ways
+_MAX_VALUES = 4 * MAX_WAYS  # so many different ones have more ways
 
 
 def unique_ways(node: Node) -> list[Said] | None:
@@ -28,14 +30,12 @@ def unique_ways(node: Node) -> list[Said] | None:
     values = finite(items)
     if values is None or len(values) > _MAX_VALUES:
         return None
-    different = [
-        value
-        for at, value in enumerate(values)
-        if takes(items, value) is not False and not any(same(value, one) for one in values[:at])
-    ]
+    different = list(
+        {identity(value): value for value in values if takes(items, value) is not False}.values()
+    )
     longest = int(min(len(different), most))
     shortest = int(min(least, longest + 1))
-    if sum(perm(len(different), size) for size in range(shortest, longest + 1)) > MAX_WAYS:
+    if are_many(perm(len(different), size) for size in range(shortest, longest + 1)):
         return None
     return [
         exactly([{"const": value} for value in chosen])
@@ -51,7 +51,7 @@ def exactly(items: Sequence[Said]) -> Said:
     return said
 
 
-def contains_ways(node: Node, lowered: Said) -> list[Said] | None:
+def contains_ways(node: Node, lowered: Said, work: Work) -> list[Said] | None:
     """contains, as the places where the first of its items can stand; None: too many, or it is
     counted."""
     keywords = node.keywords
@@ -65,6 +65,7 @@ def contains_ways(node: Node, lowered: Said) -> list[Said] | None:
     most = span(node, "minItems", "maxItems")[1]
     if most > MAX_WAYS:
         return None
+    spend_copies(lowered, int(most), work)
     return [
         {"prefixItems": [*[True] * at, lowered], "minItems": at + 1} for at in range(int(most))
     ] or [False]

@@ -19,6 +19,7 @@ from inferway.structured.backends.schemas.said import (
     joined,
     num_ways,
     of_types,
+    spend_copies,
 )
 from inferway.structured.backends.schemas.shapes import spelled, types
 from inferway.structured.backends.schemas.strings import in_rust, is_everything
@@ -47,26 +48,19 @@ _OBJECT = frozenset(
 )
 _MAX_PAIRS = 2_000  # of branches of one oneOf, compared
 _MAX_NEGATED = 8  # branches of one oneOf that a branch must be kept apart from
-MAX_SAID = 100_000  # schemas written, together
-_NEGATED = 10  # what a negation takes, beside a schema that is only written
 _FEW_REMAINDERS = 100  # of one `multipleOf`: several of a value multiply
 
 
-class TooLargeError(Exception):
-    """Said otherwise, the schema becomes too large."""
-
-
 class Lowering:
-    def __init__(
-        self, document: Document, words: Words, how: How, max_said: int = MAX_SAID
-    ) -> None:
+    """Raises TooLargeError when the document's work is spent."""
+
+    def __init__(self, document: Document, words: Words, how: How) -> None:
         self._document = document
+        self._work = document.work
         self._words = words
         self._how = how
         self._names: dict[str, str] = {}  # place of what is referred to -> its name
         self._waiting: list[Node] = []
-        self._num_said = 0
-        self._max_said = max_said
         self._left_out: dict[Unenforced, None] = {}
         self._disjoint = Disjoint(lambda a, b: words.patterns_disjoint([in_rust(a), in_rust(b)]))
         self._negate = Negate(self._lower_whole, self._disjoint)
@@ -97,7 +91,6 @@ class Lowering:
         keywords = node.keywords
         if "never" in keywords:
             return False
-        self._count(1)
         out: dict[str, Any] = {}
         also: list[Said] = []
         most_remainders = _FEW_REMAINDERS if self._how.barely else MAX_REMAINDERS
@@ -112,12 +105,7 @@ class Lowering:
                 self._number(node, word, rule, also)
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)
-        return joined(in_order(out, keywords), also)
-
-    def _count(self, num_said: int) -> None:
-        self._num_said += num_said
-        if self._num_said > self._max_said:
-            raise TooLargeError
+        return joined(in_order(out, keywords), also, self._work)
 
     def _lower_whole(self, node: Node) -> tuple[Said, bool]:
         before = len(self._left_out)
@@ -136,7 +124,7 @@ class Lowering:
             case "items":
                 out[word] = self.lower(rule)
             case "allOf":
-                add_all([self.lower(inner) for inner in rule], out, also)
+                add_all([self.lower(inner) for inner in rule], out, also, self._work)
             case "anyOf":
                 add_any([self.lower(inner) for inner in rule], out, also)
             case "oneOf":
@@ -216,7 +204,7 @@ class Lowering:
                 return [
                     [
                         {"properties": {name: False}},
-                        joined({"required": [name]}, [self.lower(inner)]),
+                        joined({"required": [name]}, [self.lower(inner)], self._work),
                     ]
                     for name, inner in rule.items()
                 ]
@@ -227,7 +215,8 @@ class Lowering:
             return [True]
         if word == "uniqueItems":
             return _unless_none(arrays.unique_ways(node), node, "array")
-        return _unless_none(arrays.contains_ways(node, self.lower(rule)), node, "array")
+        ways = arrays.contains_ways(node, self.lower(rule), self._work)
+        return _unless_none(ways, node, "array")
 
     def _if(self, node: Node, condition: Node) -> list[Said]:
         then, other = (node.keywords.get(word) for word in ("then", "else"))
@@ -239,8 +228,8 @@ class Lowering:
         if not negation.exact:
             self.leave_out(node, "if")
         return [
-            joined({}, [self.lower(condition), then_said]),
-            joined({}, [negation.said, else_said]),
+            joined({}, [self.lower(condition), then_said], self._work),
+            joined({}, [negation.said, else_said], self._work),
         ]
 
     def _one_of(self, node: Node, branches: Sequence[Node]) -> list[Said]:
@@ -261,11 +250,9 @@ class Lowering:
                 exact = False
                 ways.append(own)
                 continue
-            if self._max_said < MAX_SAID:
-                self._count(_NEGATED * len(rest))
             nots = [self._negate(other, kinds & types(branch)) for other in rest]
             exact = exact and all(one.exact for one in nots)
-            ways.append(joined({}, [own, *(one.said for one in nots)]))
+            ways.append(joined({}, [own, *(one.said for one in nots)], self._work))
         if not exact:
             self.leave_out(node, "oneOf")
         return ways
@@ -303,11 +290,14 @@ class Lowering:
         everything = [pattern for pattern in patterns if is_everything(pattern)]
         if everything:
             every = patterns.pop(everything[0])
-            patterns = {one: joined({}, [said, every]) for one, said in patterns.items()}
+            spend_copies(every, len(patterns) + len(out.get("properties", ())), self._work)
+            patterns = {
+                one: joined({}, [said, every], self._work) for one, said in patterns.items()
+            }
             for name, said in out.get("properties", {}).items():
-                out["properties"][name] = joined({}, [said, every])
+                out["properties"][name] = joined({}, [said, every], self._work)
             out["additionalProperties"] = every
-        patterns = by_schema(patterns)
+        patterns = by_schema(patterns, self._work)
         if (
             self._how.barely
             or not all(map(self._texts.takes, patterns))

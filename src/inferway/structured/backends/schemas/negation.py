@@ -25,6 +25,7 @@ class Negation(NamedTuple):
 
 
 NOTHING = Negation(False, True)
+_WORK_OF_CHAR = 2  # of a text that is not to come: the pattern has a group for each
 UNTOLD = Negation(True, False)
 
 
@@ -75,7 +76,10 @@ class Negate:
             case "type":
                 return _not_type(rule, kinds)
             case "const" | "enum":
-                return not_values(rule if word == "enum" else [rule], kinds)
+                values = rule if word == "enum" else [rule]
+                chars = sum(len(value) for value in values if isinstance(value, str))
+                node.document.work.spend(_WORK_OF_CHAR * chars)
+                return not_values(values, kinds)
         plain = _PLAIN.get(word)
         return plain(rule) if plain else _of_type_at_least(word, node)
 

@@ -8,6 +8,8 @@ from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from inferway.structured.backends.schemas.work import CHARS_READ, Work
+
 JsonValue = Any  # what json.loads gives
 
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -24,6 +26,7 @@ _PLAIN = (
 )
 DATA = frozenset({"enum", "const", "default", "examples", "example"})  # no schemas in there
 RESTRICTING = frozenset({*_MANY, *_ONE, *_NAMED, *_PLAIN, "additionalItems", "dependencies"})
+_READ = frozenset({"enum", "const", "required", "pattern", "dependentRequired", "dependencies"})
 # The first draft that has them; a keyword of a later draft is an unknown word, and ignored.
 _SINCE = {
     **dict.fromkeys(("if", "then", "else"), 7),
@@ -82,10 +85,12 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 
 class Document:
     """`draft` is a number that can be compared: 4, 6, 7, 2019 or 2020. A schema that names none,
-    or one nobody knows, is of 2020-12, and may use older spellings."""
+    or one nobody knows, is of 2020-12, and may use older spellings. `work`: what looking through
+    its nodes may take; any of that may raise TooLargeError."""
 
-    def __init__(self, raw: JsonValue) -> None:
+    def __init__(self, raw: JsonValue, work: Work | None = None) -> None:
         self.raw = raw
+        self.work = work or Work()
         named = raw.get("$schema") if isinstance(raw, dict) else None
         known = _DRAFTS.get(named.rstrip("#")) if isinstance(named, str) else None
         self.draft = known or 2020
@@ -215,11 +220,24 @@ class Node:
         self.raw = raw
         self.place = place
 
-    @cached_property
+    @property
     def keywords(self) -> Mapping[str, Any]:
         """What restricts a value, in the order written: subschemas are nodes. True has none, False
         has `never`. References that lead nowhere, and keywords whose values no draft allows, are
         `malformed`."""
+        self.document.work.spend(self._work)
+        return self._keywords
+
+    @cached_property
+    def _work(self) -> float:
+        """Of one look: who looks may go through the values, too."""
+        raw = self.raw
+        if not isinstance(raw, dict) or _READ.isdisjoint(raw):
+            return 1.0
+        return 1.0 + sum(len(str(raw[word])) for word in _READ if word in raw) / CHARS_READ
+
+    @cached_property
+    def _keywords(self) -> Mapping[str, Any]:
         raw = self.raw
         if isinstance(raw, bool):
             return {} if raw else {"never": True}

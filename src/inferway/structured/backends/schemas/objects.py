@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -13,6 +13,16 @@ from inferway.structured.backends.schemas.strings import one_of
 
 Said = Any
 MAX_WAYS = 64  # alternatives made of one schema; each costs the compiler the whole object again
+
+
+def are_many(counts: Iterable[int]) -> bool:
+    """Whether they are more than MAX_WAYS together. The later of thousands are long numbers."""
+    total = 0
+    for count in counts:
+        total += count
+        if total > MAX_WAYS:
+            return True
+    return False
 
 
 def dependent_ways(rule: Mapping[str, Sequence[str]]) -> list[list[Said]]:
@@ -48,7 +58,7 @@ def size_ways(
         return [False]
     if most is None or (not is_open and most >= num_required + len(optional)):
         return _at_least(optional, least_optional, is_open, least)
-    if sum(comb(len(optional), num) for num in range(most_optional + 1)) > MAX_WAYS:
+    if are_many(comb(len(optional), num) for num in range(most_optional + 1)):
         return None
     sizes: dict[str, int] = {"maxProperties": most} if is_open else {}
     if least_optional and is_open:
@@ -65,8 +75,7 @@ def _at_least(optional: list[str], num: int, is_open: bool, least: int) -> list[
     if num == 0:
         return [True]
     fewer = range(num) if is_open else range(0)
-    total = comb(len(optional), num) + sum(comb(len(optional), some) for some in fewer)
-    if total > MAX_WAYS:
+    if are_many(comb(len(optional), some) for some in (*fewer, num)):
         return None
     ways: list[Said] = [{"required": list(there)} for there in combinations(optional, num)]
     for some in fewer:

@@ -8,30 +8,42 @@ from math import prod
 from typing import Any
 
 from inferway.structured.backends.schemas.shapes import TYPES, named_types, spelled
+from inferway.structured.backends.schemas.work import CHARS_WRITTEN, Work
 
 Said = Any  # an object or a boolean
 
 
-def joined(out: Said, also: Sequence[Said]) -> Said:
+def joined(out: Said, also: Sequence[Said], work: Work) -> Said:
     """All of them; what comes first says the order of the properties."""
     if out is False or False in also:
         return False
-    parts = _different([one for one in (out, *also) if one is not True and one != {}])
+    parts = _different([one for one in (out, *also) if one is not True and one != {}], work)
     if len(parts) < 2:
         return parts[0] if parts else True
     return {"allOf": parts}
 
 
-def _different(parts: list[Said]) -> list[Said]:
-    """By their text: Python takes 1 for True."""
+def _different(parts: list[Said], work: Work) -> list[Said]:
     found: dict[str, Said] = {}
     for part in parts if len(parts) > 1 else ():
-        found.setdefault(json.dumps(part, sort_keys=True), part)
+        found.setdefault(_text(part, work), part)
     return list(found.values()) or parts
 
 
-def add_all(parts: list[Said], out: dict[str, Any], also: list[Said]) -> None:
-    left = _different([part for part in parts if part is not True])
+def _text(said: Said, work: Work) -> str:
+    """By which they are compared: Python takes 1 for True."""
+    text = json.dumps(said, sort_keys=True)
+    work.spend(len(text) / CHARS_WRITTEN)
+    return text
+
+
+def spend_copies(said: Said, num: int, work: Work) -> None:
+    """It is to be written so many times."""
+    work.spend(num * len(_text(said, work)) / CHARS_WRITTEN)
+
+
+def add_all(parts: list[Said], out: dict[str, Any], also: list[Said], work: Work) -> None:
+    left = _different([part for part in parts if part is not True], work)
     if False in left:
         also.append(False)
     elif left:
@@ -87,11 +99,11 @@ def _written_at(order: Mapping[str, int], word: str) -> int:
     return order.get(word, order.get("oneOf", len(order)))
 
 
-def by_schema(patterns: Mapping[str, Said]) -> dict[str, Said]:
+def by_schema(patterns: Mapping[str, Said], work: Work) -> dict[str, Said]:
     """Patterns with the same schema as one: it is no matter then that a name matches both."""
     groups: dict[str, list[str]] = {}
     for pattern, said in patterns.items():
-        groups.setdefault(json.dumps(said, sort_keys=True), []).append(pattern)
+        groups.setdefault(_text(said, work), []).append(pattern)
     return {
         group[0] if len(group) == 1 else "|".join(f"(?:{one})" for one in group): patterns[group[0]]
         for group in groups.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -71,15 +71,23 @@ def type_of(value: JsonValue) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def same(a: JsonValue, b: JsonValue) -> bool:
-    """JSON's equality: 1 and 1.0 are, 1 and true are not."""
-    if type_of(a) != type_of(b):
-        return False
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
+def identity(value: JsonValue) -> Hashable:
+    """Equal for values that JSON has equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if isinstance(value, list):
+        return tuple(map(identity, value))
+    if isinstance(value, dict):
+        return frozenset((key, identity(inner)) for key, inner in value.items())
+    return value  # type: ignore[no-any-return]
+
+
+def _listed(node: Node) -> frozenset[Hashable]:
+    """Of a node with `enum`: the identities of its values."""
+    found: frozenset[Hashable] | None = node.__dict__.get("_listed")
+    if found is None:
+        found = node.__dict__["_listed"] = frozenset(map(identity, node.keywords["enum"]))
+    return found
 
 
 def finite(node: Node, depth: int = _DEPTH) -> Sequence[JsonValue] | None:
@@ -140,9 +148,9 @@ def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: in
         case "type":
             return type_of(value) in named_types(rule)
         case "const":
-            return same(value, rule)
+            return identity(value) == identity(rule)
         case "enum":
-            return any(same(value, one) for one in rule)
+            return identity(value) in _listed(node)
     kind = type_of(value)
     if kind not in OF_TYPE.get(word, TYPES):
         return True
@@ -222,7 +230,12 @@ _AGREED = re.compile(r"^(?:[\w \-/:,;@#%&=!~'\"<>]|\[[\w \-^]+\]|\\[.dDsS/\-+*?(
 
 
 def matches(pattern: str, text: str) -> bool | None:
+    """None: not told here. Python's matcher holds the GIL, and takes the length of the text for
+    each thing that may be repeated, and two for each that may be left out."""
     if len(pattern) > 200 or len(text) > 200 or not text.isascii() or "(?" in pattern:
+        return None
+    num_repeated, num_either = len(_REPEATED.findall(pattern)), len(_EITHER.findall(pattern))
+    if num_either > 9 or (len(text) + 2) ** num_repeated << num_either > _MAX_STEPS:
         return None
     if not _AGREED.match(pattern) or text.endswith("\n") or _NESTED.search(pattern):
         return None
@@ -232,6 +245,8 @@ def matches(pattern: str, text: str) -> bool | None:
         return None
 
 
+_REPEATED, _EITHER = re.compile("[*+]"), re.compile("[?|]")
+_MAX_STEPS = 10_000
 _NESTED = re.compile(
     r"[+*?]\)[+*?]|\|.*\)[+*]"
 )  # what might take Python's matcher exponential time

@@ -1,22 +1,27 @@
 """How much a schema makes of itself inside llguidance, counted before the library sees it.
 
 The library writes out what is all of several schemas: every way through the one with every way
-through the others, at each property that they share. So there are two figures of a schema: how
+through the others, at each property that they share. So there are figures of a schema: how
 many schemas it is (`size`), and how many ways one value may take through it (`ways`). Of what is
 all of several, the ways multiply, and each part is written once for every way through the others.
-Both are upper bounds: what is light by them is light, what is heavy may be.
+And what one says of all other properties (`rest`) it writes out for each that another one names
+(`names`); where that has names and others of its own (`deep`), these grow, too. So do a schema's
+patterns for the properties that it lists. Places and items of arrays are counted as these.
+All are upper bounds: what is light by them is light, what is heavy may be.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from math import inf, isinf, prod
 from typing import Any, NamedTuple
 
 from inferway.structured.backends.schemas.nodes import RESTRICTING
+from inferway.structured.backends.schemas.shapes import matches
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
 # 0.5 s and 30 MB, 300,017 take 3.7 s and 150 MB, 3,000,017 43 s and 1.5 GB.
@@ -30,6 +35,9 @@ _PATTERN_CHARS = 20
 _MET_PATTERN = 400.0  # one that another may meet: their automata multiply
 
 _MANY = frozenset({"properties", "patternProperties"})
+_REST = frozenset({"additionalProperties", "unevaluatedProperties"})
+_MAX_MATCHED = 500  # patterns with names
+_HAS_PLACES = re.compile(r'"prefixItems"|"items":\s*\[')
 _PARTS = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties"})
 _HEAVY_WORDS = ('Of"', '"$ref"', '"enum"', '"maxItems"', '"minItems"', '"pattern', 'Properties":')
@@ -38,6 +46,10 @@ _HEAVY_WORDS = ('Of"', '"$ref"', '"enum"', '"maxItems"', '"minItems"', '"pattern
 class _Weight(NamedTuple):
     size: float
     ways: float
+    names: float = 0
+    rest: float = 0
+    deep: float = 0  # of the rest
+    patterns: float = 0  # that may meet others, counted in the size as such
 
 
 _ONE = _Weight(1, 1)
@@ -51,7 +63,7 @@ def weight_of(text: str) -> float:
     if not any(word in text for word in _HEAVY_WORDS):
         return text.count("{")
     try:
-        return _Weigher(json.loads(text)).total()
+        return _Weigher(json.loads(text), _HAS_PLACES.search(text) is not None).total()
     except (RecursionError, AttributeError, TypeError, ValueError, ArithmeticError):
         return inf  # too deep, or not of the form that a schema has
 
@@ -63,8 +75,9 @@ def num_remainders(divisor: float) -> float:
 
 
 class _Weigher:
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, has_places: bool) -> None:
         self._root = root
+        self._rest = _REST | {"items"} if has_places else _REST
         self._referred: dict[str, None] = {}  # outside of what is all of several
         self._met: dict[str, _Weight | None] = {}  # inside; None: being weighed
 
@@ -98,7 +111,14 @@ class _Weigher:
         found = [self._of(branch, is_met) for branch in branches]
         # which of `oneOf` may hold together is looked for in pairs
         pairs = len(found) ** 2 / 50 if word == "oneOf" else 0
-        return _Weight(1 + pairs + sum(one.size for one in found), sum(one.ways for one in found))
+        return _Weight(
+            1 + pairs + sum(one.size for one in found),
+            sum(one.ways for one in found),
+            max((one.names for one in found), default=0),
+            max((one.rest for one in found), default=0),
+            max((one.deep for one in found), default=0),
+            sum(one.patterns for one in found),
+        )
 
     def _reference(self, reference: str, is_met: bool) -> _Weight:
         if not is_met:
@@ -123,39 +143,113 @@ class _Weigher:
         return found
 
     def _own(self, schema: Mapping[str, Any], is_met: bool) -> _Weight:
-        size, ways = 1.0, 1.0
+        names = {*schema.get("properties", ()), *schema.get("required", ())}
+        meets_own = _may_match(schema.get("patternProperties", ()), names)
+        is_met = is_met or meets_own
+        found = self._inside(schema, is_met, meets_own)
+        size, ways, num_patterns = found.size, found.ways, 0
         for word, rule in schema.items():
-            if word not in RESTRICTING or word in _PARTS:
-                continue
-            for inner in _inside(word, rule):
-                found = self._of(inner, is_met)
-                size += found.size
-                ways = max(ways, found.ways)
             if word == "enum":
                 size += len(rule) / _ENUM_VALUES
             elif word in _COUNTS:
                 size += rule / _ITEMS
-            elif word == "pattern":
-                size += _pattern(rule, is_met)
-            elif word == "patternProperties":
-                size += sum(_pattern(pattern, is_met) for pattern in rule)
+            elif word in ("pattern", "patternProperties"):
+                patterns = [rule] if word == "pattern" else rule
+                size += sum(_pattern(pattern, is_met) for pattern in patterns)
+                num_patterns += len(patterns) if is_met else 0
             elif word == "multipleOf":
                 remainders = num_remainders(rule)
                 if remainders > MAX_REMAINDERS:
                     return _UNBOUNDED
                 size += remainders / _REMAINDERS
                 ways *= remainders if is_met else 1  # two meet in their least common multiple
-        return _Weight(size, ways)
+        return found._replace(size=size, ways=ways, patterns=found.patterns + num_patterns)
+
+    def _inside(self, schema: Mapping[str, Any], is_met: bool, meets_own: bool) -> _Weight:
+        """Of all schemas in it, and itself. `meets_own`: its patterns are for names that it lists,
+        too."""
+        named, rest, patterns = _ONE, _Weight(0, 1), _Weight(0, 1)
+        for word, rule in schema.items():
+            if word not in RESTRICTING or word in _PARTS:
+                continue
+            for inner in _inside(word, rule):
+                found = self._of(inner, is_met)
+                if word == "patternProperties":
+                    patterns = _beside(patterns, _as_rest(found))
+                elif word in self._rest:
+                    rest = _beside(rest, _as_rest(found))
+                else:
+                    num_names = float(word in _MANY or word == "prefixItems")
+                    named = _beside(named, found._replace(names=found.names + num_names))
+        needed = schema.get("required", ())
+        unlisted = len(needed) and len(set(needed).difference(schema.get("properties", ())))
+        named = named._replace(names=named.names + unlisted)
+        own = _met([named, patterns]) if meets_own else _beside(named, patterns)
+        return _beside(own, _times(rest, 1 + unlisted))
 
 
 _ANY = ("anyOf", "oneOf")
+
+
+def _may_match(patterns: Collection[str], names: Collection[str]) -> bool:
+    """Whether one of them may match one of the names."""
+    if len(patterns) * len(names) > _MAX_MATCHED:
+        return True
+    return any(matches(pattern, name) is not False for pattern in patterns for name in names)
+
+
+def _beside(one: _Weight, other: _Weight) -> _Weight:
+    """Where no value is both."""
+    return _Weight(
+        one.size + other.size,
+        max(one.ways, other.ways),
+        one.names + other.names,
+        one.rest + other.rest,
+        one.deep + other.deep,
+        one.patterns + other.patterns,
+    )
+
+
+def _as_rest(found: _Weight) -> _Weight:
+    """Its patterns are written out, too, but then most meet none."""
+    size = found.size - (_MET_PATTERN - _PATTERN) * found.patterns
+    deep = size if found.names or found.rest else 0
+    return found._replace(rest=found.rest + size, deep=found.deep + deep)
 
 
 def _all_of(parts: Sequence[_Weight]) -> _Weight:
     ways = prod(part.ways for part in parts)
     if isinf(ways):
         return _UNBOUNDED
-    return _Weight(sum(part.size * (ways / part.ways) for part in parts), ways)
+    alone = sum(part.size * (ways / part.ways) for part in parts)
+    found = _met(parts)
+    written = found.size - sum(part.size for part in parts)
+    return found._replace(size=alone + written * ways, ways=ways)
+
+
+def _times(one: _Weight, num: float) -> _Weight:
+    return _Weight(
+        one.size * num,
+        one.ways,
+        *(figure * num for figure in (one.names, one.rest, one.deep, one.patterns)),
+    )
+
+
+def _met(parts: Sequence[_Weight]) -> _Weight:
+    """With the rest of each written out for the names of the others."""
+    names = sum(part.names for part in parts)
+    written = deep = 0.0
+    for part in parts:
+        written += part.rest * (names - part.names)
+        deep += part.deep * (names - part.names)
+    return _Weight(
+        sum(part.size for part in parts) + written,
+        max(part.ways for part in parts),
+        names + deep,
+        sum(part.rest for part in parts) + deep,
+        sum(part.deep for part in parts) + deep,
+        sum(part.patterns for part in parts),
+    )
 
 
 def _inside(word: str, rule: Any) -> Iterable[Any]:
