@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -14,8 +15,9 @@ from tests.structured.compiling import smollm2
 
 from inferway.errors import CompileError, SpecError
 from inferway.structured.backends import stepped, stepper
+from inferway.structured.backends.cascade import Cascade, Verdict
 from inferway.structured.backends.llguidance import LLGuidance
-from inferway.structured.backends.stepped import SteppedGrammar, Steppers
+from inferway.structured.backends.stepped import SteppedCompiled, SteppedGrammar, Steppers
 from inferway.structured.grammar import Grammar
 from inferway.structured.spec import Kind, Spec
 
@@ -139,3 +141,18 @@ def test_every_step_of_hostile_grammars_stays_below_its_limit(steppers: Steppers
         failures.add(grammar.failure)
 
     assert failures == {None, stepped.TOO_LONG, stepper.OVER}
+
+
+@pytest.mark.parametrize(("inner", "is_alone"), [("star", True), ("const_string", False)])
+def test_tags_that_repeat_inside_of_what_repeats_are_stepped_alone(
+    steppers: Steppers, inner: str, is_alone: bool
+) -> None:
+    word = {"type": "const_string", "value": "a"}
+    content = {"type": inner, "content": word} if inner == "star" else word
+    tag = {"type": "structural_tag", "format": {"type": "plus", "content": content}}
+    spec = Spec(Kind.STRUCTURAL_TAG, json.dumps(tag))
+
+    compiled = Cascade(VOCABULARY, steppers).compile_said(spec, Verdict("llguidance", ()), 0)
+
+    assert isinstance(compiled, SteppedCompiled) == is_alone
+    assert compiled.start().accept(tokens("aa"))

@@ -18,7 +18,12 @@ from inferway.structured.backends.schemas.nodes import Document
 from inferway.structured.backends.schemas.texts import How, Words
 from inferway.structured.backends.schemas.weight import weight_of
 from inferway.structured.backends.schemas.work import CHARS_READ, TooLargeError, Work
-from inferway.structured.backends.tags import patterns_of, schemas_of, unkept_by_xgrammar
+from inferway.structured.backends.tags import (
+    patterns_of,
+    repeats_in_repeats,
+    schemas_of,
+    unkept_by_xgrammar,
+)
 from inferway.structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway.structured.backends.xgrammar import is_installed as xgrammar_is_installed
 from inferway.structured.grammar import Unenforced
@@ -73,7 +78,7 @@ class Cascade:
 
     def compile_said(self, said: Spec, found: Judged, num_bytes: int) -> Compiled:
         """What `judge` has said of a spec, where it was seen to hold so many bytes."""
-        if self._steppers and (found.backend == XGrammar.name or said.kind is Kind.GRAMMAR):
+        if self._steppers and (found.backend == XGrammar.name or _is_ambiguous(said)):
             return self._steppers.compile(found.backend, said, found.unenforced)
         if found.backend == XGrammar.name:
             return self._xgrammar.compile(said, found.unenforced)
@@ -185,7 +190,8 @@ def _require_light(spec: Spec) -> None:
             heavy = len(spec.text) > _LIGHT_CHARS
         case Kind.STRUCTURAL_TAG:
             heavy = len(spec.text) > _LIGHT_CHARS
-            heavy = heavy or any(map(_is_heavy, patterns_of(json.loads(spec.text))))
+            tag = json.loads(spec.text)
+            heavy = heavy or any(map(_is_heavy, patterns_of(tag))) or repeats_in_repeats(tag)
         case _:
             heavy = False
     if heavy or spec.options.whitespace_pattern is not None:
@@ -201,6 +207,13 @@ def _weigh(said: Spec, light: _Light) -> None:
     if weight > LIGHT:
         raise TooLargeError
     light.weight.spend(weight)
+
+
+def _is_ambiguous(said: Spec) -> bool:
+    """Whether it may be so, which can make each step take as long as all before it."""
+    if said.kind is Kind.STRUCTURAL_TAG:
+        return repeats_in_repeats(json.loads(said.text))
+    return said.kind is Kind.GRAMMAR
 
 
 def _weight_of_said(said: Spec) -> float:

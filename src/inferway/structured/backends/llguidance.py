@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from inferway.errors import SpecError
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
+from inferway.structured.backends.blanks import START
 from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway.structured.backends.schemas.rows import with_short_rows
 from inferway.structured.backends.tag_grammar import tag_grammar
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inferway.structured.backends.blanks import Blanks
     from inferway.structured.backends.vocabulary import Vocabulary
     from inferway.structured.grammar import MaskRow, Unenforced
 
@@ -84,9 +86,12 @@ class LLGuidance:
             raise SpecError(refusal(prototype.get_error()))
         first = np.empty(self._vocabulary.num_words, np.int32)
         prototype.deep_copy().unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
-        return LLGuidanceCompiled(
+        compiled = LLGuidanceCompiled(
             make, prototype, first, self._vocabulary.eos_token_ids, len(source), tuple(unenforced)
         )
+        if spec.kind in (Kind.JSON, Kind.JSON_OBJECT) and spec.options.any_whitespace:
+            compiled.blanks = self._vocabulary.blanks
+        return compiled
 
 
 def check(spec: Spec) -> None:
@@ -249,6 +254,7 @@ class LLGuidanceCompiled:
         self.eos_token_ids = eos_token_ids
         self.unenforced = unenforced
         self.num_bytes = first.nbytes + 50_000 + 40 * num_source_bytes
+        self.blanks: Blanks | None = None  # to be counted in the answer
         self._lexer = Lexer(prototype)
         self._renewing = Lock()
 
@@ -269,7 +275,7 @@ class LLGuidanceGrammar:
 
     __slots__ = (
         *("matcher", "lexer", "_compiled", "_first", "_tokens", "_num_past_end", "_failure"),
-        *("_num_matchers", "_eos", "_stops", "_ends"),
+        *("_num_matchers", "_eos", "_stops", "_ends", "_blanks", "_places"),
     )
 
     def __init__(self, compiled: LLGuidanceCompiled, stop_token_ids: frozenset[int]) -> None:
@@ -283,6 +289,8 @@ class LLGuidanceGrammar:
         self._num_past_end = 0  # accepted at the end and after it
         self._failure: str | None = None
         self._num_matchers = 1
+        self._blanks = compiled.blanks
+        self._places = [START]  # after each of the tokens; where blanks are not counted, no more
 
     @property
     def failure(self) -> str | None:
@@ -302,6 +310,8 @@ class LLGuidanceGrammar:
         if self.matcher.consume_token(token):
             self._tokens.append(token)
             self.lexer.num_tokens += 1
+            if self._blanks is not None:
+                self._places.append(self._blanks.after(self._places[-1], token))
             return True
         if self.lexer.has_failed() and self._start_over():
             return self._accept_one(token)
@@ -316,6 +326,8 @@ class LLGuidanceGrammar:
         end = next((at for at, token in enumerate(tokens) if token in self._ends), len(tokens))
         before = list(tokens[:end])
         num_valid = self.matcher.validate_tokens(before) if before else 0
+        if self._blanks is not None:
+            num_valid = self._blanks.num_without_too_many(self._places[-1], before[:num_valid])
         if num_valid < end or end == len(tokens):
             return num_valid
         return num_valid + self._may_end_after(before)
@@ -333,6 +345,7 @@ class LLGuidanceGrammar:
         left = min(num_tokens - past_end, len(self._tokens))
         if left and self._failure is None:
             del self._tokens[-left:]
+            del self._places[len(self._tokens) + 1 :]
             if not self.matcher.rollback(left) and not self._start_over():
                 self._fail()
 
@@ -361,7 +374,10 @@ class LLGuidanceGrammar:
         return _NO_FUEL not in self.matcher.get_error() and self.lexer.has_failed()
 
     def _let_stop(self, row: MaskRow) -> None:
-        """Lets the request's own stop tokens come where the model's own may."""
+        """Lets the request's own stop tokens come where the model's own may, and no blank where
+        there are enough."""
+        if self._blanks is not None and self._places[-1].has_enough:
+            self._blanks.forbid(row)
         if self._stops and any(allowed(row, token) for token in self._eos):
             for token in self._stops:
                 allow(row, token)

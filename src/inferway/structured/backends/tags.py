@@ -77,3 +77,23 @@ def unkept_by_xgrammar(schema: Any, place: str) -> Iterator[Unenforced]:
                 for one in (inner if isinstance(inner, list) else [inner])
                 if isinstance(one, Node)
             ]
+
+
+_REPEATS = frozenset({"star", "plus", "optional", "tags_with_separator", "triggered_tags"})
+
+
+def repeats_in_repeats(tag: object) -> bool:
+    """Whether an answer may be read in as many ways as a text has cuts: what may come often, inside
+    of what may come often."""
+    waiting: list[tuple[object, bool]] = [(tag, False)]
+    while waiting:
+        node, inside = waiting.pop()
+        if isinstance(node, dict):
+            repeats = node.get("type") in _REPEATS
+            if repeats and inside:
+                return True
+            inner = (one for word, one in node.items() if word not in ("json_schema", "schema"))
+            waiting += [(one, inside or repeats) for one in inner]
+        elif isinstance(node, list):
+            waiting += [(one, inside) for one in node]
+    return False

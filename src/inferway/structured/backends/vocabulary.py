@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway.errors import ConfigError
+from inferway.structured.backends.blanks import Blanks
 
 if TYPE_CHECKING:
     import llguidance
@@ -78,6 +79,10 @@ class Vocabulary:
             None if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token]) or None
             for token in range(self.size)
         ]
+
+    @cached_property
+    def blanks(self) -> Blanks:
+        return Blanks(self)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:

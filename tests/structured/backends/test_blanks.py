@@ -1,0 +1,118 @@
+"""Blanks between the tokens of JSON, with a real vocabulary and library."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.structured.compiling import smollm2
+
+from inferway.structured.backends.blanks import START, Place, after
+from inferway.structured.backends.llguidance import LLGuidance
+from inferway.structured.grammar import Grammar
+from inferway.structured.spec import Kind, Options, Spec
+
+VOCABULARY = smollm2()
+EOS = VOCABULARY.eos_token_ids[0]
+DEEP: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}, "s": {}},
+    "required": ["a", "s"],
+    "additionalProperties": False,
+}
+SHAPES = [Spec(Kind.JSON, json.dumps(DEEP)), Spec(Kind.JSON_OBJECT, "")]
+SAMPLE = {"a": [1, 2], "s": {"t": [{"u": [[{"v": "  a   b\\n "}]]}], "w": None}}
+
+
+def tokens(text: str) -> list[int]:
+    return VOCABULARY.ll_tokenizer.tokenize_str(text)
+
+
+def started(spec: Spec) -> Grammar:
+    return LLGuidance(VOCABULARY).compile(spec).start()
+
+
+def allowed(grammar: Grammar) -> set[int]:
+    row = np.full(VOCABULARY.num_words, 7, np.int32)
+    grammar.fill(row)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def blank(token: int) -> bool:
+    written = VOCABULARY.token_bytes[token]
+    return written is not None and written.isspace()
+
+
+@pytest.mark.parametrize("spec", SHAPES, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("one", [" ", "\n", "\t"])
+def test_a_model_that_prefers_blanks_comes_to_the_end(spec: Spec, one: str) -> None:
+    grammar, answer, place = started(spec), list[int](), START
+    (preferred,) = tokens(one)
+    rest = tokens(json.dumps({"a": [1], "s": "x"}, separators=(",", ":")))
+    while rest:
+        may = allowed(grammar)
+        wants = preferred in may and not place.in_string
+        token = preferred if wants else rest.pop(0)
+        assert token in may
+        assert grammar.accept([token])
+        answer.append(token)
+        place = VOCABULARY.blanks.after(place, token)
+
+    runs = [len(list(run)) for is_blank, run in groupby(answer, blank) if is_blank]
+    assert max(runs) <= 4 + 4 * 2
+    assert EOS in allowed(grammar)
+
+
+@pytest.mark.parametrize("spec", SHAPES, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_indented_answers_come_as_they_are(spec: Spec, indent: int | str | None) -> None:
+    grammar = started(spec)
+    answer = tokens(json.dumps(SAMPLE, indent=indent))
+
+    assert grammar.validate([*answer, EOS]) == len(answer) + 1
+    for token in answer:
+        assert token in allowed(grammar)
+        assert grammar.accept([token])
+    assert EOS in allowed(grammar)
+
+
+def test_a_string_holds_as_many_blanks_as_it_likes() -> None:
+    answer = tokens(json.dumps({"a": [], "s": " " * 300 + "\\"}))
+
+    assert started(SHAPES[0]).validate([*answer, EOS]) == len(answer) + 1
+
+
+def test_drafts_and_steps_back_are_counted() -> None:
+    grammar = started(SHAPES[0])
+    (space,) = tokens(" ")
+    grammar.accept(tokens("{"))
+
+    assert grammar.validate([space] * 20) == 8
+    grammar.accept([space] * 8)
+    assert not any(map(blank, allowed(grammar)))
+    grammar.rollback(1)
+    assert space in allowed(grammar)
+    assert grammar.validate([space, space]) == 1
+
+
+def test_no_blanks_at_all_where_the_request_says_so() -> None:
+    grammar = started(Spec(Kind.JSON, json.dumps(DEEP), Options(any_whitespace=False)))
+    grammar.accept(tokens("{"))
+
+    assert not any(map(blank, allowed(grammar)))
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda inside: st.lists(inside)))
+def test_the_place_in_a_text_does_not_depend_on_its_cuts(value: object) -> None:
+    text = json.dumps(value, indent=3, ensure_ascii=False).encode()
+    place = START
+    for byte in text:
+        place = after(place, bytes([byte]))
+
+    assert place == after(START, text)
+    assert place._replace(num_blanks=0) == Place()
