@@ -38,7 +38,7 @@ BAD: dict[str, tuple[str, Any, int, str | None]] = {
         COMPLETION,
         {"model": MODEL, "prompt": [7] * MAX_MODEL_LEN},
         400,
-        "prompt",
+        "max_tokens",
     ),
     "a continued message and a generation prompt": (
         CHAT,

@@ -382,7 +382,7 @@ class ModelPrompts:
 
     def _check_length(self, num_tokens: int, param: str) -> None:
         """vLLM refuses empty prompts, and in these words those that leave no room for one token
-        more (renderers/params.py, v1/engine/input_processor.py)."""
+        more (renderers/params.py, sampling_params.py)."""
         if num_tokens == 0:
             raise InvalidRequestError(f"{param}: the prompt has no tokens", param=param)
         limit = self.max_model_len
@@ -396,11 +396,10 @@ class ModelPrompts:
                 param=param,
             )
         raise PromptTooLongError(
-            f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens"
-            f" (at least 1) is longer than the maximum model length of {limit}. Make sure that"
-            " `max_model_len` is no smaller than the number of text tokens (prompt + requested"
-            " output tokens).",
-            param=param,
+            f"max_tokens must be at least 1, got 0. Your prompt contains {num_tokens} input tokens,"
+            f" as many as this model's maximum context length of {limit} tokens. Please reduce the"
+            " length of the input prompt.",
+            param="max_tokens",
         )
 
 

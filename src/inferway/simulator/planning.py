@@ -139,13 +139,15 @@ class Planner:
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens == 0:
             raise InvalidRequestError("prompt: must not be empty", param="prompt")
-        if num_tokens >= self._max_model_len:
+        if num_tokens > self._max_model_len:
             raise PromptTooLongError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, "
-                f"your prompt contains {num_tokens} input tokens, which leaves no room for "
-                "output. Please reduce the length of the input prompt.",
+                f"your prompt contains {num_tokens} input tokens, which exceeds this limit even "
+                "without any output tokens. Please reduce the length of the input prompt.",
                 param="input_tokens",
             )
+        if num_tokens == self._max_model_len:
+            raise PromptTooLongError("max_tokens must be at least 1, got 0.", param="max_tokens")
 
 
 def _max_tokens(body: PromptBody) -> int | None:
