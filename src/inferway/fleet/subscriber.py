@@ -6,9 +6,9 @@ follower's steps are done in order, one thing at a time, and others have the eve
 milliseconds. Replays wait for a slot, so that those of a thousand engines do not come at once.
 
 A link may be another life of the engine. So what the monitor tells is heard before the messages
-that came after it, and what waits in the socket when a link has come or gone is thrown away: it may
-be of the life before, and a replay brings what is of this one. Who binds does not know whose link
-has gone: there, a message says that another is up.
+that came after it, and what waits in the socket when a link is up again is thrown away: it may be
+of the life before, and a replay brings what is of this one. So is what is left of a link that has
+gone. But who binds does not know whose link that was: there, a message says that another is up.
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ class EventSubscriber:
         self._socket: zmq.asyncio.Socket | None = None
         self._queue: zmq.Socket[bytes] | None = None  # the same, and its monitor, not to be
         self._monitor: zmq.Socket[bytes] | None = None  # awaited
-        self._was_up = False
-        self._num_changes = 0  # of the link
+        self._was_up = self._is_up = False
         self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
@@ -237,22 +236,24 @@ class EventSubscriber:
             await monitor.poll()
             await self._hear_of_link()
 
-    async def _hear_of_link(self) -> None:
-        """What the monitor has told by now."""
+    async def _hear_of_link(self) -> bool:
+        """What the monitor has told by now; whether the link is up again."""
         assert self._monitor is not None
+        is_up_again = False
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             message = recv_monitor_message(self._monitor)
-            is_up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self._was_up and (is_up or not self.source.bind):
-                self._num_changes += 1
-                self._drop_waiting()
-            if is_up:
+            self._is_up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._is_up:
+                if self._was_up:
+                    is_up_again = True
+                    self._drop_waiting()
                 self._was_up = True
                 await self._feed(self.follower.resume)
             else:
                 async with self._lock:
                     self.follower.lost()
                     self._tell()
+        return is_up_again
 
     def _drop_waiting(self) -> None:
         assert self._queue is not None
@@ -262,10 +263,8 @@ class EventSubscriber:
 
     async def _read_live(self, socket: zmq.asyncio.Socket) -> None:
         while True:
-            num_changes = self._num_changes
             frames = await socket.recv_multipart()
-            await self._hear_of_link()
-            if self._num_changes != num_changes:
+            if await self._hear_of_link() or not (self._is_up or self.source.bind):
                 continue
             self.last_topic = frames[0][:200].decode(errors="replace")
             if len(frames) != 3 or len(frames[1]) != 8:
