@@ -201,6 +201,27 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         PARSERS["/v1/chat/completions"](deep)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", "\ud800"),
+        ("stop", ["end", "\udfff"]),
+        ("vllm_xargs", {"\ud800": 1}),
+        ("vllm_xargs", {"a": ["b", "\ud800"]}),
+    ],
+)
+@pytest.mark.parametrize("body", [{"messages": [USER]}, {"prompt": "hi"}])
+def test_what_vllm_cannot_send_to_its_core_is_named(
+    body: dict[str, object], name: str, value: object
+) -> None:
+    raw = json.dumps({"model": "m", **body, name: value}).encode()
+
+    with pytest.raises(InvalidRequestError, match=f"^{name}: has a lone surrogate") as e:
+        (parse_chat if "messages" in body else parse_completion)(raw)
+
+    assert e.value.param == name
+
+
 @pytest.mark.parametrize("kind", OPTIONAL)
 def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
     parse, required = REQUIRED[kind]

@@ -24,6 +24,10 @@ from inferway.lax import lax_bool, lax_int
 JsonObject = dict[str, Any]
 _T = TypeVar("_T")
 
+# Fields that we do not read, whose texts vLLM sends to its engine core: in a form that has no
+# lone surrogates, so that it answers 500.
+_FOR_THE_CORE = ("stop", "vllm_xargs")
+
 
 def json_object(raw: bytes) -> JsonObject:
     """All of its fields, as `json.loads` reads them: of two with one name the last. Raises
@@ -58,6 +62,8 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
         if name in fields:
             known[name] = _value(fields[name], wanted)
             _check_unicode(known[name], name)
+    for name in _FOR_THE_CORE:
+        _check_all_unicode(fields.get(name), name)
     return msgspec.convert(known, kind)
 
 
@@ -122,6 +128,18 @@ def _check_unicode(value: object, name: str) -> None:
                 " they come in pairs",
                 param=name,
             ) from e
+
+
+def _check_all_unicode(value: object, name: str) -> None:
+    """And of all that is in it, however deep."""
+    left = [value]
+    while left:
+        item = left.pop()
+        _check_unicode(item, name)
+        if isinstance(item, list):
+            left += item
+        elif isinstance(item, dict):
+            left += [*item, *item.values()]
 
 
 def json_type(value: object) -> str:
