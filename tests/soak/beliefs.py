@@ -1,11 +1,13 @@
 """`python -m tests.soak.beliefs`: whether the gateway ever believes that an engine holds more of a
 prompt than the engine reuses. Three simulated engines with small caches, whose event and replay
-sockets are behind wires that are cut, held and refused while engines are asked, killed, stopped and
-told to drop their caches. After each such round all is calm, and prompts are asked of each engine.
-Status 1 if one belief was wrong.
+sockets are behind wires that are cut, held and refused while engines are asked, stopped, told to
+drop their caches, and killed: they come back with blocks of another size, maybe while the wire of
+their events is held, so that the old link outlives them. After each such round all is calm, and
+prompts are asked of each engine. Status 1 if one belief was wrong.
 
-An answer is held against the belief only if the engine computed nothing else between the two: the
-gateway's own probes, too, store blocks and evict others.
+An answer is held against the belief only if the engine computed nothing else between the two (the
+gateway's own probes, too, store blocks and evict others), and the gateway had applied the last
+batch that the engine has published, which the engine's replay socket tells without a wire.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from tests.soak.engines import MODEL, EngineProcess, Wire
 from inferway.bench.processes import free_port
 from inferway.bench.routers import read_metrics, total
 from inferway.prompts.prepare import prepare_smollm2
+from inferway.simulator.publisher import END_OF_REPLAY
 
 TROUBLE_SECONDS = 9.0
 CALM_SECONDS = 8.0  # more than the gateway's patience with replays, links and probes
-QUIET_SECONDS = 0.12  # without a batch: what an engine has published has arrived
 IN_STEP_SECONDS = 10.0
 ASKED = 6  # clients
 PROMPTS = 50  # for each engine and round
@@ -45,22 +47,23 @@ _TIMEOUT = aiohttp.ClientTimeout(total=20)
 _FAILS = (aiohttp.ClientError, TimeoutError, OSError)
 
 # block size, blocks, format of events, batches kept for replay
-_KINDS = ((16, 180, "map", 10_000), (16, 90, "array", 20), (32, 64, "map", 100))
+_SIZES = (16, 32)
+_KINDS = ((16, 180, "map", 10_000), (16, 90, "array", 20), (32, 68, "map", 100))
 
 Prompt = tuple[int, ...]
 
 
 @dataclass
 class Engine:
-    """A process, the wires to its event sockets, and what a subscriber without a wire hears."""
+    """A process, and the wires to its event sockets."""
 
     name: str
     block_size: int
     process: EngineProcess
     events: Wire
     replays: Wire
-    published: zmq.asyncio.Socket
-    last_seq: int | None = None
+    context: zmq.asyncio.Context
+    last: tuple[int, bytes] | None = None  # batch
 
     @property
     def url(self) -> str:
@@ -71,13 +74,31 @@ class Engine:
         sockets = f"events=tcp://127.0.0.1:{self.events.port}"
         return f"{self.url},name={self.name},{sockets},replay=tcp://127.0.0.1:{self.replays.port}"
 
-    async def is_quiet(self, seconds: float) -> bool:
-        """Whether it publishes nothing for so long."""
-        heard = False
-        while await self.published.poll(1000 * seconds):
-            self.last_seq = int.from_bytes((await self.published.recv_multipart())[1], "big")
-            heard = True
-        return not heard
+    def start(self, block_size: int | None = None) -> None:
+        self.block_size = block_size or self.block_size
+        self.process.start("--block-size", str(self.block_size))
+
+    async def last_seq(self) -> int | None:
+        """Number of the last batch that it has published; None if there is none."""
+        first, last = await self._published(0 if self.last is None else self.last[0])
+        if first != self.last:  # it was started again, or keeps that one no more
+            _, last = await self._published(0)
+        self.last = last
+        return last and last[0]
+
+    async def _published(
+        self, from_seq: int
+    ) -> tuple[tuple[int, bytes] | None, tuple[int, bytes] | None]:
+        """The first and the last batch from this one on that it keeps."""
+        first = last = None
+        with self.context.socket(zmq.DEALER) as asker:
+            asker.setsockopt(zmq.LINGER, 0)
+            asker.connect(f"tcp://127.0.0.1:{self.process.replay_port}")
+            await asker.send_multipart([b"", from_seq.to_bytes(8, "big")])
+            while (frames := await asker.recv_multipart())[-2] != END_OF_REPLAY:
+                last = int.from_bytes(frames[-2], "big"), frames[-1]
+                first = first or last
+        return first, last
 
 
 @dataclass
@@ -142,8 +163,11 @@ class Storm:
         while not stop.is_set():
             engine = self._rng.choice(self._engines)
             what = self._rng.choices(
-                ("cut", "cut replays", "hold", "hold replays", "refuse", "reset", "kill", "freeze"),
-                (25, 15, 15, 10, 10, 10, 8, 7),
+                (
+                    *("cut", "cut replays", "hold", "hold replays", "refuse", "reset", "kill"),
+                    *("kill while held", "freeze"),
+                ),
+                (25, 15, 15, 10, 10, 10, 5, 5, 7),
             )[0]
             self.tally.troubles[what] += 1
             await self._trouble(http, engine, what)
@@ -167,20 +191,29 @@ class Storm:
                 with suppress(*_FAILS):
                     await http.post(f"{engine.url}/reset_prefix_cache", timeout=_TIMEOUT)
             case "kill":
-                await asyncio.to_thread(engine.process.kill, signal.SIGKILL)
-                await asyncio.sleep(seconds / 2)
-                engine.process.start()
+                await self._restart(engine, seconds, is_held=what.endswith("held"))
             case "freeze":
                 engine.process.freeze()
                 await asyncio.sleep(seconds)
                 engine.process.thaw()
+
+    async def _restart(self, engine: Engine, seconds: float, *, is_held: bool) -> None:
+        if is_held:
+            engine.events.hold()
+        await asyncio.to_thread(engine.process.kill, signal.SIGKILL)
+        await asyncio.sleep(seconds / 2)
+        engine.start(self._rng.choice(_SIZES))
+        if is_held:
+            await engine.process.until_it_listens()
+            await asyncio.sleep(seconds)  # it computes, and nobody hears of it
+            engine.events.let_go()
 
     # calm
 
     async def _calm(self, http: aiohttp.ClientSession) -> None:
         await asyncio.sleep(3)  # what was called for later has come
         for engine in self._engines:
-            engine.process.start()
+            engine.start()
             await engine.process.until_it_listens()
         await asyncio.sleep(CALM_SECONDS)
         for engine in self._engines:  # the last batch before a silence may have been lost
@@ -233,12 +266,13 @@ class Storm:
 
     async def _is_in_step(self, http: aiohttp.ClientSession, engine: Engine) -> bool:
         """The gateway has applied the last batch that the engine has published."""
-        deadline = time.monotonic() + IN_STEP_SECONDS
-        while time.monotonic() < deadline:
-            if await engine.is_quiet(QUIET_SECONDS):
-                told = (await self._told(http)).get(engine.name)
-                if told is not None and told[1] == engine.last_seq:
-                    return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IN_STEP_SECONDS):
+                last_seq = await engine.last_seq()
+                while (await self._told(http))[engine.name][1] != last_seq:
+                    await asyncio.sleep(0.02)
+                    last_seq = await engine.last_seq()
+                return True
         return False
 
 
@@ -275,8 +309,8 @@ async def storm(directory: Path, seed: int) -> AsyncIterator[Storm]:
         context = stack.enter_context(zmq.asyncio.Context())
         engines = []
         for number, (size, blocks, form, kept) in enumerate(_KINDS):
-            flags = ["--block-size", str(size), "--kv-cache-size", str(blocks)]
-            flags += ["--event-format", form, "--kv-events-replay-queue-size", str(kept)]
+            flags = ["--kv-cache-size", str(blocks), "--event-format", form]
+            flags += ["--kv-events-replay-queue-size", str(kept)]
             flags += [
                 "--max-model-len",
                 "1024",
@@ -289,16 +323,12 @@ async def storm(directory: Path, seed: int) -> AsyncIterator[Storm]:
             ]
             process = EngineProcess(root, directory / f"engine-{number}.log", flags)
             stack.callback(process.kill)
-            process.start()
-            socket = stack.enter_context(context.socket(zmq.SUB))
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.subscribe(b"")
-            socket.connect(f"tcp://127.0.0.1:{process.events_port}")
             events, replays = Wire(process.events_port), Wire(process.replay_port)
             for wire in (events, replays):
                 stack.push_async_callback(wire.close)
                 await wire.open()
-            engines.append(Engine(f"e{number}", size, process, events, replays, socket))
+            engines.append(Engine(f"e{number}", size, process, events, replays, context))
+            engines[-1].start()
         for engine in engines:
             await engine.process.until_it_listens()
             if not engine.process.runs:

@@ -19,7 +19,7 @@ from tests.fleet.program import INFERWAY
 from inferway.bench.processes import free_port
 
 MODEL = "soaked"
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 _BLOCK = 65536
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close means reset
 
@@ -59,13 +59,13 @@ class EngineProcess:
                 return
             await asyncio.sleep(0.1)
 
-    def start(self) -> None:
-        """Returns before it listens: whoever asks must bear that."""
+    def start(self, *flags: str) -> None:
+        """With more `flags`, this time. Returns before it listens: whoever asks must bear that."""
         if self._process is not None and self._process.poll() is None:
             return
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *flags],
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
