@@ -206,6 +206,9 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     [
         ("stop", "\ud800"),
         ("stop", ["end", "\udfff"]),
+        ("bad_words", ["\ud800"]),
+        ("request_id", "\ud800"),
+        ("session_id", "\ud800"),
         ("vllm_xargs", {"\ud800": 1}),
         ("vllm_xargs", {"a": ["b", "\ud800"]}),
     ],

@@ -39,7 +39,7 @@ ON_PURPOSE = {
     r"expected `int \| null`, got `str`": "an accident of pydantic's parser: '0-1', '0__1'",
     r"^model: has a lone surrogate": "no model is called so: vLLM answers 404 or fails",
     r"^(suffix|instructions|prompt|input): has a lone surrogate": "no tokenizer takes it",
-    r"^(stop|vllm_xargs): has a lone surrogate": "vLLM answers 500: its engine core gets none",
+    r"^(stop|bad_words|vllm_xargs|\w+_id): has a lone surrogate": "vLLM answers 500",
     r"^prompt: must not be empty": "vLLM refuses it when it makes the prompt",
     r"input: expected `str \| array \| null`, got `object`": "the same",
     r"messages: must not be empty": "the same",

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 # Fields that we do not read, whose texts vLLM sends to its engine core: in a form that has no
 # lone surrogates, so that it answers 500.
-_FOR_THE_CORE = ("stop", "vllm_xargs")
+_FOR_THE_CORE = ("stop", "bad_words", "vllm_xargs", "request_id", "session_id")
 
 
 def json_object(raw: bytes) -> JsonObject:
