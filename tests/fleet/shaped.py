@@ -30,7 +30,7 @@ WEATHER: Fields = {
     "type": "function",
     "function": {
         "name": "weather",
-        "strict": True,  # else vLLM asks the engine for any arguments (--tool-strict-level)
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "maxLength": 10}},
@@ -118,3 +118,28 @@ def text_of(lines: list[str]) -> str:
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     choices = [choice for event in events for choice in event["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def tool(name: str, parameters: Fields, **more: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+def called(name: str) -> Fields:
+    """A `tool_choice`."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def call_of(answer: client.Answer, stream: bool) -> tuple[str, str]:
+    """The name and the arguments of the first call."""
+    assert answer.status == 200, answer.raw[:500]
+    if not stream:
+        function = answer.json["choices"][0]["message"]["tool_calls"][0]["function"]
+        return function["name"], function["arguments"]
+    lines = answer.raw.decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+    calls = [call for call in calls if call]
+    return "".join(call.get("name") or "" for call in calls), "".join(
+        call.get("arguments") or "" for call in calls
+    )

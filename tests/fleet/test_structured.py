@@ -30,6 +30,8 @@ from tests.fleet.shaped import (
     Fields,
     Shaped,
     body_of,
+    call_of,
+    called,
     chat,
     is_json_of,
     matches,
@@ -37,12 +39,24 @@ from tests.fleet.shaped import (
     schema_form,
     streamed,
     text_of,
+    tool,
 )
 
 SHORT_WORD: Fields = {
     "type": "object",
     "properties": {"code": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}},
     "required": ["code"],
+    "additionalProperties": False,
+}
+REPORT: Fields = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]+$", "maxLength": 8},
+        "day": {"type": "string", "format": "date"},
+        "degrees": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 40},
+        "wind": {"oneOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["city", "day", "degrees", "wind"],
     "additionalProperties": False,
 }
 SET: Fields = {
@@ -63,7 +77,7 @@ def engine(
     flags = ("--report-validity", "--logits-processors", "tests.fleet.steering:Steering")
     log = new_log("engine-structured")
     dotvllm = vllm.with_name("dotvllm")
-    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": str(ROOT)})
+    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": f"{ROOT}:{ROOT}/src"})
     try:
         engine.start()
         wait_until_ready([engine], say)
@@ -159,28 +173,55 @@ def test_a_pattern_and_a_length_are_both_kept(url: str) -> None:
     assert is_json_of(SHORT_WORD)(text), text
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
-)
-def test_a_tool_call_that_must_come_has_its_arguments_shape(url: str, choice: object) -> None:
-    answer = post(url, chat("The weather in Paris?", tools=[WEATHER], tool_choice=choice))
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("choice", ["required", called("weather")], ids=["required", "named"])
+def test_a_call_that_must_come_has_its_arguments_shape(
+    url: str, choice: object, strict: bool, stream: bool
+) -> None:
+    """Stock vLLM lets it have any arguments if its tool is not strict."""
+    tools = [tool("weather", REPORT, strict=strict)]
+    one = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
-    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "weather"
-    assert is_json_of(WEATHER["function"]["parameters"])(call["function"]["arguments"])
+    answer = post(url, chat("Weather in Paris?", stream=stream, **one))
+
+    name, arguments = call_of(answer, stream)
+    assert name == "weather"
+    assert is_json_of(REPORT)(arguments), arguments
+    assert answer.headers["x-inferway-unenforced"] is None
+    assert answer.headers["x-inferway-valid"] == (None if stream else "true")
 
 
-def test_arguments_that_vllm_leaves_free_are_named_and_held_against_their_shape(url: str) -> None:
-    """Of a tool that is not `strict`, vLLM asks the engine for any JSON."""
-    function = {**WEATHER["function"], "strict": False}
-    tools = [{"type": "function", "function": function}]
+@pytest.mark.parametrize(("number", "strict"), [(20, True), (60, False), (400, False)])
+def test_any_number_of_tools_may_be_given(url: str, number: int, strict: bool) -> None:
+    """Their schemas are kept up to a bound, and named beyond."""
+    words = "What is looked for, in the words of whoever asks. " * 9
+    schema = {**REPORT, "description": words}
+    tools = [tool(f"tool_{i}", schema, strict=strict) for i in range(number)]
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"  # the prompt has no tools
 
-    answer = post(url, chat("The weather in Paris?", tools=tools, tool_choice="required"))
+    one = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    answer = post(url, chat("Weather?", chat_template=plain, **one))
 
-    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
-    held = is_json_of(function["parameters"])(call["function"]["arguments"])
-    assert answer.headers["x-inferway-unenforced"] == "parameters"
-    assert answer.headers["x-inferway-valid"] == str(held).lower()
+    assert answer.status == 200, answer.raw[:500]
+    named = answer.headers["x-inferway-unenforced"]
+    assert named == ("parameters" if number == 400 else None)
+    assert is_json_of(REPORT)(call_of(answer, False)[1]) or number == 400
+
+
+def test_a_schema_that_cannot_be_read_is_named_or_with_strict_refused_with_its_place(
+    url: str,
+) -> None:
+    body = chat("Weather?", tool_choice="required")
+
+    free = post(url, {**body, "tools": [tool("weather", {"type": "objekt"})]})
+    refused = post(url, {**body, "tools": [tool("weather", {"type": "objekt"}, strict=True)]})
+
+    assert free.status == 200, free.raw
+    assert free.headers["x-inferway-unenforced"] == "parameters"
+    assert free.headers["x-inferway-valid"] is None
+    assert refused.status == 400
+    assert refused.json["error"]["param"] == "tools/0/function/parameters/type"
 
 
 def test_what_cannot_be_enforced_is_named(url: str) -> None:

@@ -278,6 +278,24 @@ async def test_a_call_is_held_against_the_schema_of_its_tool() -> None:
     assert await shape.judge([Said("{}", "another")]) is None
 
 
+@pytest.mark.parametrize("word", ["invalid", "refused"])
+async def test_a_tool_that_is_not_strict_may_have_any_schema_and_its_arguments_are_named(
+    word: str,
+) -> None:
+    function: dict[str, Any] = {"name": "f", "parameters": {"title": word}}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    function["strict"] = False
+
+    shape = await check(make_gate(OURS), tools)
+    shape.on_attempt(target("e0"), 0.0)
+
+    assert shape.on_head(200) == ((b"x-inferway-unenforced", b"parameters"),)
+    assert await shape.judge([Said("{}", "f")]) is None
+    function["strict"] = True
+    error = await refusal(make_gate(OURS), tools)
+    assert (error.param or "").startswith("tools/0/function/parameters/")
+
+
 async def lose(gate: Gate, engines: Engines, name: str, fields: dict[str, Any]) -> None:
     """A request goes to the engine, which is lost with it."""
     shape = await check(gate, fields, name)

@@ -440,12 +440,23 @@ def test_a_shape_that_cannot_be_read_is_refused_with_its_place(
     assert not str(refused.value).endswith(".")
 
 
-def test_all_tools_together_may_not_pass_a_bound() -> None:
-    big = {"description": "x" * 200_000}
-    tools = [tool(f"f{i}", parameters=big) for i in range(8)]
+def free_in(tools: list[dict[str, Any]]) -> list[bool]:
+    return [each.free for each in asked(CHAT, {"tools": tools, "tool_choice": "required"})]
 
-    with pytest.raises(SpecError, match="tools/5"):
-        asked(CHAT, {"tools": tools, "tool_choice": "required"})
+
+def test_the_schemas_of_tools_are_kept_up_to_a_bound_of_all_together() -> None:
+    big = {"description": "x" * 60_000}
+
+    assert free_in([tool(f"f{i}", parameters=big) for i in range(5)]) == [False] * 3 + [True] * 2
+    assert sum(map(free_in([tool(f"f{i}") for i in range(3_000)]).count, [False])) == 1024
+
+
+def test_a_schema_that_is_none_is_refused_of_a_strict_tool_alone() -> None:
+    bad = {"type": "number", "minimum": float("inf")}
+
+    assert free_in([tool(parameters=bad)]) == [True]
+    with pytest.raises(SpecError, match="tools/0"):
+        free_in([tool(parameters=bad, strict=True)])
 
 
 JSON = st.recursive(

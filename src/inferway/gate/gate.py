@@ -41,7 +41,7 @@ from inferway.gate.quarantine import InFlight, Quarantine
 from inferway.gate.shape import Shape
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
-from inferway.structured.grammar import Unenforced
+from inferway.structured.grammar import ARGUMENTS, Unenforced
 from inferway.structured.report import in_request, keeps_all, refuse_unenforced
 from inferway.structured.requests import asked as asked_in
 from inferway.structured.spec import Asked, Spec
@@ -205,23 +205,34 @@ class Gate:
         if len(asked) > 1:
             self._refuse_in_quarantine(_together(asked), asked[0])
         for_us = any(self._engines.has_plugin(endpoint.engine) for endpoint in endpoints)
-        for number, each in enumerate(asked, 1):
-            await self.library.check(each)
-            await _breathe(number)
-        if not for_us and not self._tries_all:
-            return Shape(self, asked, None)
+        kept: list[Asked] = []
         unenforced: list[Unenforced] = []
         for number, each in enumerate(asked, 1):
-            verdict = await self._verdict(each)
+            try:
+                found = await self._examined(each, for_us)
+            except SpecError:
+                if not each.may_be_free:
+                    raise
+                each, found = each.freed(), ()
+            kept.append(each)
+            unenforced += (ARGUMENTS,) if each.free else found
             await _breathe(number)
-            if not for_us:
-                continue
-            if isinstance(verdict, SpecError):
-                raise in_request(each, verdict) from None
-            if self._refuses_unenforced:
-                refuse_unenforced(each, verdict.unenforced)
-            unenforced += verdict.unenforced
-        return Shape(self, asked, unenforced if for_us else None)
+        return Shape(self, kept, unenforced if for_us else None)
+
+    async def _examined(self, asked: Asked, for_us: bool) -> Sequence[Unenforced]:
+        """What engines with the plugin do not enforce. Raises SpecError."""
+        assert self.library is not None
+        await self.library.check(asked)
+        if not for_us and not self._tries_all:
+            return ()
+        verdict = await self._verdict(asked)
+        if not for_us:
+            return ()
+        if isinstance(verdict, SpecError):
+            raise in_request(asked, verdict) from None
+        if self._refuses_unenforced:
+            refuse_unenforced(asked, verdict.unenforced)
+        return verdict.unenforced
 
     def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
         why = self.quarantine.refusal(key, self._clock())

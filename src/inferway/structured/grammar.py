@@ -24,6 +24,9 @@ class Unenforced:
     keyword: str  # "uniqueItems"
 
 
+ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept at all
+
+
 class Grammar(Protocol):
     """The state of one answer. One thread at a time. No method raises: a grammar that has failed
     says so in `failure`, accepts nothing more and lets only the end of the answer through."""

@@ -71,9 +71,9 @@ def keeps_all(
     was said that a shape is asked of."""
     if said is None:
         return None
-    by_tool = {each.tool: each.spec for each in asked}
-    specs = [(by_tool.get(each.function), each.text) for each in said]
-    verdicts = [keeps(spec, text) for spec, text in specs if spec is not None]
+    by_tool = {each.tool: each for each in asked}
+    held = [(by_tool.get(each.function), each.text) for each in said]
+    verdicts = [None if one.free else keeps(one.spec, text) for one, text in held if one]
     if False in verdicts:
         return False
     return None if not verdicts or None in verdicts else True

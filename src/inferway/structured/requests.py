@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from inferway.errors import SpecError
 from inferway.structured.guided import GUIDED, WHITESPACE, guided
 from inferway.structured.spec import (
+    ANY_ARGUMENTS,
     Asked,
-    Kind,
-    Spec,
     flag,
     from_fields,
     json_object_spec,
     json_spec,
+    size_at_least,
     structural_tag_spec,
     unexpected,
 )
@@ -44,8 +44,9 @@ FIELDS = frozenset(
 # It reads these beside them.
 OPTIONAL_FIELDS = frozenset({"tool_choice", WHITESPACE})
 
-MAX_ASKED_BYTES = 1024 * 1024  # of all specs of a request
-MAX_TOOLS = 1024
+# Of the schemas of all tools: what fits into one shape beside their names. What is over it is free.
+MAX_TOOLS_BYTES = 192 * 1024
+_TOOL_BYTES = 192  # that each counts for at least
 
 
 def asked(path: str, fields: Fields) -> list[Asked]:
@@ -58,7 +59,7 @@ def asked(path: str, fields: Fields) -> list[Asked]:
     bare = path.partition("?")[0].rstrip("/")
     for suffix, reader in _READERS:
         if bare.endswith(suffix):
-            return _within_limits(reader(fields))
+            return list(reader(fields))
     return []
 
 
@@ -284,9 +285,7 @@ def _tool_calls(
         return
     if not isinstance(tools, list):
         raise unexpected("an array", tools, "tools")
-    if len(tools) > MAX_TOOLS:
-        raise SpecError(f"tools: {len(tools)} of them, at most {MAX_TOOLS}", param="tools")
-    found = False
+    found, left = False, MAX_TOOLS_BYTES
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise unexpected("an object", tool, f"tools/{i}")
@@ -295,24 +294,31 @@ def _tool_calls(
                 continue
             found = True
             if choice.required or each.strict:
-                spec = _arguments(each.schema, each.place)
-                yield Asked(spec, each.place, each.strict, each.name)
+                asked = _arguments(each, left)
+                left -= 0 if asked.free else max(len(asked.spec.text), _TOOL_BYTES)
+                yield asked
     if choice.required and not found:
         raise SpecError(
             "tool_choice: a call is required, but no such tool is in `tools`", param="tool_choice"
         )
 
 
-_ANY_ARGUMENTS = Spec(Kind.JSON, '{"type":"object","properties":{}}')
-
-
-def _arguments(schema: object, place: str) -> Spec:
-    """None and `{}`: any object (tool_parsers/utils.py `_params_or_empty_object`)."""
+def _arguments(tool: _Tool, left: int) -> Asked:
+    """None and `{}`: any object. Free where its schema has more than so many bytes. Raises
+    SpecError for what vLLM does not take either, and for what no strict schema can be."""
+    asked, schema = Asked(ANY_ARGUMENTS, tool.place, tool.strict, tool.name), tool.schema
     if not schema and (schema is None or isinstance(schema, dict)):
-        return _ANY_ARGUMENTS
+        return asked
     if not isinstance(schema, dict):
-        raise unexpected("a JSON Schema (an object)", schema, place)
-    return json_spec(schema, place)
+        raise unexpected("a JSON Schema (an object)", schema, tool.place)
+    if size_at_least(schema, left) > left:
+        return asked.freed()
+    try:
+        return replace(asked, spec=json_spec(schema, tool.place))
+    except SpecError:
+        if not asked.may_be_free:
+            raise
+        return asked.freed()
 
 
 def _chat_tools(tool: Fields, place: str) -> Iterator[_Tool]:
@@ -380,17 +386,3 @@ def _object(fields: Fields, name: str, place: str = "") -> Fields | None:
 def _unknown(value: object, allowed: str, place: str) -> SpecError:
     shown = repr(value) if isinstance(value, str) and len(value) < 40 else "something else"
     return SpecError(f"{place}: expected {allowed}, got {shown}", param=place)
-
-
-def _within_limits(found: Iterator[Asked]) -> list[Asked]:
-    """Counted as it goes: no more is written than fits."""
-    kept: list[Asked] = []
-    size = 0
-    for one in found:
-        kept.append(one)
-        size += len(one.spec.text)
-        if len(kept) > 1 and size > MAX_ASKED_BYTES:
-            raise SpecError(
-                f"{one.place}: with those before it over {MAX_ASKED_BYTES} bytes", param=one.place
-            )
-    return kept

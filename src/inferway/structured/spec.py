@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from inferway.errors import SpecError
 from inferway.lax import lax_bool
 
+MAX_TAG_BYTES = 8 * 1024 * 1024  # that vLLM makes of tools: each schema up to twelve times
 MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB
 
 
@@ -68,13 +69,30 @@ class Asked:
     place: str  # where in the body, for error.param: "response_format/json_schema/schema"
     strict: bool = False  # OpenAI's word: every keyword is to be enforced
     tool: str | None = None  # the arguments of calls to this tool, not the answer's text
+    free: bool = False  # calls may have any arguments: its tool's schema is not kept
+
+    @property
+    def may_be_free(self) -> bool:
+        """vLLM takes a tool that is not strict whatever its schema says."""
+        return self.tool is not None and not self.strict
+
+    def freed(self) -> Asked:
+        return replace(self, spec=replace(ANY_ARGUMENTS, options=self.spec.options), free=True)
+
+
+# Of a tool without a schema (vLLM's tool_parsers/utils.py `_params_or_empty_object`).
+ANY_ARGUMENTS = Spec(Kind.JSON, '{"type":"object","properties":{}}')
 
 
 def from_vllm(params: object) -> Spec:
     """What vLLM's StructuredOutputsParams (GuidedDecodingParams up to 0.11) ask for. Raises
     SpecError; `param` begins with "structured_outputs"."""
     fields = {name: getattr(params, name, None) for name in (*MAKERS, *OPTION_NAMES)}
-    return from_fields(fields, "structured_outputs")[0]
+    place, tag = "structured_outputs", fields["structural_tag"]
+    if tag is not None and all(fields[name] is None for name in MAKERS if name != "structural_tag"):
+        where = f"{place}/structural_tag"
+        return structural_tag_spec(tag, where, options_of(fields, place), MAX_TAG_BYTES)
+    return from_fields(fields, place)[0]
 
 
 def from_fields(fields: Mapping[str, object], place: str) -> tuple[Spec, str]:
@@ -167,11 +185,13 @@ def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
     return Spec(Kind.GRAMMAR, text)
 
 
-def structural_tag_spec(value: object, place: str, options: Options = Options()) -> Spec:
+def structural_tag_spec(
+    value: object, place: str, options: Options = Options(), most: int = MAX_TEXT_BYTES
+) -> Spec:
     """Either form of vLLM's, or its text: `structures` with `triggers`, or a `format` of
     xgrammar's. Raises SpecError."""
     if isinstance(value, str):
-        value = parsed(value, place)
+        value = parsed(value, place, most)
     if not isinstance(value, dict):
         raise unexpected("an object", value, place)
     if "structures" in value:
@@ -182,7 +202,7 @@ def structural_tag_spec(value: object, place: str, options: Options = Options())
         raise SpecError(
             f"{place}: `structures` with `triggers`, or a `format`, is needed", param=place
         )
-    return Spec(Kind.STRUCTURAL_TAG, canonical(tag, place), options)
+    return Spec(Kind.STRUCTURAL_TAG, canonical(tag, place, most), options)
 
 
 def _structures(tag: Mapping[str, object], place: str) -> dict[str, object]:
@@ -241,9 +261,9 @@ def text_of(value: object, place: str) -> str:
     return value
 
 
-def parsed(text: str, place: str) -> object:
+def parsed(text: str, place: str, most: int = MAX_TEXT_BYTES) -> object:
     """JSON. Raises SpecError where it is none; NaN and Infinity are none."""
-    _check_size(len(text), place)
+    _check_size(len(text), place, most)
     try:
         return json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as e:
@@ -255,10 +275,10 @@ def parsed(text: str, place: str) -> object:
         raise SpecError(f"{place}: not valid JSON: {_number_words(e)}", param=place) from None
 
 
-def canonical(value: object, place: str) -> str:
+def canonical(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
     """JSON text. Raises SpecError where JSON has no words for it: a number too large, half of a
     surrogate pair."""
-    _check_size(size_at_least(value, MAX_TEXT_BYTES), place)
+    _check_size(size_at_least(value, most), place, most)
     try:
         text = _ENCODER.encode(value)
     except RecursionError:
@@ -267,7 +287,7 @@ def canonical(value: object, place: str) -> str:
         raise SpecError(f"{place}: holds a number out of range", param=place) from None
     except TypeError as e:
         raise SpecError(f"{place}: not JSON: {e}", param=place) from None
-    _check_size(len(text if text.isascii() else _encoded(text, place)), place)
+    _check_size(len(text if text.isascii() else _encoded(text, place)), place, most)
     return text
 
 
@@ -326,10 +346,10 @@ def _encoded(text: str, place: str) -> bytes:
         ) from None
 
 
-def _check_size(size: int, place: str) -> None:
-    if size > MAX_TEXT_BYTES:
+def _check_size(size: int, place: str, most: int = MAX_TEXT_BYTES) -> None:
+    if size > most:
         raise SpecError(
-            f"{place}: longer than {MAX_TEXT_BYTES} bytes; move what is not needed to shape the"
+            f"{place}: longer than {most} bytes; move what is not needed to shape the"
             " answer elsewhere",
             param=place,
         )

@@ -24,6 +24,7 @@ from inferway.structured.vllm.install import (
     core_patches,
     front_patches,
     optional_features,
+    server_features,
 )
 
 FILE = Path(__file__).with_name("signatures.json")
@@ -82,6 +83,7 @@ def features() -> list[Feature]:
     return [
         Feature("structured output", [*core_patches(), *front_patches(no_front)]),
         *optional_features(),
+        *server_features(),
     ]
 
 

@@ -15,7 +15,8 @@ from tests.fleet.hostile_shapes import BAD
 from tests.structured.patient import PATIENT
 
 from inferway.structured.guided import GUIDED
-from inferway.structured.vllm.front import ON_ITS_WAY, Front
+from inferway.structured.vllm.calls import ON_ITS_WAY
+from inferway.structured.vllm.front import Front
 from inferway.structured.vllm.http import Middleware
 from inferway.structured.vllm.metrics import Collector
 
@@ -277,20 +278,114 @@ async def test_what_nobody_enforces_is_refused_with_strict_if_that_is_set(server
     )
 
 
-async def test_arguments_that_vllm_has_left_free_are_named(server: Server) -> None:
-    tools = {"tools": [TOOL], "tool_choice": "required"}
+@dataclass
+class Params:
+    """vLLM's StructuredOutputsParams."""
 
-    async def leave_free() -> None:
+    structural_tag: str | None = None
+    json: Any = None
+
+
+CONFIG = SimpleNamespace(disable_any_whitespace=False, disable_additional_properties=False)
+
+
+def calls(*schemas: object) -> dict[str, Any]:
+    """As vLLM writes them."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": f"<{at}>",
+            "content": {"type": "json_schema", "json_schema": schema, "style": "json"},
+            "end": "</>",
+        }
+        for at, schema in enumerate(schemas)
+    ]
+    form = {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": True}
+    return {"type": "structural_tag", "format": form}
+
+
+async def asking(server: Server, params: Params | None, *tools: object, **more: object) -> Answered:
+    async def make() -> None:
+        if params is not None:
+            await server.front.examine_params("id", params, CONFIG)
+            server.front.require(params, CONFIG)
+
+    server.engine.before = make
+    return await server.ask({"tools": tools, "tool_choice": "required", **more})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ([NUMBER], None),
+        ([True], "parameters"),
+        (None, "parameters"),  # a parser of which vLLM asks nothing of the engine
+    ],
+)
+async def test_arguments_that_vllm_has_left_free_are_named(
+    server: Server, made: list[object] | None, named: str | None, stream: bool
+) -> None:
+    params = None if made is None else Params(json.dumps(calls(*made)))
+
+    answered = await asking(server, params, TOOL, stream=stream)
+
+    assert answered.status == 200
+    assert answered.headers.get("x-inferway-unenforced") == named
+
+
+async def test_calls_that_cannot_be_kept_together_may_have_any_arguments(server: Server) -> None:
+    """Each alone may be: what vLLM takes goes through."""
+    tag = calls(NUMBER, {"enum": ["a" * 9_000_000]})
+
+    answered = await asking(server, params := Params(json.dumps(tag)), TOOL)
+
+    assert answered.status == 200
+    assert answered.headers["x-inferway-unenforced"] == "parameters"
+    assert params.structural_tag == json.dumps(calls(True, True))
+
+
+async def test_an_array_of_calls_may_have_any_arguments_too(server: Server) -> None:
+    call = {"properties": {"name": {"enum": ["count"]}, "parameters": {"type": "objekt"}}}
+    schema = {"type": "array", "items": {"type": "object", "anyOf": [call]}, "$defs": {}}
+
+    answered = await asking(server, params := Params(json=schema), TOOL)
+
+    assert answered.headers["x-inferway-unenforced"] == "parameters"
+    assert params.json["items"]["anyOf"][0]["properties"]["parameters"] == {"type": "object"}
+
+
+async def test_a_schema_that_cannot_be_read_is_refused_of_strict_tools_alone(
+    server: Server,
+) -> None:
+    bad = {"name": "bad", "parameters": {"type": "objekt"}}
+    free = {"type": "function", "function": bad}
+    strict = {"type": "function", "function": {**bad, "strict": True}}
+
+    passed = await asking(server, Params(json.dumps(calls(NUMBER, True))), TOOL, free)
+    refused = await asking(server, None, TOOL, strict)
+
+    assert passed.headers["x-inferway-unenforced"] == "parameters"
+    assert refused.status == 400
+    assert refused.json["error"]["param"] == "tools/1/function/parameters/type"
+
+
+async def test_what_the_engine_core_says_of_calls_has_a_place_in_the_request(
+    server: Server,
+) -> None:
+    async def known() -> None:
         request = ON_ITS_WAY.get()
         assert request is not None
-        request.free_arguments = True
+        request.ids.append("id")
 
-    enforced = await server.ask(tools)
-    server.engine.before = leave_free
-    free = await server.ask(tools)
+    server.engine.status, server.engine.before = 500, known
+    server.cores.why = {"status": 400, "message": "no", "place": "/format/tags/0", "keyword": None}
 
-    assert "x-inferway-unenforced" not in enforced.headers
-    assert free.headers["x-inferway-unenforced"] == "parameters"
+    one = await server.ask({"tools": [TOOL], "tool_choice": "required"})
+    two = await server.ask({"tools": [TOOL, TOOL], "tool_choice": "required"})
+
+    assert one.json["error"]["param"] == "tools/0/function/parameters"
+    assert two.json["error"]["param"] == "tools"
 
 
 async def test_a_stream_is_judged_and_says_so_only_if_it_should(server: Server) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -25,12 +24,19 @@ from inferway.helper.process import Limits as HelperLimits
 from inferway.structured.checker import HELPER_LIMITS, Checker, is_costly
 from inferway.structured.counts import Counts
 from inferway.structured.explain import explain
-from inferway.structured.grammar import Unenforced
+from inferway.structured.grammar import ARGUMENTS, Unenforced
 from inferway.structured.keywords import label
 from inferway.structured.report import in_request, keeps_all, refuse_unenforced
 from inferway.structured.spec import Asked, Kind, Spec, from_vllm
 from inferway.structured.trial import Judged, Trial
 from inferway.structured.valid import Validator
+from inferway.structured.vllm.calls import (
+    ON_ITS_WAY,
+    OnItsWay,
+    about_calls,
+    free_calls,
+    left_out,
+)
 from inferway.structured.vllm.core import BACKEND, with_flags
 
 if TYPE_CHECKING:
@@ -44,27 +50,8 @@ MAX_WAITING = 64  # specs being judged, and answers
 JUDGE_SECONDS = 2.0
 _NUM_THREADS = 2
 
-_ANY_JSON = '"json_schema":true'  # as vLLM writes arguments of any shape in a structural tag
-
-
-@dataclass(slots=True)
-class OnItsWay:
-    """A request, as the middleware has read it."""
-
-    asked: Sequence[Asked]
-    ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
-    free_arguments: bool = False  # vLLM asks the engine for any, of tools that are not strict
-
-    @property
-    def left_free(self) -> Sequence[Unenforced]:
-        """What of the tools vLLM has not asked the engine for."""
-        tools = [each for each in self.asked if each.tool is not None and not each.strict]
-        return [Unenforced("", "parameters")] if tools and self.free_arguments else []
-
-
-ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
-# What `examine_params` has found in which params, so that it is not written again.
-_EXAMINED: ContextVar[tuple[object, Asked] | None] = ContextVar("inferway_params", default=None)
+# The params that `examine_params` was here with.
+_EXAMINED: ContextVar[object] = ContextVar("inferway_params", default=None)
 
 
 class Front:
@@ -83,16 +70,26 @@ class Front:
 
     # ------------------------------------------------------------------ before the engine sees it
 
-    async def examine(self, asked: Sequence[Asked], *, refuse: bool = False) -> list[Unenforced]:
-        """What the answer may break; `refuse`: of what is strict, nothing. Raises SpecError with
-        the place in the request, and ChecksBusyError or SaturatedError when too many wait."""
+    async def examine(
+        self, asked: Sequence[Asked], *, refuse: bool = False
+    ) -> tuple[list[Asked], list[Unenforced]]:
+        """What is kept, and what the answer may break; `refuse`: of what is strict, nothing. Raises
+        SpecError with the place in the request, and ChecksBusyError or SaturatedError when too many
+        wait."""
+        kept: list[Asked] = []
         unenforced: list[Unenforced] = []
         for each in asked:
-            found = (await self.verdict(each)).unenforced
+            try:
+                found = (await self.verdict(each)).unenforced
+            except SpecError:
+                if not each.may_be_free:
+                    raise
+                each, found = each.freed(), ()
             if refuse:
                 refuse_unenforced(each, found)
-            unenforced += found
-        return unenforced
+            kept.append(each)
+            unenforced += (ARGUMENTS,) if each.free else found
+        return kept, unenforced
 
     async def verdict(self, asked: Asked) -> Verdict | Judged:
         """Raises as `examine`."""
@@ -122,26 +119,41 @@ class Front:
         request = ON_ITS_WAY.get()
         if request is not None:
             request.ids.append(request_id)
-        spec = await self.in_thread(partial(_spec, params, config))
-        asked = _as_asked(spec)
-        await self.verdict(asked)
-        _EXAMINED.set((params, asked))
-        if request is not None and spec.kind is Kind.STRUCTURAL_TAG:
-            request.free_arguments = _ANY_JSON in spec.text
+        if request is None or not request.calls:
+            await self.verdict(_as_asked(await self.in_thread(partial(_spec, params, config))))
+        else:
+            try:
+                await self._examine_calls(request, params, config)
+            except SpecError:
+                await self.in_thread(partial(free_calls, params))
+                await self._examine_calls(request, params, config)
+                request.left_out = (ARGUMENTS,)
+        _EXAMINED.set(params)
+
+    async def _examine_calls(self, request: OnItsWay, params: Any, config: Any) -> None:
+        """Of what vLLM has made of tools: the schema of each was examined alone. Raises as
+        `examine`, with the place of all tools."""
+        try:
+            spec = await self.in_thread(partial(_spec, params, config))
+            if spec.kind is not Kind.STRUCTURAL_TAG:
+                await self._checker.check(Asked(spec, ""))
+            found = await self._verdict(spec)
+        except SpecError as e:
+            raise about_calls(request.asked, e) from None
+        if all(each.spec.key != spec.key for each in request.asked if each.tool is None):
+            made = partial(left_out, request.calls, spec, found)
+            request.left_out = await self.in_thread(made)
 
     def require(self, params: Any, config: Any) -> None:
         """In vLLM's own check: at once where `examine_params` was here before. Marks `params` for
         the engine core. Raises as `examine`."""
-        examined = _EXAMINED.get()
-        if examined is not None and examined[0] is params:
-            asked = examined[1]
-        else:
+        if _EXAMINED.get() is not params:
             asked = _as_asked(_spec(params, config))
-        self._checker.check_now(asked)
-        try:
-            self._judged(asked.spec)
-        except SpecError as e:
-            raise in_request(asked, e) from None
+            self._checker.check_now(asked)
+            try:
+                self._judged(asked.spec)
+            except SpecError as e:
+                raise in_request(asked, e) from None
         params._backend = BACKEND
 
     async def _verdict(self, spec: Spec) -> Verdict | Judged:
@@ -251,13 +263,10 @@ def _spec(params: Any, config: Any) -> Spec:
 
 
 def _as_asked(spec: Spec) -> Asked:
-    """With its place in the request. What vLLM puts together out of several tools stands nowhere in
-    it."""
+    """With its place in the request."""
     request = ON_ITS_WAY.get()
     asked = request.asked if request is not None else ()
     for each in asked:
         if each.spec.key == spec.key:
             return each
-    if asked and asked[0].tool is not None:
-        return Asked(spec, "tools")
-    return Asked(spec, f"structured_outputs/{spec.kind}")
+    return Asked(spec, f"structured_outputs/{spec.kind}", any(each.strict for each in asked))

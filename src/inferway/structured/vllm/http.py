@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, in_reque
 from inferway.structured.requests import FIELDS, asked
 from inferway.structured.spec import Asked
 from inferway.structured.texts import StreamTexts, said_in
+from inferway.structured.vllm.calls import ON_ITS_WAY, OnItsWay, about_calls
 from inferway.structured.vllm.core import with_flags
 from inferway.structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
-from inferway.structured.vllm.front import ON_ITS_WAY, Front, OnItsWay
+from inferway.structured.vllm.front import Front
 from inferway.structured.vllm.metrics import PATH as METRICS
 from inferway.structured.vllm.metrics import Collector
 from inferway.structured.vllm.settings import settings_of
@@ -83,7 +85,8 @@ class Middleware:
         settings = settings_of(vllm_config)
         try:
             asked, body = await self._asked(path, body, vllm_config.structured_outputs_config)
-            unenforced = await self.front.examine(asked, refuse=settings.refuse_unenforced)
+            refuse = settings.refuse_unenforced
+            asked, unenforced = await self.front.examine(asked, refuse=refuse)
         except InferwayError as e:
             return await answer_error(send, e)
         again = replayed(body, receive)
@@ -140,7 +143,7 @@ def _read(path: str, body: bytes, config: Any) -> tuple[list[Asked], bytes]:
 
 
 def _flagged(each: Asked, config: Any) -> Asked:
-    return Asked(with_flags(each.spec, config), each.place, each.strict, each.tool)
+    return replace(each, spec=with_flags(each.spec, config))
 
 
 class Answer:
@@ -164,6 +167,7 @@ class Answer:
         self._send = send
         self._start: Message | None = None  # held back until the body is whole
         self._body = bytearray()
+        self._stream: Message | None = None  # its start, held back until its first piece
         self._texts: StreamTexts | None = None
 
     async def send(self, message: Message) -> None:
@@ -174,6 +178,9 @@ class Answer:
         elif self._start is not None:
             await self._collect(message)
         elif self._texts is not None:
+            if self._stream is not None:
+                start, self._stream = self._stream, None
+                await self._send(self._named(start))
             await self._pass(message, self._texts)
         else:
             await self._send(message)
@@ -185,16 +192,22 @@ class Answer:
         if start["status"] != 200:
             return await self._send(start)
         headers = start["headers"] = list(start.get("headers", ()))
-        unenforced = [*self._unenforced, *self._request.left_free]
-        if unenforced:
-            headers.append((UNENFORCED_HEADER, named(unenforced)))
         kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
         if kind.startswith(b"application/json"):
             self._start = start
             return None
         if kind.startswith(b"text/event-stream"):
             self._texts = StreamTexts()
-        return await self._send(start)
+            self._stream = start
+            return None
+        return await self._send(self._named(start))
+
+    def _named(self, start: Message) -> Message:
+        """With what the engine, which by now has got the request, does not enforce."""
+        unenforced = list(dict.fromkeys((*self._unenforced, *self._request.left_free)))
+        if unenforced:
+            start["headers"].append((UNENFORCED_HEADER, named(unenforced)))
+        return start
 
     def _may_be_the_grammars(self, start: Message) -> bool:
         """Whether a grammar may have ended the request: vLLM answers 500 to that up to 0.32, and
@@ -224,7 +237,7 @@ class Answer:
     async def _judge(self, start: Message, body: Message, valid: bool | None) -> None:
         if valid is not None:
             start["headers"].append((VALID_HEADER, validity(valid)))
-        await self._send(start)
+        await self._send(self._named(start))
         await self._send(body)
 
     async def _pass(self, message: Message, texts: StreamTexts) -> None:
@@ -255,7 +268,7 @@ async def why_ended(
         return None
     if told["status"] == 400:
         refused = SpecError(told["message"], place=told["place"] or "", keyword=told["keyword"])
-        return in_request(asked[0], refused) if len(asked) == 1 else refused
+        return about_calls(asked, refused) if asked[-1].tool else in_request(asked[0], refused)
     if told["status"] == 429:
         return SaturatedError(told["message"])
     return CompileError(told["message"])

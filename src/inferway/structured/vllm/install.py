@@ -47,7 +47,7 @@ def install() -> str | None:
         if why := _apply_all([*core_patches(), *front_patches(front)]):
             log.warning("all processes use vLLM's own structured output, because %s", why)
             return why
-        _apply_optional(log.warning)
+        _apply_optional(optional_features(), log.warning)
         _say_if_newer()
         _serve(front)
         # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
@@ -67,7 +67,7 @@ def install_core() -> None:
         return
     engine_core = sys.modules["vllm.v1.engine.core"]
     setattr(engine_core.EngineCore, core.UTILITY, core.utility)
-    _apply_optional(log.debug)
+    _apply_optional(optional_features(), log.debug)
 
 
 def optional_features() -> list[Feature]:
@@ -82,8 +82,15 @@ def optional_features() -> list[Feature]:
     ]
 
 
-def _apply_optional(say: Callable[..., None]) -> None:
-    for feature in optional_features():
+def server_features() -> list[Feature]:
+    """As those, of an API server alone."""
+    from inferway.structured.vllm import calls
+
+    return [Feature("the schemas of tools that are required and not strict", calls.patches())]
+
+
+def _apply_optional(features: Sequence[Feature], say: Callable[..., None]) -> None:
+    for feature in features:
         if why := misfits(feature.patches):
             say(
                 "Inferway's structured output works without %s, because this vLLM differs: %s; "
@@ -269,6 +276,7 @@ def _serve(front: Front) -> None:
     module = next((name for name in BUILD_APP if name in sys.modules), None)
     if module is None:
         return
+    _apply_optional(server_features(), log.warning)
     patch = Patch(module, "build_app", ("args",), lambda original: _build_app(original, front))
     if why := patch.misfit():
         log.warning(_NO_HEADERS + "this vLLM differs: %s", why)
