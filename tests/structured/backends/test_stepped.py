@@ -13,7 +13,7 @@ from tests.structured.ambiguous_draws import ambiguous_grammars
 from tests.structured.backends.contract import CASES, CHECKS, Check
 from tests.structured.compiling import smollm2
 
-from inferway.errors import CompileError, SpecError
+from inferway.errors import CompileError, SaturatedError, SpecError
 from inferway.structured.backends import stepped, stepper
 from inferway.structured.backends.cascade import Cascade, Verdict
 from inferway.structured.backends.llguidance import LLGuidance
@@ -102,6 +102,22 @@ def test_a_step_that_would_take_for_ever_ends_within_its_cpu_time(steppers: Step
         grammar.accept(tokens("aaaaaaaa"))
 
     assert grammar.failure == stepped.TOO_LONG
+
+
+def test_so_many_answers_at_a_time_and_when_one_has_ended_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stepped, "MAX_ANSWERS", 2)
+    steppers = Steppers(VOCABULARY)
+    compiled = steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, ENDLESS), ())
+    answers = [compiled.start() for _ in range(2)]
+
+    with pytest.raises(SaturatedError):
+        compiled.start()
+    del answers[0]
+
+    assert compiled.start().accept(tokens("a"))
+    steppers.close()
 
 
 def test_what_the_library_refuses_is_refused_with_its_words(steppers: Steppers) -> None:

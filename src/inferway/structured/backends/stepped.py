@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import TYPE_CHECKING
 
-from inferway.errors import CompileError, ConfigError, HelperError, JobKilledError, SpecError
+from inferway.errors import (
+    CompileError,
+    ConfigError,
+    HelperError,
+    JobKilledError,
+    SaturatedError,
+    SpecError,
+)
 from inferway.helper.helper import in_memory
 from inferway.helper.process import Conversation, HelperProcess, Limits
 from inferway.structured.backends import stepper
@@ -32,8 +40,9 @@ if TYPE_CHECKING:
 
 _LIBRARY = Limits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60.0, niceness=0)
 COMPILE = Limits(memory_bytes=256 << 20, cpu_seconds=2, wall_seconds=10.0)
-STEP = Limits(memory_bytes=64 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
-_COMPILED_BYTES = 16 << 20  # that a process takes beside what it shares
+STEP = Limits(memory_bytes=32 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
+_COMPILED_BYTES = 4 << 20  # that a process takes beside what it shares: 2 to 4 MiB were seen
+MAX_ANSWERS = 256  # at a time; vLLM's default of max_num_seqs
 TOO_LONG = "the grammar takes too long, or too much memory, at this point"
 
 
@@ -46,6 +55,7 @@ class Steppers:
             raise ConfigError("the tokenizer brings its own library")
         self._written = vocabulary.written
         self._lock = Lock()
+        self._answers = Semaphore(MAX_ANSWERS)
         self._libraries: dict[str, HelperProcess] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steppers")  # they end with it
 
@@ -69,7 +79,8 @@ class Steppers:
             process.close()
             message, place, keyword = json.loads(refused)
             raise SpecError(message, place=place, keyword=keyword)
-        return SteppedCompiled(process, backend, self._written[-1], tuple(unenforced))
+        eos_token_ids = self._written[-1]
+        return SteppedCompiled(process, backend, eos_token_ids, tuple(unenforced), self._answers)
 
     def close(self) -> None:
         """The answers under way fail."""
@@ -118,22 +129,32 @@ class SteppedCompiled:
         backend: str,
         eos_token_ids: tuple[int, ...],
         unenforced: tuple[Unenforced, ...],
+        answers: Semaphore,
     ) -> None:
+        """`answers`: how many more may begin."""
         self.backend = backend
         self.eos_token_ids = eos_token_ids
         self.unenforced = unenforced
         self._process = process
         self._lock = Lock()
+        self._answers = answers
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> SteppedGrammar:
-        """Raises CompileError."""
+        """Raises CompileError, and SaturatedError where too many answers have processes."""
+        if not self._answers.acquire(blocking=False):
+            raise SaturatedError(f"{MAX_ANSWERS} answers follow grammars; try again later")
         try:
             with self._lock:
                 process = self._process.copy(STEP)
             process.do(f"{stepper.MODULE}:start", _packed(stop_token_ids))
-        except HelperError as e:
-            raise CompileError(f"a grammar cannot be started: {e}") from None
-        return SteppedGrammar(self, process, stop_token_ids.union(self.eos_token_ids))
+            grammar = SteppedGrammar(self, process, stop_token_ids.union(self.eos_token_ids))
+        except BaseException as e:
+            self._answers.release()
+            if isinstance(e, HelperError):
+                raise CompileError(f"a grammar cannot be started: {e}") from None
+            raise
+        weakref.finalize(grammar, self._answers.release)
+        return grammar
 
 
 class SteppedGrammar:

@@ -83,7 +83,10 @@ def _group(node: dict[str, Said], most: int) -> bool:
     by_schema: dict[str, list[str]] = {}
     for name in optional:
         by_schema.setdefault(json.dumps(_bare(node["properties"][name])), []).append(name)
-    largest = sorted(by_schema.items(), key=lambda group: -len(group[1]))[:_MAX_GROUPS]
+    shared = [group for group in by_schema.items() if len(group[1]) > 1]
+    largest = sorted(shared, key=lambda group: -len(group[1]))[:_MAX_GROUPS]
+    if not largest:
+        return False
     moved = {name for _, names in largest for name in names}
     patterns = {
         f"^(?:{'|'.join(map(re.escape, names))})$": json.loads(inner) for inner, names in largest
