@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from inferway.bench.machine import this_machine
 from inferway.bench.results import read_run, write_run
@@ -19,7 +20,7 @@ NO_MASKS = Masks(0, 0, 0, 0, 0, 0)
 RIGHT = Judged(seconds=0.001, taken=[True, False], ordered=[True, False])
 REFUSED = Judged(error="no")
 LETS = Judged(seconds=0.003, taken=[True, True], ordered=[True, True])
-NAMES = Judged(seconds=0.002, num_unenforced=1, taken=[True, True], ordered=[True, True])
+NAMES = Judged(seconds=0.002, named=[False, True], taken=[True, True], ordered=[True, True])
 ONLY_IN_ORDER = Judged(seconds=0.002, taken=[False, False], ordered=[True, False])
 UNJUDGED = Judged(seconds=0.002)
 
@@ -60,6 +61,31 @@ def test_what_lets_an_instance_through_and_names_a_keyword_is_not_unnamed(
     count = run.count(run.ours, ordered=False)
 
     assert (count.letting, count.letting_unnamed) == (1, 0)
+
+
+def test_a_named_keyword_that_is_not_the_violated_one_counts_for_nothing(
+    run: StructuredRun,
+) -> None:
+    names_another = replace(NAMES, named=[True, False])
+    systems = [replace(run.ours, judged=[names_another] * 4)]
+
+    assert replace(run, systems=systems).count(systems[0], ordered=False).letting_unnamed == 4
+
+
+def test_a_shapes_cpu_time_is_that_of_the_check_and_the_compile(run: StructuredRun) -> None:
+    ours = Judged(seconds=1.0, cpu_ms={"check": 2.0, "verdict": 50.0, "compile": 10.5})
+    theirs = Judged(seconds=1.0, cpu_ms={"compile": 10.0})
+    systems = [
+        replace(run.ours, judged=[ours] * 4),
+        replace(run.system("llguidance"), judged=[theirs] * 4),
+    ]
+    measured = replace(run, systems=systems)
+
+    (goal,) = [goal for goal in measured.goals() if "CPU time, p95, of the schemas" in goal.what]
+
+    assert goal.found == "12.5 ms; llguidance 10.0 ms"
+    assert not goal.is_met
+    assert "| inferway | 2.0 / 2.0 / 2.0 | 50.0 / 50.0 / 50.0 |" in STRUCTURED.markdown(measured)
 
 
 def test_order_counts_only_where_it_was_not_put_right(run: StructuredRun) -> None:

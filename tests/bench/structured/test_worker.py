@@ -30,6 +30,11 @@ LINES: list[Any] = [
             {"valid": True, "data": {"a": 1, "b": "long " * 5_000}},
         ],
     },
+    {
+        "id": "set",
+        "schema": {"type": "array", "uniqueItems": True},
+        "tests": [{"valid": False, "data": [1, 1]}, {"valid": False, "data": {}}],
+    },
     {"id": "two", "schema": {"not": {}}, "tests": [{"valid": False, "data": 1}]},
 ]
 
@@ -49,11 +54,12 @@ def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -
     )
 
     ready, *said = done.stdout.splitlines()
-    one, two = map(json.loads, said)
+    one, _, two = map(json.loads, said)
     assert ready == b"ready"
     assert one["taken"] == [False, False]  # the third is too long
     assert one["ordered"] == [True, False]
-    assert one["num_unenforced"] == 0
+    assert one["unenforced"] == []
+    assert set(one["cpu_ms"]) == {"check", "verdict", "compile"}
     assert len(one["mask_ns"]) > 10
     assert two == {"error": "no answer can keep this schema"}
 
@@ -75,7 +81,9 @@ def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> N
         for case in cases:
             judge.judge(case)
 
-    assert [one.error for one in judge.system.judged] == [None, "no answer can keep this schema"]
+    said = [one.error for one in judge.system.judged]
+    assert said == [None, None, "no answer can keep this schema"]
+    assert judge.system.judged[1].named == [True, False]
     assert judge.system.masks.num > 10
 
 

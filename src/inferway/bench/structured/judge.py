@@ -13,6 +13,7 @@ import msgspec
 
 import inferway
 from inferway.bench.processes import BenchError
+from inferway.bench.structured.named import is_named
 from inferway.bench.structured.plan import Plan
 from inferway.bench.structured.results import Judged, System, masks_of
 from inferway.bench.structured.sample import Case
@@ -67,6 +68,10 @@ class Judge:
             raise self._ended()
         found = json.loads(line)
         self._mask_ns += found.pop("mask_ns", [])
+        named = [(place, keyword) for place, keyword in found.pop("unenforced", [])]
+        if named:
+            texts = [each.text for each in case.instances]
+            found["named"] = [is_named(case.schema, text, named) for text in texts]
         self._judged.append(msgspec.convert(found, Judged))
 
     @property

@@ -10,8 +10,10 @@ from inferway.bench.structured.results import Count, Masks, StructuredRun, Syste
 
 _KEPT = (
     *("", "compiled", "valid accepted", "invalid rejected", "all right"),
-    *("refuse a valid one", "accept an invalid one", "… with no keyword named"),
+    *("refuse a valid one", "accept an invalid one", "… with its keyword not named"),
 )
+_STEPS = ("check", "verdict", "compile")
+_CPU = ("", *_STEPS, "check and compile", "all")
 _SPEED = (
     *("", "compile ms p50 / p95 / max", "mask µs p50 / p95 / p99 / p99.9 / max"),
     "mask CPU time, µs, same percentiles",
@@ -30,6 +32,8 @@ def sheets(run: StructuredRun) -> Iterator[Sheet]:
     for ordered in (False, True):
         yield Sheet(f"Schemas, with instances {_how(ordered)}", _KEPT, _kept_rows(run, ordered))
     yield Sheet("Speed", _SPEED, _speed_rows(run))
+    if run.cpu_ms(run.ours, _STEPS):
+        yield Sheet("CPU time of a shape, ms, p50 / p95 / max", _CPU, _cpu_rows(run))
     ways = list(dict.fromkeys(way for found in run.batch_ms.values() for way in found))
     yield Sheet(
         f"Time of one step for the masks of {run.plan.batch_rows} answers that are inside a "
@@ -80,6 +84,22 @@ def _kept(count: Count, num: int) -> list[str]:
         str(count.letting),
         str(count.letting_unnamed),
     ]
+
+
+def _cpu_rows(run: StructuredRun) -> list[list[str]]:
+    """Of the schemas that llguidance compiles, too, where it was run."""
+    theirs = next((one for one in run.systems if one.name == "llguidance"), None)
+    rows = []
+    for system in run.systems:
+        measured = {step for one in system.judged for step in one.cpu_ms}
+        columns = [*((step,) for step in _STEPS), ("check", "compile"), _STEPS]
+        row = [system.name]
+        for steps in columns:
+            times = run.cpu_ms(system, steps, beside=theirs) if measured.issuperset(steps) else ()
+            cells = (f"{percentile(times, share):.1f}" for share in (0.5, 0.95, 1.0))
+            row.append(" / ".join(cells) if times else "")
+        rows.append(row)
+    return rows
 
 
 def _speed_rows(run: StructuredRun) -> list[list[str]]:

@@ -16,8 +16,9 @@ class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
     """One schema, by one system. Instances in the order of the file."""
 
     error: str | None = None  # why it was not compiled, or not judged
-    seconds: float | None = None  # the compile's
-    num_unenforced: int = 0  # keywords named
+    seconds: float | None = None  # from the schema to what makes masks
+    cpu_ms: dict[str, float] = {}  # CPU time of that, by step
+    named: list[bool] = []  # instances that violate named keywords alone; empty: none is named
     taken: list[bool] = []
     ordered: list[bool] = []  # the same instances in schema order
 
@@ -56,7 +57,7 @@ class Count(NamedTuple):
     right: int  # schemas compiled, and every instance judged rightly
     refusing: int  # schemas that refuse a valid instance
     letting: int  # schemas that let an invalid one through
-    letting_unnamed: int  # and have no keyword named that is not enforced
+    letting_unnamed: int  # and do not name the keyword that it violates
 
 
 class StructuredRun(Run, frozen=True):
@@ -113,6 +114,17 @@ class StructuredRun(Run, frozen=True):
             if one.seconds is not None and other.seconds is not None
         )
 
+    def cpu_ms(
+        self, system: System, steps: Sequence[str], beside: System | None = None
+    ) -> Sequence[float]:
+        """As `compile_ms`, in CPU time of some steps; empty where it was not measured."""
+        pairs = zip(system.judged, (beside or system).judged, strict=True)
+        return sorted(
+            sum(one.cpu_ms.get(step, 0.0) for step in steps)
+            for one, other in pairs
+            if one.cpu_ms and other.seconds is not None
+        )
+
     def goals(self) -> list[Goal]:
         return [*self._kept_goals(), *self._speed_goals()]
 
@@ -163,19 +175,27 @@ class StructuredRun(Run, frozen=True):
         masks = self.ours.masks
         theirs = next((one for one in self.systems if one.name == "llguidance"), None)
         if theirs is not None:
-            ours_ms, theirs_ms = (
-                percentile(self.compile_ms(one, beside=theirs), 0.95) for one in (self.ours, theirs)
-            )
-            yield Goal(
-                "compile, p95, of the schemas that llguidance compiles",
-                "≤ 1.2 × llguidance's",
-                f"{ours_ms:.1f} ms; llguidance {theirs_ms:.1f} ms",
-                ours_ms <= 1.2 * theirs_ms,
-            )
+            yield from self._compile_goals(theirs)
         yield Goal("mask, p50", "≤ 10 µs", f"{masks.p50:.1f} µs", masks.p50 <= 10)
         yield from _long_masks("wall time", masks)
         if self.ours.masks_cpu is not None:
             yield from _long_masks("CPU time", self.ours.masks_cpu)
+
+    def _compile_goals(self, theirs: System) -> Iterator[Goal]:
+        """In CPU time where it was measured: others beside it do not lengthen that."""
+        ours_ms: Sequence[float] = self.cpu_ms(self.ours, ("check", "compile"), beside=theirs)
+        what = "check and compile, CPU time"
+        theirs_ms: Sequence[float] = self.cpu_ms(theirs, ("compile",))
+        if not ours_ms:
+            ours_ms, what = self.compile_ms(self.ours, beside=theirs), "compile"
+            theirs_ms = self.compile_ms(theirs)
+        ours, other = percentile(ours_ms, 0.95), percentile(theirs_ms, 0.95)
+        yield Goal(
+            f"{what}, p95, of the schemas that llguidance compiles",
+            "≤ 1.2 × llguidance's",
+            f"{ours:.1f} ms; llguidance {other:.1f} ms",
+            ours <= 1.2 * other,
+        )
 
 
 def _long_masks(of_what: str, masks: Masks) -> Iterator[Goal]:
@@ -193,6 +213,11 @@ def _count(schema: Schema, judged: Judged, ordered: bool) -> Count:
     # one that was compiled and not judged, out of time, is not right
     judged_all = compiled and len(answers) == len(schema.valid)
     refusing, letting = not all(valid), any(invalid)
+    named = judged.named or [False] * len(schema.valid)
+    unnamed = [
+        taken and not is_valid and not is_named
+        for is_valid, taken, is_named in zip(schema.valid, answers, named, strict=False)
+    ]
     return Count(
         compiled=int(compiled),
         valid_taken=sum(valid),
@@ -202,7 +227,7 @@ def _count(schema: Schema, judged: Judged, ordered: bool) -> Count:
         right=int(judged_all and not refusing and not letting),
         refusing=int(refusing),
         letting=int(letting),
-        letting_unnamed=int(letting and not judged.num_unenforced),
+        letting_unnamed=int(any(unnamed)),
     )
 
 

@@ -21,6 +21,7 @@ class Instance(msgspec.Struct, frozen=True):
     valid: bool
     tokens: list[int]
     ordered: list[int] | None  # in schema order, where that is another text
+    text: str
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -55,5 +56,5 @@ def _case(line: Any, tokenize: Callable[[str], list[int]], max_tokens: int) -> C
         tokens = tokenize(text)
         if len(tokens) <= max_tokens:
             ordered = None if other == text else tokenize(other)
-            instances.append(Instance(bool(test["valid"]), tokens, ordered))
+            instances.append(Instance(bool(test["valid"]), tokens, ordered, text))
     return Case(line["id"], json.dumps(line["schema"]), instances)

@@ -92,17 +92,20 @@ def _child(system: System, case: Any, writing: int, words: int, eos: int) -> Non
     """Never returns."""
     with os.fdopen(writing, "w") as out:
         _warm(system, words)
-        began = time.perf_counter()
+        began, own = time.perf_counter(), time.process_time()
         try:
             prepared = system(case["schema"])
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             out.write(json.dumps({"error": lines[-1 if "Error" in lines[0] else 0][:200]}) + "\n")
         else:
-            took = time.perf_counter() - began
-            out.write(
-                json.dumps({"seconds": took, "num_unenforced": prepared.num_unenforced}) + "\n"
-            )
+            took, own = time.perf_counter() - began, time.process_time() - own
+            head = {
+                "seconds": took,
+                "cpu_ms": prepared.cpu_ms or {"compile": own * 1000},
+                "unenforced": [(one.place, one.keyword) for one in prepared.unenforced],
+            }
+            out.write(json.dumps(head) + "\n")
             out.flush()
             out.write(json.dumps(_judged(prepared, case["instances"], words, eos)) + "\n")
         out.flush()
