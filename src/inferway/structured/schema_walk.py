@@ -25,6 +25,7 @@ BELOW_MANY = ("prefixItems", "items")
 BELOW_NAMED = ("properties", "patternProperties")
 ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_REFERRING = frozenset(REFERENCES)
 
 
 @dataclass(slots=True)
@@ -58,6 +59,14 @@ class Graph:
 
     nodes: list[Node]
     dangling: list[tuple[Node, str, str]]  # who, which keyword, what it says
+    _circles: list[list[Node]] | None = None  # once they were asked for
+
+    @property
+    def circles(self) -> list[list[Node]]:
+        """Strongly connected parts, those that others lead to first."""
+        if self._circles is None:
+            self._circles = list(_circles(self.nodes))
+        return self._circles
 
     def __enter__(self) -> Self:
         return self
@@ -92,6 +101,8 @@ def graph(root: Json) -> Graph:
     dangling: list[tuple[Node, str, str]] = []
     while waiting:
         node = waiting.pop()
+        if _REFERRING.isdisjoint(node.schema):
+            continue
         for keyword in REFERENCES:
             said = node.schema.get(keyword)
             if not isinstance(said, str):
@@ -112,44 +123,54 @@ def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
     """All new ones that keywords make a schema, from `start` on."""
     nodes[id(start.schema)] = start
     grown = [start]
-    waiting = [start]
-    while waiting:
-        node = waiting.pop()
-        for keyword, step, child, is_here in _children(node.schema):
-            known = nodes.get(id(child))
-            if known is None:
-                known = nodes[id(child)] = Node(child, node, step)
-                waiting.append(known)
-                grown.append(known)
-            if is_here is not None:
-                (node.here if is_here else node.below).append((keyword, known))
+    for node in grown:  # which grows meanwhile
+        for keyword, value in node.schema.items():
+            if isinstance(value, dict):
+                if keyword in _ONE:
+                    _join(node, keyword, (keyword,), value, nodes, grown)
+                elif keyword in _NAMED:
+                    for name, child in value.items():
+                        if isinstance(child, dict):
+                            _join(node, keyword, (keyword, name), child, nodes, grown)
+            elif isinstance(value, list) and keyword in _MANY:
+                for i, child in enumerate(value):
+                    if isinstance(child, dict):
+                        _join(node, keyword, (keyword, str(i)), child, nodes, grown)
     return grown
 
 
-def _children(
+# Of each keyword that holds schemas.
+_ONE = frozenset({*HERE_ONE, *BELOW_ONE})
+_MANY = frozenset({*HERE_MANY, *BELOW_MANY})
+_NAMED = frozenset({*HERE_NAMED, *BELOW_NAMED, *ELSEWHERE})
+_HERE = frozenset({*HERE_ONE, *HERE_MANY, *HERE_NAMED})
+
+
+def _join(
+    node: Node,
+    keyword: str,
+    step: tuple[str, ...],
     schema: SchemaObject,
-) -> Iterator[tuple[str, tuple[str, ...], SchemaObject, bool | None]]:
-    """The keyword, the steps, the sub-schema, and whether it is about the same value (None: about
-    none yet)."""
-    for keyword, value in schema.items():
-        if isinstance(value, dict):
-            if keyword in HERE_ONE or keyword in BELOW_ONE:
-                yield keyword, (keyword,), value, keyword in HERE_ONE
-            elif keyword in HERE_NAMED or keyword in BELOW_NAMED or keyword in ELSEWHERE:
-                is_here = None if keyword in ELSEWHERE else keyword in HERE_NAMED
-                for name, child in value.items():
-                    if isinstance(child, dict):
-                        yield keyword, (keyword, name), child, is_here
-        elif isinstance(value, list) and (keyword in HERE_MANY or keyword in BELOW_MANY):
-            for i, child in enumerate(value):
-                if isinstance(child, dict):
-                    yield keyword, (keyword, str(i)), child, keyword in HERE_MANY
+    nodes: dict[int, Node],
+    grown: list[Node],
+) -> None:
+    """`schema` under `node`, as a node that is known or a new one."""
+    child = nodes.get(id(schema))
+    if child is None:
+        child = nodes[id(schema)] = Node(schema, node, step)
+        grown.append(child)
+    if keyword in _HERE:
+        node.here.append((keyword, child))
+    elif keyword not in ELSEWHERE:
+        node.below.append((keyword, child))
 
 
 def _names(nodes: list[Node]) -> dict[str, Node]:
     """By `$id`, `id` and `$anchor`."""
     named: dict[str, Node] = {}
     for node in nodes:
+        if _NAMING.isdisjoint(node.schema):
+            continue
         for keyword in ("$id", "id"):
             name = node.schema.get(keyword)
             if isinstance(name, str):
@@ -160,6 +181,9 @@ def _names(nodes: list[Node]) -> dict[str, Node]:
             if isinstance(name, str):
                 named.setdefault(f"#{name}", node)
     return named
+
+
+_NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
 
 
 def _target(said: str, node: Node, top: Node, names: dict[str, Node]) -> Json:
@@ -214,22 +238,19 @@ def longest_path(found: Graph) -> int:
     references by recursion may get. Exact without circles; a circle counts with all its nodes,
     and with those of its parts that no keyword leads to."""
     lengths: dict[int, int] = {}
-    for circle in circles(found.nodes):
-        inside = {id(node) for node in circle}
-        onward = (
-            lengths[id(child)]
-            for node in circle
-            for _, child in (*node.here, *node.below)
-            if id(child) not in inside
-        )
-        length = len(circle) + max(onward, default=0)
+    for circle in found.circles:
+        onward = 0
         for node in circle:
-            lengths[id(node)] = length
+            for steps in (node.here, node.below):
+                for _, child in steps:
+                    onward = max(onward, lengths.get(id(child), 0))  # of the circle's own: 0 yet
+        for node in circle:
+            lengths[id(node)] = len(circle) + onward
     return lengths[id(found.nodes[0])] if found.nodes else 0
 
 
-def circles(nodes: list[Node]) -> Iterator[list[Node]]:
-    """Strongly connected parts, those that others lead to first (Tarjan's, without recursion)."""
+def _circles(nodes: list[Node]) -> Iterator[list[Node]]:
+    """Tarjan's, without recursion."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_: dict[int, Node] = {}
@@ -246,6 +267,9 @@ def circles(nodes: list[Node]) -> Iterator[list[Node]]:
                 other = id(child)
                 if other not in index:
                     index[other] = low[other] = len(index)
+                    if not child.here and not child.below:  # leads nowhere: most are so
+                        yield [child]
+                        continue
                     open_[other] = child
                     work.append((child, iter((*child.here, *child.below))))
                     break

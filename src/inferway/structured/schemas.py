@@ -7,7 +7,7 @@ the schema's own rules (its meta-schema) and its patterns, by jsonschema_rs, whi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferway.errors import SpecError
@@ -19,7 +19,6 @@ from inferway.structured.schema_walk import (
     Graph,
     Node,
     SchemaObject,
-    circles,
     graph,
     longest_path,
     pointer,
@@ -37,9 +36,7 @@ def check_schema(schema: Any, limits: Limits) -> None:
 
 
 def _check_graph(found: Graph, limits: Limits) -> None:
-    for node in found.nodes:
-        _check_counts(node, limits)
-    _check_totals(found, limits)
+    _check_counts(found, limits)
     _check_patterns(found, limits)
     _check_references(found)
     if longest_path(found) > limits.max_path:
@@ -47,12 +44,12 @@ def _check_graph(found: Graph, limits: Limits) -> None:
         raise SpecError(f"{words}; write fewer definitions, or inside each other")
     order = _leaves_first(found)
     _check_expansion(order, limits)
-    _check_conjoined(order, limits)
+    _check_conjoined(order, found.circles, limits)
 
 
 def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
     """Objects and arrays inside each other, whether they are schemas or not. Raises SpecError."""
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         if depth > limits.max_nesting + more:
@@ -60,53 +57,49 @@ def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
         level = [
             child
             for item in level
-            if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
+            if isinstance(child, (dict, list))  # `dict | list` would be made anew
         ]
 
 
-def _check_counts(node: Node, limits: Limits) -> None:
-    schema = node.schema
-    counts: dict[tuple[str, ...], int] = {
-        _ITEM_COUNTS: limits.max_items,
-        ("minLength", "maxLength"): limits.max_length,
-    }
-    for keywords, most in counts.items():
-        for keyword in keywords:
-            if _number(schema.get(keyword)) > most:
-                raise _over(node, keyword, _short(schema[keyword]), most)
-    entries: dict[tuple[str, ...], int] = {
-        ("enum",): limits.max_enum,
-        ("properties", "patternProperties", "required"): limits.max_object_properties,
-        ("anyOf", "oneOf", "allOf", "prefixItems", "items"): limits.max_branches,
-    }
-    for keywords, most in entries.items():
-        for keyword in keywords:
-            many = schema.get(keyword)
-            is_schema = keyword == "items" and isinstance(many, dict)
-            if isinstance(many, dict | list) and not is_schema and len(many) > most:
-                raise _over(node, keyword, f"{len(many)} entries", most)
-
-
-_ITEM_COUNTS = (
-    *("minItems", "maxItems", "minContains", "maxContains"),
-    *("minProperties", "maxProperties"),
-)
-
-
-def _check_totals(found: Graph, limits: Limits) -> None:
+def _check_counts(found: Graph, limits: Limits) -> None:
+    """Each count by itself, and all together."""
+    numbers = dict.fromkeys(_ITEM_COUNTS, limits.max_items)
+    numbers |= dict.fromkeys(("minLength", "maxLength"), limits.max_length)
+    entries = {"enum": limits.max_enum}
+    entries |= dict.fromkeys(_NAMES, limits.max_object_properties)
+    entries |= dict.fromkeys(_BRANCHES, limits.max_branches)
     items = properties = 0
     for node in found.nodes:
-        schema = node.schema
-        items += int(max(_number(schema.get(word)) for word in _ITEM_COUNTS))
+        most_items = 0
+        for keyword, value in node.schema.items():
+            if keyword in numbers:
+                if _number(value) > numbers[keyword]:
+                    raise _over(node, keyword, _short(value), numbers[keyword])
+                if keyword in _ITEM_COUNTS:
+                    most_items = max(most_items, int(_number(value)))
+            elif keyword in entries and isinstance(value, dict | list):
+                if keyword == "properties" and isinstance(value, dict):
+                    properties += len(value)
+                is_schema = keyword == "items" and isinstance(value, dict)
+                if len(value) > entries[keyword] and not is_schema:
+                    raise _over(node, keyword, f"{len(value)} entries", entries[keyword])
+        items += most_items
         if items > limits.max_items_total:
             words = "the counts of items and properties in this schema together"
             raise _over_all(node, words, limits.max_items_total)
-        own = schema.get("properties")
-        properties += len(own) if isinstance(own, dict) else 0
         if properties > limits.max_properties:
             raise _over_all(node, "the properties of all objects", limits.max_properties)
+
+
+_ITEM_COUNTS = frozenset(
+    {
+        *("minItems", "maxItems", "minContains", "maxContains"),
+        *("minProperties", "maxProperties"),
+    }
+)
+_NAMES = ("properties", "patternProperties", "required")
+_BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
 def patterns(found: Graph) -> Iterator[tuple[Node, str, str]]:
@@ -183,26 +176,33 @@ def _leaves_first(found: Graph) -> list[Node]:
     of these, which says nothing about any value and never ends."""
     done: set[int] = set()
     order: list[Node] = []
-    for start in found.nodes:
-        if id(start) in done:
-            continue
-        path: dict[int, None] = {id(start): None}
-        stack = [(start, iter(start.here))]
-        while stack:
-            node, rest = stack[-1]
-            step = next(((word, child) for word, child in rest if id(child) not in done), None)
-            if step is None:
-                stack.pop()
-                path.pop(id(node), None)
-                done.add(id(node))
-                order.append(node)
-                continue
-            keyword, child = step
-            if id(child) in path:
-                raise _circle(node, keyword)
-            path[id(child)] = None
-            stack.append((child, iter(child.here)))
+    for part in found.circles:
+        for start in reversed(part):  # as they were found
+            if not start.here and id(start) not in done:
+                done.add(id(start))
+                order.append(start)
+            elif id(start) not in done:
+                _add_leaves_first(start, done, order)
     return order
+
+
+def _add_leaves_first(start: Node, done: set[int], order: list[Node]) -> None:
+    path: dict[int, None] = {id(start): None}
+    stack = [(start, iter(start.here))]
+    while stack:
+        node, rest = stack[-1]
+        step = next(((word, child) for word, child in rest if id(child) not in done), None)
+        if step is None:
+            stack.pop()
+            path.pop(id(node), None)
+            done.add(id(node))
+            order.append(node)
+            continue
+        keyword, child = step
+        if id(child) in path:
+            raise _circle(node, keyword)
+        path[id(child)] = None
+        stack.append((child, iter(child.here)))
 
 
 def _circle(node: Node, keyword: str) -> SpecError:
@@ -222,7 +222,8 @@ def _sizes(order: list[Node]) -> Iterator[int]:
     """How many schemas one value is held against at each node, references spelled out."""
     sizes: dict[int, int] = {}
     for node in order:
-        sizes[id(node)] = 1 + sum(sizes[id(child)] for _, child in node.here)
+        own = node.here
+        sizes[id(node)] = 1 + sum([sizes[id(child)] for _, child in own]) if own else 1
         yield sizes[id(node)]
 
 
@@ -232,35 +233,58 @@ def expansion(schema: SchemaObject) -> int:
         return max(_sizes(_leaves_first(found)))
 
 
-def _check_conjoined(order: list[Node], limits: Limits) -> None:
+def _check_conjoined(order: list[Node], parts: Sequence[Sequence[Node]], limits: Limits) -> None:
     """How many patterns one string must match all at once, at this value or at one inside it."""
-    here: dict[int, int] = {}
+    here: dict[int, int] = {}  # none where there is none
     for node in order:
-        own = sum(isinstance(node.schema.get(word), str) for word in ("pattern", "format"))
-        all_of = sum(here[id(child)] for word, child in node.here if word not in _EITHER)
-        either = max((here[id(c)] for word, c in node.here if word in _EITHER), default=0)
-        here[id(node)] = own + all_of + either
-        if here[id(node)] > limits.max_conjoined:
+        found = _conjoined(node, here)
+        if found:
+            here[id(node)] = found
+        if found > limits.max_conjoined:
             raise _over_all(node, "the patterns that one string must match", limits.max_conjoined)
+    if not here:
+        return
     inside: dict[int, Counter[str]] = {}
-    for circle in circles(order):
+    for circle in parts:
         for node in circle:
-            found = inside[id(node)] = _inside(node, here, inside)
-            if found and _most(found) > limits.max_conjoined:
+            deep = _inside(node, here, inside)
+            if not deep:
+                continue
+            inside[id(node)] = deep
+            if _most(deep) > limits.max_conjoined:
                 words = "the patterns that one string inside it must match"
                 raise _over_all(node, words, limits.max_conjoined)
 
 
+def _conjoined(node: Node, here: dict[int, int]) -> int:
+    """At this value."""
+    found = either = 0
+    if not _STRINGS.isdisjoint(node.schema):
+        found = sum(isinstance(node.schema.get(word), str) for word in _STRINGS)
+    for word, child in node.here:
+        if word in _EITHER:
+            either = max(either, here.get(id(child), 0))
+        else:
+            found += here.get(id(child), 0)
+    return found + either
+
+
+_STRINGS = frozenset({"pattern", "format"})
 _EITHER = ("anyOf", "oneOf")
+_NOTHING: Counter[str] = Counter()
 _ANY_NAME = ""  # of items, and of properties whose schema does not depend on their name alone
 
 
 def _inside(node: Node, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
     """By the name of the property. Of a circle, what is known so far: once around."""
+    if not any(id(child) in here or id(child) in inside for _, child in node.below) and not any(
+        id(child) in inside for _, child in node.here
+    ):
+        return _NOTHING
     found: Counter[str] = Counter()
     others: Counter[str] = Counter()
     for keyword, child in node.below:
-        deep = max(here[id(child)], _most(inside.get(id(child))))
+        deep = max(here.get(id(child), 0), _most(inside.get(id(child))))
         if not deep:
             continue
         if keyword == "properties" and len(child.step) == 2:
