@@ -16,7 +16,7 @@ class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
     """One schema, by one system. Instances in the order of the file."""
 
     error: str | None = None  # why it was not compiled, or not judged
-    seconds: float | None = None  # from the schema to what makes masks
+    seconds: float | None = None  # from the schema to the first mask
     cpu_ms: dict[str, float] = {}  # CPU time of that, by step
     named: list[bool] = []  # instances that violate named keywords alone; empty: none is named
     taken: list[bool] = []

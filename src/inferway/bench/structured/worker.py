@@ -95,6 +95,7 @@ def _child(system: System, case: Any, writing: int, words: int, eos: int) -> Non
         began, own = time.perf_counter(), time.process_time()
         try:
             prepared = system(case["schema"])
+            prepared.start().fill(np.zeros(words, np.int32))  # who compiles needs a first mask
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             out.write(json.dumps({"error": lines[-1 if "Error" in lines[0] else 0][:200]}) + "\n")

@@ -19,10 +19,10 @@ from inferway.errors import SpecError
 _EXACT = 2**53
 _EDGE = 2**63
 _COUNTABLE = 2**31
-# Without one of these every number is kept. Both begin alike, so that the search passes over what
-# is no digit: five times as fast as with two branches.
+# Without one of these every number is kept, or none ends the process. What begins in one way is
+# searched for five times as fast as two branches.
 _LOSES = re.compile(r"[0-9](?:[0-9]{9}|\.?[eE])")
-_ENDS = re.compile(r"-\d{19}|-[\d.]+[eE]")
+_ENDS = re.compile(r"-(?:[0-9]{19}|[0-9.]+[eE])")
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
 _LEAST = frozenset({"minLength", "minItems", "minProperties", "minContains"})

@@ -40,20 +40,28 @@ def as_it_came(text: str) -> str | None:
 
 
 def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
-    if isinstance(raw, list):
-        return any(_has_trouble(one, ignores_siblings) for one in raw)
-    if not isinstance(raw, dict):
-        return False
-    if not _REFUSED.isdisjoint(raw) or ("format" in raw and _is_unknown(raw["format"])):
-        return True
-    if ignores_siblings and "$ref" in raw and not RESTRICTING.isdisjoint(raw):
-        return True  # an older draft ignores what stands beside a reference; llguidance does not
-    return any(
-        any(_has_trouble(one, ignores_siblings) for one in inner.values())
-        if word in NAMED and isinstance(inner, dict)
-        else word not in DATA and _has_trouble(inner, ignores_siblings)
-        for word, inner in raw.items()
-    )
+    waiting = [raw]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        if not isinstance(one, dict):
+            continue
+        if not _REFUSED.isdisjoint(one) or ("format" in one and _is_unknown(one["format"])):
+            return True
+        if ignores_siblings and "$ref" in one and not RESTRICTING.isdisjoint(one):
+            return (
+                True  # an older draft ignores what stands beside a reference; llguidance does not
+            )
+        for word, inner in one.items():
+            if word in NAMED and isinstance(inner, dict):
+                waiting += inner.values()
+            elif word not in DATA and isinstance(inner, _HOLDERS):
+                waiting.append(inner)
+    return False
+
+
+_HOLDERS = (dict, list)
 
 
 def _in_rust(raw: JsonValue) -> JsonValue:

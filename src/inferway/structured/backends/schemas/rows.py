@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -37,6 +37,8 @@ def with_short_rows(text: str) -> str:
     if text.count('":') <= MAX_OPTIONAL:
         return text
     said = json.loads(text)
+    if not _may_be_long(said):
+        return text
     grouped = [node for _, node in _schemas(said) if _group(node, MAX_OPTIONAL)]
     if _most_at_once(said)[0] > MAX_AT_ONCE:  # of alternatives
         grouped += [node for _, node in _schemas(said) if _group(node, _FEW)]
@@ -49,6 +51,36 @@ def with_short_rows(text: str) -> str:
             keyword="properties",
         )
     return json.dumps(said, ensure_ascii=False) if grouped else text
+
+
+def _may_be_long(said: Said) -> bool:
+    """Whether an object or alternatives have so many properties, optional or not. Quick: nearly
+    all schemas end here."""
+    waiting = [said] if isinstance(said, _HOLDERS) else []
+    while waiting:
+        node = waiting.pop()
+        inside: Iterable[Said] = node
+        if isinstance(node, dict):
+            if len(node) > MAX_OPTIONAL:
+                return True
+            if ("anyOf" in node or "oneOf" in node) and _num_in_branches(node) > MAX_AT_ONCE:
+                return True
+            inside = node.values()
+        waiting += [inner for inner in inside if isinstance(inner, _HOLDERS)]
+    return False
+
+
+_HOLDERS = (dict, list)
+
+
+def _num_in_branches(node: dict[str, Said]) -> int:
+    total = 0
+    for word in ("anyOf", "oneOf"):
+        branches = node.get(word)
+        for branch in branches if isinstance(branches, list) else ():
+            properties = branch.get("properties") if isinstance(branch, dict) else None
+            total += len(properties) if isinstance(properties, dict) else 0
+    return total
 
 
 def _schemas(said: Said) -> Iterator[tuple[str, dict[str, Said]]]:

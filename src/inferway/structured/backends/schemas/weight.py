@@ -39,6 +39,12 @@ _REST = frozenset({"additionalProperties", "unevaluatedProperties"})
 _MAX_MATCHED = 500  # patterns with names
 _HAS_PLACES = re.compile(r'"prefixItems"|"items":\s*\[')
 _PARTS = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+_OWN = RESTRICTING - _PARTS
+# All but what is a number, a name or a constant: most schemas have nothing else.
+_WEIGHED = (RESTRICTING | _PARTS).difference(
+    *(("type", "const", "format", "required", "uniqueItems", "minContains", "maxContains"),),
+    *(("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),),
+)
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties"})
 _HEAVY_WORDS = ('Of"', '"$ref"', '"enum"', '"maxItems"', '"minItems"', '"pattern', 'Properties":')
 
@@ -95,7 +101,9 @@ class _Weigher:
         """`is_met`: it may be that another schema must hold of the same value, too."""
         if not isinstance(schema, dict):
             return _UNKNOWN if schema is None else _ONE
-        own = bool(RESTRICTING.intersection(schema) - _PARTS)
+        if _WEIGHED.isdisjoint(schema):
+            return _ONE
+        own = not _OWN.isdisjoint(schema)
         all_of = schema.get("allOf", ())
         num_parts = own + len(all_of) + sum(word in schema for word in ("anyOf", "oneOf", "$ref"))
         is_met = is_met or num_parts > 1
