@@ -9,6 +9,7 @@ import pytest
 from tests.structured.lifelike import keywords, lifelike_schemas
 
 from inferway.errors import SpecError, is_panic
+from inferway.structured.backends.cascade import verdict as cascade_verdict
 from inferway.structured.check import DEFAULT, check
 from inferway.structured.cost import estimated_seconds
 from inferway.structured.drafts import validator_of
@@ -16,6 +17,7 @@ from inferway.structured.limits import Limits
 from inferway.structured.report import in_request
 from inferway.structured.schema_walk import graph, longest_path
 from inferway.structured.spec import Asked, Kind, Options, Spec
+from inferway.structured.valid import verdict
 
 # What schemas of JSONSchemaBench say; 300 of them were checked once, and all passed.
 SAID = """$comment $defs $id $ref $schema additionalItems additionalProperties allOf anyOf const
@@ -23,6 +25,9 @@ contains default definitions dependencies description enum examples exclusiveMax
 exclusiveMinimum format id if items maxItems maxLength maxProperties maximum minItems minLength
 minProperties minimum multipleOf not nullable oneOf pattern patternProperties properties
 propertyNames readOnly required title type uniqueItems"""
+
+
+BAD = {"type": "nonsense"}
 
 
 def of(schema: Any) -> Spec:
@@ -119,10 +124,57 @@ def test_a_bad_schema_is_refused_with_its_place(
         {"maxlength": 3, "_format": "money", "json_schema_extra": {"type": "nonsense"}},
         {"pattern": "^(?!a)"},
         {"patternProperties": {r"(a)\1": {}}},
+        {"title": 5, "description": None, "$comment": [], "examples": {}, "deprecated": "soon"},
+        {"$defs": None, "$id": 5, "$schema": None, "type": "string"},
+        {"properties": {"a": {"description": None}}, "required": ["a", "a"]},
+        {"patternProperties": {"^x": {}}, "items": {"$ref": "#/patternProperties/^x"}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [{"type": "null"}]},
     ],
 )
 def test_what_holds_passes(schema: Any) -> None:
     check(of(schema))
+
+
+def test_what_is_mended_is_enforced_and_answers_are_held_against_it() -> None:
+    schema = {"type": "object", "description": None, "properties": {"a": {"title": 5}}}
+    spec = of({**schema, "required": ["a", "a"], "additionalProperties": False})
+
+    check(spec)
+
+    assert list(cascade_verdict(spec).unenforced) == []
+    assert verdict(spec, '{"a":1}').valid is True
+    assert verdict(spec, "{}").valid is False
+
+
+DRAFTS = (
+    *(f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)),
+    *(f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12")),
+)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"items": {"properties": {"a": BAD}}}, "/items/properties/a/type"),
+        ({"items": {"items": {"items": BAD}}}, "/items/items/items/type"),
+        ({"properties": {"a": {"items": {"pattern": "("}}}}, "/properties/a/items/pattern"),
+        ({"additionalProperties": {"items": BAD}}, "/additionalProperties/items/type"),
+        ({"dependencies": {"a/b": {"items": BAD}}}, "/dependencies/a~1b/items/type"),
+    ],
+)
+def test_the_place_of_a_fault_is_as_deep_in_every_draft(
+    draft: str, schema: dict[str, Any], place: str
+) -> None:
+    assert refused(of({"$schema": draft, **schema})).place == place
+
+
+@pytest.mark.parametrize("draft", DRAFTS[:4])
+def test_so_it_is_in_lists_of_items(draft: str) -> None:
+    listed, more = {"items": [{}, BAD]}, {"items": [{}], "additionalItems": BAD}
+
+    assert refused(of({"$schema": draft, **listed})).place == "/items/1/type"
+    assert refused(of({"$schema": draft, **more})).place == "/additionalItems/type"
 
 
 def test_nesting_is_vllms() -> None:

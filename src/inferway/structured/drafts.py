@@ -4,26 +4,41 @@ forbids. By jsonschema_rs, which fetches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
+from urllib.parse import quote
 
 from inferway.errors import SpecError
-from inferway.structured.schema_walk import SchemaObject, pointer
+from inferway.structured.schema_walk import SchemaObject, graph, pointer
 
 
 def validator_of(schema: SchemaObject | bool) -> Any:
     """jsonschema_rs's for it, a class per draft; None if a pattern is too large for it. Raises
     SpecError with the place of what the schema's own rules forbid.
 
-    A schema that does not name its draft, or names one that nobody knows, is read by the newest
-    that allows it: many are written by the rules of draft 4 or 7 and do not say so."""
+    A schema that does not name its draft, names one that nobody knows, or is not written by its
+    rules, is read by the newest that allows it: many are written by the rules of draft 4 or 7 and
+    do not say so. What forbids no answer makes no schema invalid."""
     if isinstance(schema, bool):
         return _class("2020-12")(schema)
     named = schema.get("$schema")
     known = isinstance(named, str) and named.rstrip("#") in _DRAFTS
     if not known and "$schema" in schema and isinstance(named, str):
         schema = {name: value for name, value in schema.items() if name != "$schema"}
-    drafts = [_DRAFTS[str(named).rstrip("#")]] if known else ["2020-12", "7", "4"]
+    drafts = ["2020-12", "7", "4"]
+    if known:
+        drafts.insert(0, _DRAFTS[str(named).rstrip("#")])
+    try:
+        return _by_first(drafts, schema)
+    except SpecError:
+        mended = _mended(schema)
+        if mended == schema:
+            raise
+    return _by_first(drafts, mended)
+
+
+def _by_first(drafts: Sequence[str], schema: SchemaObject) -> Any:
     first: SpecError | None = None
     for draft in drafts:
         try:
@@ -34,6 +49,35 @@ def validator_of(schema: SchemaObject | bool) -> Any:
                 break
     assert first is not None
     raise first
+
+
+_DESCRIBING: Mapping[str, type] = {
+    **dict.fromkeys(("title", "description", "$comment", "$schema", "$id", "id"), str),
+    **dict.fromkeys(("contentEncoding", "contentMediaType"), str),
+    **dict.fromkeys(("deprecated", "readOnly", "writeOnly"), bool),
+    "examples": list,
+    "$defs": dict,
+    "definitions": dict,
+}
+_IN_URIS = "!#$%&'()*+,/:;=?@[]~"
+
+
+def _mended(schema: SchemaObject) -> SchemaObject:
+    """Without what only describes and is of a wrong type (`"description": null`), names that are
+    required twice, and characters that a URI would write otherwise."""
+    made = deepcopy(schema)
+    with graph(made) as found:
+        for node in found.nodes:
+            inside = node.schema
+            for keyword in _DESCRIBING.keys() & inside.keys():
+                if not isinstance(inside[keyword], _DESCRIBING[keyword]):
+                    del inside[keyword]
+            required, reference = inside.get("required"), inside.get("$ref")
+            if isinstance(required, list) and all(isinstance(name, str) for name in required):
+                inside["required"] = list(dict.fromkeys(required))
+            if isinstance(reference, str):
+                inside["$ref"] = quote(reference, safe=_IN_URIS)
+    return made
 
 
 def _built(schema: SchemaObject, draft: str) -> Any:
@@ -50,12 +94,12 @@ def _built(schema: SchemaObject, draft: str) -> Any:
         except library.ValidationError as e:
             fault = e
             if not _is_pattern(e):
-                raise _invalid(e) from None
+                raise _invalid(e, draft) from None
         except (ValueError, library.ReferencingError) as e:
             raise SpecError(f"not a JSON Schema: {_short(str(e))}") from None
     if _is_too_large(str(fault.instance)):
         return None
-    raise _invalid(fault)
+    raise _invalid(fault, draft)
 
 
 _CHANGED = ("items", "exclusiveMaximum", "exclusiveMinimum")  # what a newer draft forbids
@@ -103,8 +147,11 @@ def regex_fault(pattern: str) -> str | None:
     return _short(" ".join(str(messages[0]).split()).rpartition("error: ")[2])
 
 
-def _invalid(error: Any) -> SpecError:
+def _invalid(error: Any, draft: str) -> SpecError:
     steps = list(error.instance_path)
+    deeper = _deeper(error.instance, steps, draft)
+    if deeper is not None:
+        return deeper
     place = pointer(steps)
     keyword = next((step for step in reversed(steps) if isinstance(step, str)), None)
     if _is_pattern(error):
@@ -116,6 +163,26 @@ def _invalid(error: Any) -> SpecError:
         words = _short(str(error).split("\n", 1)[0])
     message = f"{place}: {words}" if place else words
     return SpecError(message, place=place, keyword=keyword)
+
+
+_OR_ELSE = ("items", "additionalItems", "additionalProperties", "dependencies")
+
+
+def _deeper(inside: object, steps: list[str | int], draft: str) -> SpecError | None:
+    """Up to draft 2019-09, these are a schema or something else, and the library says of what is
+    neither only where it begins."""
+    if not any(step in _OR_ELSE for step in steps[-2:]):
+        return None
+    children = enumerate(inside) if isinstance(inside, list) else [(None, inside)]
+    for i, child in children:
+        if isinstance(child, dict):
+            try:
+                _built(child, draft)
+            except SpecError as e:
+                if e.place:
+                    before = pointer(steps if i is None else [*steps, i])
+                    return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
+    return None
 
 
 def _short(text: str) -> str:
