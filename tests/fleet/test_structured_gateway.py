@@ -4,6 +4,7 @@ engine sees, and what it says of an answer is said once."""
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.fleet.conftest import ROOT, Say, serve
 from tests.fleet.engine import RealEngine, wait_until_ready
 from tests.fleet.gateway import requests_seen
 from tests.fleet.hostile_shapes import BAD
+from tests.fleet.record_shapes import SHAPES
 from tests.fleet.shaped import (
     KINDS,
     PERSON,
@@ -26,6 +28,8 @@ from tests.fleet.shaped import (
     text_of,
 )
 from tests.fleet.waiting import wait_until
+from tests.stored import rows
+from tests.structured.test_vllm_shapes import refusal
 
 SETTINGS = {"inferway": {"structured": True}}
 SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
@@ -140,3 +144,28 @@ def holds(text: str) -> bool:
         return KINDS[0].holds(text)
     except ValueError:
         return False
+
+
+def test_what_vllm_serves_is_answered(engine: RealEngine) -> None:
+    """A sample of the 902 shapes that both serve by their recorded verdicts."""
+    served = [row for row in rows(SHAPES) if row["backend"] is not None and refusal(row) is None]
+    refused = []
+    for row in random.Random(22).sample(served, 150):
+        fields = {"structured_outputs": {row["kind"]: row["value"]}, "max_tokens": 4}
+        body = json.dumps(chat("Say something.", **fields)).encode()
+        answer = client.post(f"{engine.url}/v1/chat/completions", body)
+        if answer.status != 200:
+            refused.append((row["kind"], row["value"], answer.raw[:300]))
+
+    assert refused == []
+
+
+def test_what_vllm_up_to_0_11_was_asked_is_enforced(engine: RealEngine) -> None:
+    body = json.dumps(
+        chat("Say something.", guided_choice=["left", "right"], max_tokens=4)
+    ).encode()
+
+    answer = client.post(f"{engine.url}/v1/chat/completions", body)
+
+    assert said(answer) in ("left", "right")
+    assert answer.headers["x-inferway-valid"] == "true"

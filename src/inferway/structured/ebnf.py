@@ -63,7 +63,7 @@ _TOKEN = re.compile(
       | (?P<name>[A-Za-z_][\w.-]*)
       | (?P<open>\()
       | (?P<close>\))
-      | (?P<other>[|*+?=:,/])
+      | (?P<other>[|*+?=:,/.])
       | (?P<number>\d+)""",
     re.VERBOSE,
 )

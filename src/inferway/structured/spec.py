@@ -4,7 +4,8 @@
 the same spec, so that what a gateway has seen is found again in an engine.
 
 Text is canonical: JSON without blanks, in the order given, a name that comes twice once (the last
-value counts, as in vLLM and every library here). Whoever checks, compiles or validates reads this
+value counts, as in vLLM and every library here); expressions and Lark in one spelling
+(respelled.py). Whoever checks, compiles or validates reads this
 text, never the client's, so that all of them read the same.
 """
 
@@ -20,6 +21,8 @@ from typing import Any, NoReturn
 
 from inferway.errors import SpecError
 from inferway.lax import lax_bool
+from inferway.structured.ebnf import is_ebnf
+from inferway.structured.respelled import respelled_lark, respelled_regex
 
 MAX_TAG_BYTES = 8 * 1024 * 1024  # that vLLM makes of tools: each schema up to twelve times
 MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB
@@ -160,7 +163,7 @@ def json_object_spec(value: object, place: str, options: Options = Options()) ->
 
 def regex_spec(value: object, place: str, _: Options = Options()) -> Spec:
     """Raises SpecError."""
-    return Spec(Kind.REGEX, text_of(value, place))
+    return Spec(Kind.REGEX, respelled_regex(text_of(value, place)))
 
 
 def choice_spec(value: object, place: str, _: Options = Options()) -> Spec:
@@ -182,7 +185,7 @@ def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
     text = text_of(value, place)
     if not text.strip():
         raise SpecError(f"{place}: the grammar is empty", param=place)
-    return Spec(Kind.GRAMMAR, text)
+    return Spec(Kind.GRAMMAR, text if is_ebnf(text) else respelled_lark(text))
 
 
 def structural_tag_spec(

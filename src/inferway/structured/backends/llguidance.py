@@ -27,6 +27,7 @@ from inferway.structured.backends.blanks import START
 from inferway.structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway.structured.backends.schemas.rows import with_short_rows
 from inferway.structured.backends.tag_grammar import tag_grammar
+from inferway.structured.ebnf import is_ebnf
 from inferway.structured.spec import Kind, Options, Spec
 
 if TYPE_CHECKING:
@@ -187,7 +188,9 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
         case Kind.GRAMMAR:
             check_grammar_numbers(spec.text)
             try:
-                return llguidance.grammar_from("grammar", spec.text)
+                return llguidance.grammar_from(
+                    "grammar" if is_ebnf(spec.text) else "lark", spec.text
+                )
             except ValueError as error:
                 raise SpecError(refusal(str(error))) from None
         case Kind.STRUCTURAL_TAG:
