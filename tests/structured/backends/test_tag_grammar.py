@@ -157,6 +157,69 @@ def test_a_call_keeps_what_a_response_format_keeps() -> None:
         assert not called(**bad), bad
 
 
+CALL: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "description": "Any text."},
+        "b": {"type": "integer", "multipleOf": 5},
+        "c": {"enum": ["x", 3]},
+        "d": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+    },
+    "required": ["a", "b"],
+}
+
+
+def xml(style: str, schema: Any) -> dict[str, Any]:
+    inner = {"type": "json_schema", "json_schema": schema, "style": style}
+    return tag("<f>\n", inner, "\n</f>")
+
+
+def qwen(**values: str) -> str:
+    return "".join(f"<parameter={name}>{value}</parameter>" for name, value in values.items())
+
+
+def test_arguments_in_xml_have_the_shape_of_the_schema() -> None:
+    def called(text: str, schema: Any = CALL) -> bool:
+        return takes(xml("qwen_xml", schema), f"<f>\n{text}\n</f>")
+
+    closed = {**CALL, "additionalProperties": False}
+    assert called(qwen(a="\nany\n<text>\n", b="\n10\n", c="x", d='["t"]'))
+    assert called(qwen(a="", b="5", c="3", d="null", more="any"))
+    assert called(qwen(anything="goes"), True)
+    assert called("", True)
+    for bad in ({"a": ""}, {"a": "", "b": "7"}, {"b": "5", "a": ""}):
+        assert not called(qwen(**bad)), bad
+    assert not called(qwen(a="", b="5", c="y"))
+    assert not called(qwen(a="", b="5", d="[1]"))
+    assert not called(qwen(a="", b="5", more="any"), closed)
+    assert not called(qwen(a="", b="5", c="y"), closed)
+
+
+def test_each_style_of_xml_has_its_words() -> None:
+    schema = {**CALL, "required": ["b"], "additionalProperties": False}
+    for style, good in {
+        "minimax_xml": '<parameter name="b">5</parameter>',
+        "glm_xml": "<arg_key>b</arg_key><arg_value>5</arg_value>",
+        "deepseek_xml": '<｜DSML｜parameter name="b" string="false">5</｜DSML｜parameter>',
+        "deepseek_v4_1_xml": '<｜DSML｜ parameter name="b" string="false">5</｜DSML｜ parameter>',
+    }.items():
+        assert takes(xml(style, schema), f"<f>\n{good}\n</f>"), style
+        assert not takes(xml(style, schema), f"<f>\n{good.replace('5', '6')}\n</f>"), style
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}},
+        {"type": "object", "properties": {"a": {"enum": ["x"], "minLength": 3}}},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "object", "minProperties": 2},
+    ],
+)
+def test_other_arguments_in_xml_are_xgrammars(schema: Any) -> None:
+    assert verdict(spec(xml("qwen_xml", schema))).backend == "xgrammar"
+
+
 def test_what_is_not_kept_is_named_at_each_of_its_places() -> None:
     schema = {"type": "object", "properties": {"t": {"type": "array", "uniqueItems": True}}}
     inner = {"type": "json_schema", "json_schema": schema}

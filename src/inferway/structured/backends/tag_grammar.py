@@ -4,7 +4,8 @@ Text goes until a word that ends it or begins a tag: both together are one lexem
 as it can be, because a lexer never goes back to where a text might have ended before. (Its own
 StructTag lets triggers stand in the text, so that the model may pass every schema by.)
 
-What is not written here (tokens by their ids, text of so many tokens, EBNF, XML) is xgrammar's.
+What is not written here (tokens by their ids, text of so many tokens, EBNF, and some XML) is
+xgrammar's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from inferway.errors import SpecError
 from inferway.structured.ascii_classes import ascii_classes
+from inferway.structured.backends.tag_xml import STYLES, Value, Wrapper, arguments
 
 _ANYTHING = "/(?s:.*)/"
 
@@ -130,13 +132,61 @@ class _Writer:
     # --------------------------------------------------------------------------------------- JSON
 
     def _json_schema(self, one: Tag, ends: Sequence[Pieces]) -> str:
-        if one.get("style", "json") != "json" or one.get("excludes"):
+        style, schema = one.get("style", "json"), one["json_schema"]
+        if one.get("excludes") or (style != "json" and style not in STYLES):
             raise SpecError("JSON in another style cannot be kept")
-        schema = one["json_schema"]
         if not schema and isinstance(schema, bool):
             raise SpecError("no answer can keep this schema")
-        shape = {**(schema if isinstance(schema, dict) else {}), "x-guidance": dict(self._ways)}
-        return _in_turn(self._rule("%json " + json.dumps(shape), "json"), _one_of(ends))
+        if style != "json":
+            return _in_turn(self._xml(schema, STYLES[style]), _one_of(ends))
+        return _in_turn(self._json(schema if isinstance(schema, dict) else {}), _one_of(ends))
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        return self._rule("%json " + json.dumps({**schema, "x-guidance": dict(self._ways)}), "json")
+
+    def _xml(self, schema: Any, style: Wrapper) -> str:
+        properties = list(arguments(schema))
+        declared = [each.name for each in properties if each.name is not None]
+        parts = []
+        for each in properties:
+            ways = [self._element(each.name, value, style, declared) for value in each.values]
+            times = "" if each.is_required else "*" if each.name is None else "?"
+            parts.append(f"({_either(list(dict.fromkeys(ways)))}){times}")
+        return self._rule(_in_turn(*parts))
+
+    def _element(
+        self, name: str | None, value: Value, style: Wrapper, declared: Sequence[str]
+    ) -> str:
+        is_json = value.schema is not None
+        after = (is_json and style.after_json) or style.after
+        close = self._pieces(style.close)
+        if value.words is not None:
+            rest = _in_turn(_BLANKS, _spelled(self._pieces(value.words)), _BLANKS)
+            rest = _in_turn(rest, _spelled(close))
+        elif is_json:
+            rest = _in_turn(_BLANKS, self._json(value.schema), _BLANKS, _spelled(close))
+        else:
+            rest = self._until((), close)
+        return _in_turn(self._opened(name, style.before, after, declared), rest)
+
+    def _opened(self, name: str | None, before: str, after: str, declared: Sequence[str]) -> str:
+        """Up to the value. Text is one lexeme with the blanks before it, and with the name: a lexer
+        never goes back to where a shorter one might have ended."""
+        if name is not None:
+            first, *rest = self._pieces(f"{before}{name}{after}")
+            if isinstance(first, int):
+                return _in_turn(_BLANKS, _spelled((first, *rest)))
+            return _in_turn(
+                self._rule(f"{_BLANKS_OF_LEXEME} {_spelled((first,))}", "OPEN"),
+                _spelled(tuple(rest)),
+            )
+        known = " | ".join(json.dumps(one, ensure_ascii=False) for one in declared)
+        other = self._rule(_NAME + (f" & ~({known})" if known else ""), "NAME")
+        opening, closing = self._pieces(before), self._pieces(after)
+        if any(isinstance(piece, int) for piece in (*opening, *closing)):
+            return _in_turn(_BLANKS, _spelled(opening), other, _spelled(closing))
+        words = f"{_BLANKS_OF_LEXEME} {_spelled(opening)} {other} {_spelled(closing)}"
+        return self._rule(words, "OPEN")
 
     # --------------------------------------------------------------------------------------- text
 
@@ -237,6 +287,9 @@ class _Writer:
 
 
 _NOTHING = '""'
+_BLANKS_OF_LEXEME = r"/[ \n\r\t]{0,4}/"
+_BLANKS = r"(/[ \n\r\t]{1,4}/)?"
+_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"
 _SLASH = re.compile(r"\\.|[/\n\r]", re.DOTALL)
 
 
