@@ -202,6 +202,7 @@ def test_where_it_is_required_a_vllm_that_differs_does_not_start(
     assert ended.value.returncode == 1
     assert last.startswith("Inferway's structured output cannot be used, and it is required here")
     assert why in last
+    assert "use vLLM's own structured output, because" not in ended.value.stderr
     assert "--allow-stock" in last
 
 

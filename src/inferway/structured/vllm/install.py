@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferway.errors import InferwayError, RequestError
 from inferway.structured.vllm.fit import Feature, Patch, misfits, vllm_version
+from inferway.structured.vllm.switch import is_required
 
 if TYPE_CHECKING:
     from inferway.structured.vllm.front import Front
@@ -39,13 +40,14 @@ BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.op
 
 def install() -> str | None:
     """In a process that serves, and all else if the engine core runs in it. Idempotent. None: done;
-    else why nothing was, which the log has, too. Never raises."""
+    else why nothing was, which the log has, too, unless vLLM ends for it. Never raises."""
     try:
         from inferway.structured.vllm.front import Front
 
         front = Front()
         if why := _apply_all([*core_patches(), *front_patches(front)]):
-            log.warning("all processes use vLLM's own structured output, because %s", why)
+            if not is_required():
+                log.warning("all processes use vLLM's own structured output, because %s", why)
             return why
         _apply_optional(optional_features(), log.warning)
         _say_if_newer()
