@@ -23,8 +23,10 @@ ROOT = HERE.parents[1]
 # Small enough that the tests' own traffic drives blocks out: 159 blocks, 5,088 tokens.
 CACHE = ("--num-gpu-blocks-override", "160")
 
-# Engines of their own settings: `make fleet-full`.
-collect_ignore = [] if os.environ.get("INFERWAY_FLEET_FULL") == "1" else ["test_structured_full.py"]
+FULL = os.environ.get("INFERWAY_FLEET_FULL") == "1"  # `make fleet-full`
+
+# Engines of their own settings, and what others show in less time.
+collect_ignore = [] if FULL else ["test_structured_full.py", "test_chat_overhead.py"]
 
 TEST_SECONDS = 400  # two engines on busy cores take more than a minute to start
 
@@ -143,6 +145,11 @@ def serve(
     `reason`: what its models' requests are to be counted under."""
     urls = [word for engine in engines for word in ("--engine", engine.url)]
     return ServingProgram(["serve", *urls, *flags], log, reason)
+
+
+def without_replay(engine: RealEngine) -> str:
+    """For --engine: what a gateway has missed of it is lost."""
+    return f"{engine.url},events=tcp://127.0.0.1:{engine.ports.events}"
 
 
 class ServingProgram(Program):

@@ -1,51 +1,25 @@
-"""A gateway that is started after the engine, which cannot replay: a chat that goes on tells what
+"""A gateway that is started after the engine, and hears no replay: a chat that goes on tells what
 the engine had cached of it before."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
 from tests.fleet import client
 from tests.fleet.chats import assistant, chat, conversations, user
-from tests.fleet.conftest import Say, serve
-from tests.fleet.engine import BLOCK_SIZE, RealEngine, wait_until_ready
+from tests.fleet.conftest import ServingProgram, without_replay
+from tests.fleet.engine import BLOCK_SIZE, RealEngine
 from tests.fleet.gateway import cached, scores, send
 from tests.fleet.waiting import wait_until
 
 ANSWER_TOKENS = 40
 
 
-class EngineWithoutReplay(RealEngine):
-    """What a subscriber has missed is lost."""
-
-    def _own_flags(self) -> list[str]:
-        flags = super()._own_flags()
-        place = flags.index("--kv-events-config") + 1
-        settings = json.loads(flags[place])
-        del settings["replay_endpoint"]
-        flags[place] = json.dumps(settings)
-        return flags
-
-
-@pytest.fixture(scope="module")
-def engine(
-    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
-) -> Iterator[RealEngine]:
-    one = EngineWithoutReplay(vllm, model_dir, new_log("engine-without-replay"))
-    try:
-        one.start()
-        wait_until_ready([one], say)
-        yield one
-    finally:
-        one.kill()
-
-
 def test_what_was_cached_before_is_matched_as_the_chat_goes_on(
-    engine: RealEngine, new_log: Callable[[str], Path]
+    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
 ) -> None:
+    engine = engines[1]
     text = "\n".join(
         message["content"]
         for each in conversations()
@@ -57,7 +31,8 @@ def test_what_was_cached_before_is_matched_as_the_chat_goes_on(
     turns += [assistant(before.json["choices"][0]["message"]["content"]), user(text[2000:2400])]
     request = chat("after", turns)
 
-    with serve([engine], new_log("late-gateway")) as gateway:
+    flags = ["serve", "--engine", without_replay(engine)]
+    with ServingProgram(flags, new_log("late-gateway"), "kv-aware") as gateway:
         unknown = scores(gateway.url, request)[engine.name]
         longer = send(gateway.url, request, max_tokens=ANSWER_TOKENS, ignore_eos=True)
         told = cached(longer)

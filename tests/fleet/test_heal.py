@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.fleet import client
 from tests.fleet.chats import completion
-from tests.fleet.conftest import ServingProgram, serve
+from tests.fleet.conftest import ServingProgram, serve, without_replay
 from tests.fleet.engine import BLOCK_SIZE, RealEngine
 from tests.fleet.gateway import cached, scores, send, wait_until_believed
 from tests.fleet.waiting import wait_until
@@ -29,8 +29,7 @@ def test_a_report_tells_what_was_cached_before_the_gateway_came(
     earlier = completion("earlier", numbers(1, NUM_BLOCKS * BLOCK_SIZE + 1))
     send(engine.url, earlier)
     words = count(2)
-    without_replay = f"{engine.url},events=tcp://127.0.0.1:{engine.ports.events}"
-    flags = ["serve", "--engine", without_replay, "--heal", "1.0"]
+    flags = ["serve", "--engine", without_replay(engine), "--heal", "1.0"]
     with ServingProgram(flags, new_log("healing-gateway"), "kv-aware") as late:
 
         def is_partial() -> bool:

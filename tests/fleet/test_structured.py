@@ -257,7 +257,8 @@ def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say)
     """Its p99 gap is that of the same stream beside a niced CPU burner, and 20 ms at most more.
 
     On a machine that others use, 17 rounds differed by -47 to +77 ms where nothing was wrong: a
-    mean of up to six counts, and where it stays above, what of it is more than their noise."""
+    mean counts, and where it stays above, what of it is more than their noise: after three rounds
+    if that is enough, else after six."""
     more: list[float] = []
     health: list[float] = []  # the longest wait of each round
     noise = 0.0
@@ -270,10 +271,10 @@ def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say)
         more.append(beside - calm)
         health.append(max(waits))
         say(f"p99 gap {calm:.0f} ms beside a burner, {beside:.0f} ms beside hostile requests")
-        if statistics.fmean(more) <= 20:
+        if len(more) >= 3:
+            noise = statistics.stdev(more) / len(more) ** 0.5
+        if statistics.fmean(more) - 2 * noise <= 20:
             break
-    else:
-        noise = statistics.stdev(more) / len(more) ** 0.5
 
     assert statistics.fmean(more) - 2 * noise <= 20, more
     assert min(health) < 0.5

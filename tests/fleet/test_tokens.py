@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from tests.fleet import client
 from tests.fleet.chats import CHAT, Request, requests_by_hand
+from tests.fleet.conftest import FULL
 from tests.fleet.engine import MAX_MODEL_LEN, RealEngine
 from tests.fleet.varied import KINDS, TEMPLATES, kind_of, spread, varied_requests
 
@@ -32,7 +32,6 @@ from inferway.prompts.request_templates import RequestTemplates
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "fleet_tokens.json"
 
-FULL = os.environ.get("INFERWAY_FLEET_FULL") == "1"
 NUM_SPREAD = 60
 AT_ONCE = 3  # requests per engine: one is computed, the others are parsed and rendered
 
