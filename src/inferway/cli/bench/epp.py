@@ -7,12 +7,11 @@ from dataclasses import replace
 import click
 
 from inferway.cli.bench.output import Output, output_options
+from inferway.cli.bench.router_options import QUICK_OPTION
 
 
 @click.command()
-@click.option(
-    "--quick", is_flag=True, help="Measure fewer and shorter repeats: a look, not a result."
-)
+@QUICK_OPTION
 @click.option(
     "--connections",
     type=click.IntRange(min=1),

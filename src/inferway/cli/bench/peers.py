@@ -11,6 +11,7 @@ import msgspec
 
 from inferway.cli.bench.doubling import loads_option, rate_option
 from inferway.cli.bench.output import Output, output_options
+from inferway.cli.bench.router_options import NO_PEERS_OPTION
 from inferway.cli.bench.vllm import layers_option, vllm_option
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     help="Measure the router with this name alone, or those whose names contain TEXT if none has "
     "this name. Repeat the flag for more.",
 )
-@click.option(
-    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
-)
+@NO_PEERS_OPTION
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),

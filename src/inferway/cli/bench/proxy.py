@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 import msgspec
 
 from inferway.cli.bench.output import Output, output_options
-
-if TYPE_CHECKING:
-    from inferway.bench.progress import OnStep
-    from inferway.bench.routers import Router
+from inferway.cli.bench.router_options import (
+    NO_PEERS_OPTION,
+    QUICK_OPTION,
+    SECONDS_OPTION,
+    routers,
+)
 
 
 @click.command()
-@click.option(
-    "--quick", is_flag=True, help="Measure fewer and shorter repeats: a look, not a result."
-)
+@QUICK_OPTION
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     metavar="NUMBER",
     help="Load each router this number of times, in turns.  [default: 9]",
 )
-@click.option(
-    "--seconds",
-    type=click.IntRange(min=1),
-    metavar="SECONDS",
-    help="Load each router for this time in each repeat.  [default: 4]",
-)
-@click.option(
-    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
-)
+@SECONDS_OPTION
+@NO_PEERS_OPTION
 @output_options("proxy")
 def proxy(
     quick: bool,
@@ -54,17 +45,7 @@ def proxy(
     )
     output.measure(
         PROXY,
-        lambda on_step: run_proxy(_routers(no_peers, on_step), prepare_smollm2(), plan, on_step),
+        lambda on_step: run_proxy(
+            routers(no_peers, on_step, "round_robin"), prepare_smollm2(), plan, on_step
+        ),
     )
-
-
-def _routers(no_peers: bool, on_step: OnStep) -> list[Router]:
-    from inferway.bench.peers.packages import install_peers
-    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
-
-    ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
-    if no_peers:
-        return ours
-    peers = install_peers(on_step)
-    theirs = [VllmRouter(peers, policy) for policy in ("round_robin", "cache_aware", "kv_aware")]
-    return [*ours, *theirs, SglangRouter(peers, "round_robin")]

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from inferway.cli.bench.output import Output, output_options
+from inferway.cli.bench.router_options import (
+    NO_PEERS_OPTION,
+    QUICK_OPTION,
+    SECONDS_OPTION,
+    routers,
+)
 
 if TYPE_CHECKING:
     from inferway.bench.progress import OnStep
@@ -15,21 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--quick", is_flag=True, help="Measure fewer and shorter repeats: a look, not a result."
-)
+@QUICK_OPTION
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     metavar="NUMBER",
     help="Load each router this number of times, in turns.  [default: 7]",
 )
-@click.option(
-    "--seconds",
-    type=click.IntRange(min=1),
-    metavar="SECONDS",
-    help="Load each router for this time in each repeat.  [default: 4]",
-)
+@SECONDS_OPTION
 @click.option(
     "--connections",
     type=click.IntRange(min=1),
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
     metavar="TEXT",
     help="Measure only routers whose name has TEXT. Repeat the flag for more.",
 )
-@click.option(
-    "--no-peers", is_flag=True, help="Measure Inferway alone, and install no other router."
-)
+@NO_PEERS_OPTION
 @output_options("route")
 def route(
     quick: bool,
@@ -71,29 +68,12 @@ def route(
     )
 
     def measure(on_step: OnStep) -> RouteRun:
-        chosen = [r for r in _routers(no_peers, on_step) if _wanted(r, only)]
+        chosen = [r for r in routers(no_peers, on_step, "cache_aware") if _wanted(r, only)]
         if not chosen:
             raise click.UsageError(f"--only {' '.join(only)}: no such router")
         return run_route(chosen, prepare_smollm2(), plan, on_step)
 
     output.measure(ROUTE, measure)
-
-
-def _routers(no_peers: bool, on_step: OnStep) -> list[Router]:
-    from inferway.bench.peers.packages import install_peers
-    from inferway.bench.routers import Inferway, SglangRouter, VllmRouter
-
-    ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
-    if no_peers:
-        return ours
-    peers = install_peers(on_step)
-    return [
-        *ours,
-        VllmRouter(peers, "round_robin"),
-        VllmRouter(peers, "cache_aware"),
-        VllmRouter(peers, "kv_aware"),
-        SglangRouter(peers, "cache_aware"),
-    ]
 
 
 def _wanted(router: Router, only: tuple[str, ...]) -> bool:
