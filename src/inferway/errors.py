@@ -29,7 +29,7 @@
                               scores sees this error
     - ChecksBusyError         503  too many shapes asked for wait to be checked
     - CompileError          500  a grammar could not be made, for reasons of our own
-  x HeavyError              a spec that only a helper process may compile; never reaches a client
+  x HeavyError              work that only a helper process may do; never reaches a client
   x ClientGoneError         the client has gone; there is nobody to be told
   x HelperError             the helper process cannot be had; never reaches a client
     - HelperBusyError         too many jobs wait for it, nothing was tried
@@ -282,7 +282,7 @@ class CompileError(FleetError):
 
 
 class HeavyError(InferwayError):
-    """A spec that is compiled in a helper process first: here it might take too much."""
+    """Left to a helper process: here it might take, or has taken, too much."""
 
 
 class ClientGoneError(InferwayError):

@@ -3,6 +3,7 @@ before anything listens."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,49 @@ def test_a_templates_name_is_looked_up_in_a_tokenizers_directory() -> None:
     check_given({"m": ModelSettings(tokenizer=directory, chat_template="default")})
     with pytest.raises(ConfigError, match=r"the model's own templates are \['default'\]"):
         check_given({"m": ModelSettings(tokenizer=directory, chat_template="tool_use")})
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("tokenizer.json", b'{"model": ' + DEEP + b"}", "it is not a tokenizer.json"),
+        ("tokenizer_config.json", b'{"a": ' + DEEP + b"}", "not a JSON object"),
+        ("config.json", b"[]", "not a JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "a"}]}', "chat_template: "),
+        ("tokenizer_config.json", b'{"chat_template": [1]}', "chat_template: "),
+        ("tokenizer_config.json", b'{"chat_template": 7}', "chat_template: "),
+        ("tokenizer_config.json", b" " * ((16 << 20) + 1), "it has more than 16777216 bytes"),
+        ("chat_template.jinja", b"a" * ((1 << 20) + 1), "it has more than 1048576 bytes"),
+        ("chat_template.jinja", b"\xff", "it is not UTF-8 text"),
+    ],
+)
+def test_files_of_a_directory_that_cannot_be_meant_end_in_a_sentence(
+    name: str, content: bytes, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((prepare_smollm2() / "tokenizer.json").read_bytes())
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(ConfigError, match=why):
+        check_given({"m": ModelSettings(tokenizer=str(tmp_path))})
+
+
+def test_architectures_that_are_no_names_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((prepare_smollm2() / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"architectures": [1, {}]}')
+    (tmp_path / "tekken.json").write_text("{}")
+
+    check_given({"m": ModelSettings(tokenizer=str(tmp_path))})
+
+
+def test_a_template_file_without_end_is_refused(tmp_path: Path) -> None:
+    large = tmp_path / "large.jinja"
+    large.write_bytes(b"a" * ((1 << 20) + 1))
+    pipe = tmp_path / "pipe.jinja"
+    os.mkfifo(pipe)
+
+    for file, why in ((large, "it has more than 1048576 bytes"), (pipe, "no such file")):
+        with pytest.raises(ConfigError, match=why):
+            check_given({"m": ModelSettings(chat_template=str(file))})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.stored import template_goldens, upstream_render_cases
 
-from inferway.errors import RenderError, TemplateError
+from inferway.errors import HeavyError, RenderError, TemplateError
 from inferway.prompts.chat_template import MAX_REASON_CHARS, ChatInput, ChatTemplate
 
 Row = dict[str, Any]
@@ -46,17 +46,22 @@ def test_every_real_template_gives_the_text_of_transformers(
 ) -> None:
     meta = goldens[0]["meta"]
     tokens = {"bos_token": meta["bos_token"], "eos_token": meta["eos_token"]}
-    misses = []
+    misses, num_heavy = [], 0
 
     for golden in goldens[1:]:
+        conversation = chat(meta["cases"][case], **tokens)
         try:
-            text = real_templates[golden["id"]].render(chat(meta["cases"][case], **tokens))
+            text = real_templates[golden["id"]].render(conversation)
         except TemplateError:
             text = None
+        except HeavyError:
+            num_heavy += 1
+            continue
         if text != golden["outputs"][case].get("text"):
             misses.append(golden["id"])
 
     assert misses == []
+    assert num_heavy <= 1  # it calls `str.format`
 
 
 def test_upstream_cases_miss_only_where_transformers_misses() -> None:
@@ -208,8 +213,10 @@ def test_a_variable_cannot_replace_the_messages() -> None:
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(TemplateError):
+    with pytest.raises((TemplateError, HeavyError)):
         render(source)
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, bounded=False).render(ChatInput(HI))
 
 
 MARKED = "{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"

@@ -94,3 +94,23 @@ def test_an_unreachable_hub_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_name_that_can_be_no_hub_id_says_so(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match="neither a directory here nor a hub id"):
         fetch_model_files("a/b/c", download_dir=str(tmp_path), endpoint="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"tokenizer.json": bytes((64 << 20) + 1)}, "tokenizer.json has 67108865 bytes"),
+        (
+            {name: bytes(60 << 20) for name in ("config.json", "params.json", "tekken.json")},
+            "its 5 files have",
+        ),
+    ],
+    ids=["one", "together"],
+)
+def test_files_that_are_too_large_are_not_fetched(
+    files: dict[str, bytes], tmp_path: Path, extra: dict[str, bytes], words: str
+) -> None:
+    with serve_hub({**files, **extra}) as hub, pytest.raises(RenderError, match=words):
+        fetch_model_files("org/model", download_dir=str(tmp_path), endpoint=hub.url)
+
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 1 << 20

@@ -5,7 +5,7 @@ A template is compiled once; rendering keeps no state, so any thread may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +14,11 @@ import msgspec
 from jinja2 import meta
 from jinja2.runtime import Context
 
-from inferway.errors import RenderError, TemplateError
+from inferway.errors import HeavyError, InferwayError, RenderError, TemplateError
 from inferway.model import Reason
+from inferway.prompts.bounded_compiler import why_heavy
 from inferway.prompts.content_format import ContentFormat, detect_content_format
+from inferway.prompts.template_bounds import BoundedContext, bounded_environment
 from inferway.prompts.template_environment import (
     CLOCK,
     GenerationSpans,
@@ -59,16 +61,24 @@ class ChatTemplate:
     """One compiled template. Raises RenderError if the source is no template.
 
     `names` are the variables it may look at; only these are handed to it. `reads_clock`: what
-    it writes changes with time.
+    it writes changes with time. `bounded`: rendering takes a limited time and memory, or ends
+    with HeavyError. `heavy`: why it is not tried here at all; `given_up`: nor anywhere else; both
+    are written by whoever has found out.
     """
 
-    def __init__(self, source: str, *, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self, source: str, *, now: Callable[[], datetime] = datetime.now, bounded: bool = True
+    ) -> None:
         self.source = source
-        environment = self._environment = template_environment(now)
+        self._bounded = bounded
+        make = bounded_environment if bounded else template_environment
+        environment = self._environment = make(now)
         try:
             tree = environment.parse(source)
             self.content_format: ContentFormat = detect_content_format(tree)
             self.names = frozenset(names_read(tree))
+            self.heavy = why_heavy(source, tree) if bounded else None
+            self.given_up: str | None = None
             template = environment.from_string(tree)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as e:
             raise RenderError(
@@ -87,7 +97,7 @@ class ChatTemplate:
         return meta.find_undeclared_variables(self._environment.parse(self.source))
 
     def render(self, chat: ChatInput) -> str:
-        """Raises TemplateError if the template refuses this conversation."""
+        """Raises TemplateError if the template refuses this conversation, or HeavyError."""
         if chat.continue_final_message:
             return self._render_open_ended(chat)
         return self._render(self._seen(chat))
@@ -102,19 +112,36 @@ class ChatTemplate:
             for piece in self._write(context):
                 pieces.append(piece)
                 spans.written += len(piece)
+            return self._joined(context, pieces), spans.spans
         except Exception as e:
-            raise _template_error(e) from e
-        return "".join(pieces), spans.spans
+            raise self._error(e) from e
 
     def _render(self, seen: dict[str, Any]) -> str:
         # A template is a program of the model's author: it may fail in any way.
         try:
-            return "".join(self._write(self._context(seen)))
+            context = self._context(seen)
+            return self._joined(context, self._write(context))
         except Exception as e:
-            raise _template_error(e) from e
+            raise self._error(e) from e
 
     def _context(self, seen: dict[str, Any]) -> Context:
+        if self.heavy is not None:
+            raise HeavyError(self.heavy)
+        if self._bounded:
+            return BoundedContext(self._environment, seen, None, self._blocks)
         return Context(self._environment, seen, None, self._blocks)
+
+    def _joined(self, context: Context, pieces: Iterable[str]) -> str:
+        return (
+            context.work.concat(pieces) if isinstance(context, BoundedContext) else "".join(pieces)
+        )
+
+    def _error(self, e: Exception) -> InferwayError:
+        if isinstance(e, HeavyError):
+            return e
+        if self._bounded and isinstance(e, RecursionError):
+            return HeavyError("the chat template recurses deeply")  # in an engine a little deeper
+        return _template_error(e)
 
     def _seen(self, chat: ChatInput) -> dict[str, Any]:
         """Every value that the template may look up, by name."""

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
 from inferway.errors import PanicError, RenderError, panics_as_errors
 from inferway.model import Reason
+from inferway.prompts.expansion import check_expansion
 from inferway.prompts.tokenizer_class_names import AS_IT_IS, tokenizer_class
 from inferway.prompts.tokenizer_classes import (
     NO_CLASS,
@@ -77,6 +78,7 @@ def build_engine_tokenizer(files: TokenizerFiles) -> EngineTokenizer:
         words = e.words if isinstance(e, PanicError) else str(e)
         why = f"{files.path}: it is no tokenizer that can be used: {words}"
         raise RenderError(why, reason=Reason.BAD_TOKENIZER) from e
+    check_expansion(tokenizer, files.path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Not part of a tokenizer.json: no encoder made from one can know of it.

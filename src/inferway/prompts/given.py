@@ -15,6 +15,7 @@ import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, RenderError
+from inferway.prompts.raw_files import read_template
 
 if TYPE_CHECKING:
     from inferway.prompts.model_files import ModelFiles
@@ -69,7 +70,7 @@ def _read_tokenizer(given: str) -> ModelFiles | None:
         msgspec.json.decode(files.tokenizer.tokenizer_json, type=_TokenizerJson)
     except RenderError as e:
         raise _UnusableError(str(e)) from e
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise _UnusableError(f"it is not a tokenizer.json: {e}") from e
     return files
 
@@ -111,9 +112,9 @@ def _template_source(given: str, files: ModelFiles | None) -> str | None:
     path = Path(given).expanduser()
     if _exists(path):
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise _UnusableError(_unreadable(e)) from e
+            return read_template(path)
+        except RenderError as e:
+            raise _UnusableError(str(e)) from e
     if "/" in given or given.startswith(_PATH_STARTS) or given.endswith(_PATH_ENDS):
         raise _UnusableError("no such file")
     if files is not None:
@@ -126,11 +127,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # the name is too long, or has a null character
         return False
-
-
-def _unreadable(e: OSError | UnicodeDecodeError) -> str:
-    reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-    return f"it cannot be read: {reason}"
 
 
 def _shown(given: ModelSettings) -> str:

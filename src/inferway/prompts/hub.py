@@ -6,10 +6,14 @@ import contextlib
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from inferway.errors import RenderError
 from inferway.model import Reason
+from inferway.prompts.raw_files import MAX_TOKENIZER_BYTES
 
 # Everything that decides over prompts. Python files are never fetched, let alone run.
 FILE_PATTERNS = (
@@ -27,6 +31,9 @@ FILE_PATTERNS = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
+
+# Of all these files together: the largest models known have 60 MB.
+MAX_BYTES = 2 * MAX_TOKENIZER_BYTES
 
 # A hub that does not answer within this time counts as unreachable; with imports and the look
 # into the local cache the caller learns it within three seconds.
@@ -64,24 +71,27 @@ def fetch_model_files(
     # Half a second of import that `import inferway` and local models need not pay. HTTPError is
     # that of the client underneath (requests, httpx, httpx2): its timeouts come out as they are.
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import DryRunError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.errors import HTTPError as ConnectionFailedError  # type: ignore[attr-defined]
 
     url = endpoint or constants.ENDPOINT
     offline = constants.HF_HUB_OFFLINE or not _answers(url)
     try:
-        if not offline:
-            _check_access(model, revision, token, url)
-        snapshot = snapshot_download(
+        download: Callable[..., Any] = partial(
+            snapshot_download,
             model,
             revision=revision,
             token=token,
             cache_dir=download_dir,
             allow_patterns=list(FILE_PATTERNS),
-            local_files_only=offline,
             endpoint=url,
             etag_timeout=PROBE_SECONDS,
         )
+        if not offline:
+            _check_access(model, revision, token, url)
+            with contextlib.suppress(DryRunError):  # the hub has gone away; the cache may have it
+                _check_sizes(model, download(dry_run=True))
+        snapshot = download(local_files_only=offline)
     except HFValidationError as e:
         raise _unavailable(model, "it is neither a directory here nor a hub id") from e
     except LocalEntryNotFoundError as e:
@@ -102,6 +112,31 @@ def _check_access(model: str, revision: str | None, token: str | None, url: str)
     config = hf_hub_url(model, "config.json", revision=revision, endpoint=url)
     with contextlib.suppress(RemoteEntryNotFoundError):  # readable, but has no such file
         get_hf_file_metadata(config, token=token, timeout=PROBE_SECONDS, endpoint=url)
+
+
+class _Sized(Protocol):
+    """A file as the hub tells of it before it is fetched."""
+
+    filename: str
+    file_size: int | None
+
+
+def _check_sizes(model: str, files: Sequence[_Sized]) -> None:
+    """Raises RenderError for files that no model is known to need."""
+    for file in files:
+        if (file.file_size or 0) > MAX_TOKENIZER_BYTES:
+            raise _unavailable(
+                model,
+                f"{file.filename} has {file.file_size} bytes at the hub, fetched are"
+                f" {MAX_TOKENIZER_BYTES} at most",
+            )
+    together = sum(file.file_size or 0 for file in files)
+    if together > MAX_BYTES:
+        raise _unavailable(
+            model,
+            f"its {len(files)} files have {together} bytes at the hub, fetched are {MAX_BYTES}"
+            " at most",
+        )
 
 
 def _unavailable(model: str, why: str) -> RenderError:

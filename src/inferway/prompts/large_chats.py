@@ -1,5 +1,5 @@
-"""Chats of a size whose rendering would keep the GIL from everybody else: a model's own template,
-rendered in a helper process.
+"""Chats of a size whose rendering would keep the GIL from everybody else, and those that a template
+makes much of: a model's own template, rendered in a helper process.
 
 Jinja runs in Python, so in a thread it gets in the way of the event loop for as long as it runs.
 Packing, sending and reading 2 MB takes less than a millisecond of ours; measured, the round trip
@@ -7,6 +7,10 @@ takes 3 ms, rendering 20,000 messages 10 to 200 ms.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from inferway.errors import (
     HelperBusyError,
@@ -19,7 +23,10 @@ from inferway.errors import (
 from inferway.helper.helper import Helper
 from inferway.helper.process import Limits
 from inferway.model import Reason
+from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.template_jobs import RENDER, Refused, Written, unpack
+
+log = logging.getLogger("inferway")
 
 # For bodies of the largest size that a client may send; a template that needs more is broken.
 LIMITS = Limits(memory_bytes=2 << 30, cpu_seconds=20, wall_seconds=60, result_bytes=256 << 20)
@@ -44,18 +51,55 @@ class LargeChats:
         """The text; None if there can be no helper process. Raises TemplateError, or RenderError
         (`helper-busy`) if it takes too much or too many are waiting."""
         try:
-            answer = unpack(await self.helper.call_async(RENDER, job))
-        except HelperBusyError as e:
-            raise RenderError(str(e), reason=Reason.HELPER_BUSY) from e
-        except (JobKilledError, JobFailedError) as e:
-            why = f"a large chat: the model's chat template {e}"
-            raise RenderError(why, reason=Reason.HELPER_BUSY) from e
+            with _as_render_errors("a large chat"):
+                return _text(await self.helper.call_async(RENDER, job))
         except HelperError:
             return None
-        if isinstance(answer, Refused):
-            raise _error(answer)
-        assert isinstance(answer, Written)
-        return answer.text
+
+    async def render_heavy(self, template: ChatTemplate, job: bytes) -> str:
+        """Of a chat that is not large. Raises as `render` does, and RenderError if there can be no
+        process; what the process was killed for, the template is to blame for, and given up."""
+        with _giving_up(template), _as_render_errors("a chat"):
+            return _text(await self.helper.call_async(RENDER, job))
+
+    def render_heavy_now(self, template: ChatTemplate, job: bytes) -> str:
+        """The same, and the thread waits."""
+        with _giving_up(template), _as_render_errors("a chat"):
+            return _text(self.helper.call(RENDER, job))
+
+
+@contextmanager
+def _as_render_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except HelperBusyError as e:
+        raise RenderError(str(e), reason=Reason.HELPER_BUSY) from e
+    except (JobKilledError, JobFailedError) as e:
+        why = f"{what}: the model's chat template {e}"
+        raise RenderError(why, reason=Reason.HELPER_BUSY) from e
+
+
+@contextmanager
+def _giving_up(template: ChatTemplate) -> Iterator[None]:
+    try:
+        yield
+    except RenderError as e:
+        killed = e.__cause__
+        if isinstance(killed, JobKilledError) and not killed.lacked_cpu:
+            if template.given_up is None:
+                log.error("%s; no chat is rendered with it any more: they go by load", e)
+            template.given_up = str(e)
+        raise
+    except HelperError as e:
+        raise RenderError(str(e), reason=Reason.OUR_FAULT) from e
+
+
+def _text(answer: bytes) -> str:
+    made = unpack(answer)
+    if isinstance(made, Refused):
+        raise _error(made)
+    assert isinstance(made, Written)
+    return made.text
 
 
 def _error(refused: Refused) -> TemplateError | RenderError:

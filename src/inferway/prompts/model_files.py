@@ -111,12 +111,27 @@ def _templates(config: JsonObject, raw: RawFiles) -> tuple[dict[str, str], bool]
             for name, content in raw.templates.items()
         }
         return read, read.keys() != {"default"}
-    given = config.get("chat_template")
+    try:
+        given = msgspec.convert(config.get("chat_template") or {}, _ConfigTemplates)
+    except msgspec.ValidationError as e:
+        raise RenderError(
+            f"{raw.directory}/tokenizer_config.json: chat_template: {e}; expected a text, or texts"
+            " by name",
+            reason=Reason.BAD_TEMPLATE,
+        ) from e
     if isinstance(given, list):
-        given = {entry["name"]: entry["template"] for entry in given}
+        given = {entry.name: entry.template for entry in given}
     if isinstance(given, str):
         return {"default": given}, False
-    return given or {}, True
+    return given, True
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+_ConfigTemplates = str | list[_NamedTemplate] | dict[str, str]
 
 
 # In the order in which transformers' AutoProcessor looks for the name of a processor's class.
@@ -153,15 +168,16 @@ def _processor(raw: RawFiles) -> str | None:
     return "" if any(name in raw.files for name in PROCESSOR_FILES) else None
 
 
-def _architectures(raw: RawFiles) -> list[Any]:
-    return _object(raw, "config.json").get("architectures") or []
+def _architectures(raw: RawFiles) -> list[str]:
+    given = _object(raw, "config.json").get("architectures")
+    return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
 
 def _own_renderer(raw: RawFiles) -> str | None:
     architectures = _architectures(raw)
     for architecture in architectures:
         if architecture in _OWN_RENDERER:
-            return str(architecture)
+            return architecture
     if raw.is_of_mistral and any("istral" in name for name in architectures):
         return "mistral"
     processor = _processor(raw)

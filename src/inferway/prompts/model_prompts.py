@@ -26,6 +26,7 @@ from inferway.prompts.conversation import (
 )
 from inferway.prompts.likely_flag import Alternative, other_flags
 from inferway.prompts.media import text_before_media
+from inferway.prompts.raw_files import read_template
 from inferway.prompts.renderer import (
     MAX_CHARS_ON_LOOP,
     RenderChatRequest,
@@ -33,11 +34,11 @@ from inferway.prompts.renderer import (
     RenderRequest,
     RenderResult,
     chat_input,
-    truncated,
 )
 from inferway.prompts.request_templates import Job, RequestTemplate, RequestTemplates, prepare
 from inferway.prompts.template_arguments import sees_tools
 from inferway.prompts.token_ids import token_ids
+from inferway.prompts.token_rows import truncated
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
@@ -417,11 +418,10 @@ def _template(model: LoadedModel, flags: ModelSettings) -> ChatTemplate | None:
 
 def _read_template(path: Path, names: list[str]) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        return read_template(path)
+    except RenderError as e:
         raise RenderError(
-            f"chat_template {str(path)!r}: {reason}; and the model's own templates are {names}",
+            f"chat_template: {e}; and the model's own templates are {names}",
             reason=Reason.BAD_TEMPLATE,
         ) from e
 
@@ -434,7 +434,7 @@ def _completion_size(body: CompletionRequest) -> int:
 
 
 def _chat_size(body: ChatRequest) -> BodySize:
-    return body_size((body.messages, body.tools, body.documents))
+    return body_size((body.messages, body.tools, body.documents, body.chat_template_kwargs))
 
 
 def _as_ids(prompt: list[int], param: str) -> TokenIds:

@@ -101,6 +101,17 @@ def _home(directory: Path) -> Path:
     return real.parents[1] if real.parent.name == "snapshots" else real
 
 
+def read_template(path: Path) -> str:
+    """Of a file that the operator has named. Raises RenderError."""
+    content = _read(path, MAX_TEMPLATE_BYTES, None)
+    if content is None:
+        raise RenderError(f"{path}: no such file", reason=Reason.BAD_TEMPLATE)
+    try:
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as e:
+        raise RenderError(f"{path}: it is not UTF-8 text", reason=Reason.BAD_TEMPLATE) from e
+
+
 def _read(path: Path, most: int, within: Path | None) -> bytes | None:
     """None: there is no such file."""
     try:

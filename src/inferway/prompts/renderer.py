@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import (
+    HeavyError,
     InvalidRequestError,
     PromptTooLongError,
     RenderError,
@@ -40,13 +41,12 @@ from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.pace import Pace
 from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
+from inferway.prompts.token_rows import TruncationSide, assistant_mask, truncated
 from inferway.prompts.trial_load import TrialLoads
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
     from inferway.prompts.tokenizer import Tokenizer
-
-TruncationSide = Literal["left", "right"]
 
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
 # fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
@@ -81,9 +81,8 @@ class GetOrCreateTokenizerKeyRequest:
 class RenderChatRequest(msgspec.Struct, frozen=True):
     """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
 
-    Jinja that is given here is trusted: it runs in this process, sandboxed, but for as long and
-    with as much memory as it likes. Never give one that came from outside (RequestTemplates is
-    for those).
+    Jinja that is given here is compiled in this process. Never give one that came from outside
+    (RequestTemplates is for those).
 
     `truncation_side` is where tokens are dropped. None is on the left, too, but special tokens
     that were added stay; with a side, they are tokens like others. A text of more than
@@ -225,7 +224,12 @@ class Renderer:
 
     def render_chat(self, request: RenderChatRequest) -> RenderResult:
         """Raises InvalidRequestError, TemplateError (naming the field) or RenderError."""
-        return self._encoded(self._written(request))
+        try:
+            return self._encoded(self._written(request))
+        except HeavyError as e:
+            template, job = self._heavy_job(request, e)
+            text = self.large_chats.render_heavy_now(template, job)
+        return self._encoded(_Written(request, text))
 
     def _written(self, request: RenderChatRequest) -> _Written:
         _, template, chat = self._looked_up(request)
@@ -241,12 +245,17 @@ class Renderer:
     def chat_text(self, request: RenderChatRequest) -> str:
         """The text alone. Raises as `render_chat` does."""
         _, template, chat = self._looked_up(request)
-        return template.render(chat)
+        try:
+            return template.render(chat)
+        except HeavyError as e:
+            return self.large_chats.render_heavy_now(*self._heavy_job(request, e))
 
     def _looked_up(self, request: RenderChatRequest) -> tuple[LoadedModel, ChatTemplate, ChatInput]:
         model = self.loaded(request.key)
         _check_chat(request)
         template = model.template(request.chat_template, with_tools=request.tools is not None)
+        if template.given_up is not None:
+            raise RenderError(template.given_up, reason=Reason.BAD_TEMPLATE)
         return model, template, chat_input(request, model.tokenizer.special_tokens)
 
     def render(self, request: RenderRequest) -> RenderResult:
@@ -266,18 +275,46 @@ class Renderer:
         best done."""
         if size.to_render > MAX_TO_RENDER_HERE:
             return await self._render_large_chat(make)
-        if self._is_small(key, size.to_render_and_encode):
-            return self.render_chat(make())
-        if self._paces[key].foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
-            return await self._encoded_async(self._timed(key, size, make))
-        self.num_off_loop += 1
-        return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)))
+        is_small = self._is_small(key, size.to_render_and_encode)
+        try:
+            if is_small:
+                return self._encoded(self._written(make()))
+            if self._paces[key].foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
+                return await self._encoded_async(self._timed(key, size, make))
+            self.num_off_loop += 1
+            return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)))
+        except HeavyError as e:
+            return await self._render_heavy(make, e, mark=is_small)
 
     def _timed(self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]) -> _Written:
         started = time.thread_time()
-        written = self._written(make())
-        self._paces[key].took(size.to_render, time.thread_time() - started)
-        return written
+        try:
+            return self._written(make())
+        finally:
+            self._paces[key].took(size.to_render, time.thread_time() - started)
+
+    async def _render_heavy(
+        self, make: Callable[[], RenderChatRequest], why: HeavyError, *, mark: bool
+    ) -> RenderResult:
+        """What took too much here, in the helper process. `mark`: it was so little that the
+        template is to blame, and others of its chats are not tried here any more."""
+
+        def prepared() -> tuple[RenderChatRequest, ChatTemplate, bytes]:
+            request = make()
+            return request, *self._heavy_job(request, why)
+
+        request, template, job = await self._off_loop(prepared)
+        if mark and template.heavy is None:
+            template.heavy = str(why)
+        text = await self.large_chats.render_heavy(template, job)
+        return await self._encoded_async(_Written(request, text))
+
+    def _heavy_job(self, request: RenderChatRequest, why: HeavyError) -> tuple[ChatTemplate, bytes]:
+        """Raises RenderError for what cannot be done elsewhere."""
+        _, template, chat = self._looked_up(request)
+        if request.return_assistant_tokens_mask:
+            raise RenderError(f"{why}; no mask is made of that", reason=Reason.BAD_TEMPLATE)
+        return template, pack(template.source, chat)
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
         return await self.off_loop_if_large(
@@ -395,7 +432,7 @@ def _encode(
     num_before = tokenizer.num_specials_before if add_special else 0
     ids = truncated(ids, keep, side, num_before)
     offsets = truncated(offsets, keep, side, num_before)
-    mask = None if spans is None else _mask(offsets, spans)
+    mask = None if spans is None else assistant_mask(offsets, spans)
     return RenderResult(ids, text, offsets if request.return_offsets_mapping else None, mask)
 
 
@@ -414,42 +451,3 @@ def _fitting(text: str, request: RenderChatRequest | RenderRequest) -> str:
     if request.truncation_side is None:
         return text
     return text[:longest] if request.truncation_side == "right" else text[len(text) - longest :]
-
-
-_Rows = TypeVar("_Rows", TokenIds, Offsets)
-
-
-def truncated(
-    rows: _Rows, keep: int | None, side: TruncationSide | None, num_before: int = 0
-) -> _Rows:
-    """What is left of a prompt's tokens, or of anything with a row for each of them; `num_before`
-    of them are special tokens in front."""
-    if keep is None or len(rows) <= keep:
-        return rows
-    if side == "right":
-        return rows[:keep]
-    dropped = len(rows) - keep
-    if side == "left" or num_before == 0:
-        return rows[dropped:]
-    return np.concatenate([rows[:num_before], rows[num_before + dropped :]])
-
-
-def _mask(offsets: Offsets, spans: list[Span]) -> NDArray[np.uint8]:
-    """1 for each token of a span, as transformers' `return_assistant_tokens_mask` counts them:
-    from the first token of its first character to the first token of its last; to the end if
-    there is no such token (it was cut off, or it is token 0); and none at all from the first
-    span on whose beginning is in no token."""
-    mask = np.zeros(len(offsets), dtype=np.uint8)
-    for start, end in spans:
-        first, last = _token_at(offsets, start), _token_at(offsets, end - 1)
-        if first is None:
-            break
-        mask[first : last + 1 if last else None] = 1
-    return mask
-
-
-def _token_at(offsets: Offsets, char: int) -> int | None:
-    """The first token that covers the character."""
-    covers = (offsets[:, 0] <= char) & (char < offsets[:, 1])
-    token = int(covers.argmax()) if len(covers) else 0
-    return token if len(covers) and covers[token] else None

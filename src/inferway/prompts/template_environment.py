@@ -5,7 +5,7 @@ controls, `tojson` that escapes no HTML and keeps non-ASCII text, `raise_excepti
 `strftime_now` (a template's only sight of time), and `{% generation %}` around what the
 assistant wrote.
 
-The sandbox checks each access anew, which is most of a chat's rendering. `_Sandbox` goes a short
+The sandbox checks each access anew, which is most of a chat's rendering. `Sandbox` goes a short
 way where the outcome is known from the type alone; everything else goes Jinja's own way.
 """
 
@@ -27,6 +27,8 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from inferway.errors import HeavyError
+
 # [start, end) in characters of the rendered text.
 Span = tuple[int, int]
 
@@ -37,11 +39,13 @@ class RaisedByTemplateError(jinja2.TemplateError):
     """The template called `raise_exception`."""
 
 
-def template_environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(
+def template_environment(
+    now: Callable[[], datetime], made_as: type[Sandbox] | None = None
+) -> Sandbox:
+    environment = (made_as or Sandbox)(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[_Generation, loopcontrols],
+        extensions=[Generation, loopcontrols],
         optimized=False,  # nothing is worked out when it is compiled, where that has no limits
     )
     environment.filters["tojson"] = _tojson
@@ -90,6 +94,15 @@ def _tojson(
     )
 
 
+class QuietNamespace(Namespace):
+    """Cannot be written: one that has another in two places takes twice the text."""
+
+    def __repr__(self) -> str:
+        raise HeavyError("the chat template writes a namespace")
+
+
+_NAMESPACES = (Namespace, QuietNamespace)
+
 _STRICT = ImmutableSandboxedEnvironment()
 _ABSENT = object()
 
@@ -108,8 +121,8 @@ _SAFE_OF_LOOP = frozenset(
 ) | {"index0"}
 
 
-class _Compiler(CodeGenerator):
-    """Writes what `_Sandbox` does with a dict's items and a loop's counters where they are looked
+class Compiler(CodeGenerator):
+    """Writes what `Sandbox` does with a dict's items and a loop's counters where they are looked
     up, for to call it takes longer than to do it; all else is called. Evaluates nothing: Jinja's
     own would make the text of `{{ 'x' * 10**9 }}` while it compiles."""
 
@@ -131,6 +144,28 @@ class _Compiler(CodeGenerator):
         else:
             super().visit_Getattr(node, frame)
 
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        method = node.node
+        if (
+            forward_caller
+            or not isinstance(method, nodes.Getattr)
+            or not _is_plain(node, method.attr)
+        ):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        variables = {"_loop_vars": "_loop_vars"} if frame.loop_frame else {}
+        variables |= {"_block_vars": "_block_vars"} if frame.block_frame else {}
+        self.write(f"(_of.{method.attr}(")
+        for argument in node.args:
+            self.visit(argument, frame)
+            self.write(", ")
+        self.write(") if type(_of := ")
+        self.visit(method.node, frame)
+        self.write(") is str else environment.call(context, ")
+        self.write(f"environment.getattr(_of, {method.attr!r})")
+        self.signature(node, frame, variables)
+        self.write("))")
+
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData | nodes.Const):
             raise nodes.Impossible
@@ -147,10 +182,20 @@ class _Compiler(CodeGenerator):
         self.write(f") is dict and {name!r} in _of else environment.{otherwise}(_of, {name!r}))")
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
+_PLAIN_METHODS = {"startswith", "endswith", "strip", "lstrip", "rstrip"}
+
+
+def _is_plain(call: nodes.Call, method: str) -> bool:
+    """A method of str that is called with what stands in the template."""
+    rest = (*call.kwargs, call.dyn_args, call.dyn_kwargs)
+    are_known = all(isinstance(given, nodes.Const) for given in call.args)
+    return method in _PLAIN_METHODS and are_known and not any(rest)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with short ways that give and refuse exactly the same."""
 
-    code_generator_class = _Compiler
+    code_generator_class: type[CodeGenerator] = Compiler
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -168,7 +213,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif kind is LoopContext:
             if attribute in _SAFE_OF_LOOP:
                 return getattr(obj, attribute)
-        elif kind is Namespace and not attribute.startswith("_"):
+        elif kind in _NAMESPACES and not attribute.startswith("_"):
             value = getattr(obj, attribute, _ABSENT)
             # Methods may have to be wrapped.
             if value is not _ABSENT and type(value) not in (BuiltinMethodType, MethodType):
@@ -217,7 +262,7 @@ def note_generation(context: Context, spans: GenerationSpans) -> None:
 _SPANS = "inferway_generation_spans"
 
 
-class _Generation(Extension):
+class Generation(Extension):
     """`{% generation %}…{% endgeneration %}`: renders its body, and notes where it stands."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's interface)

@@ -13,7 +13,7 @@ import json
 import pprint  # noqa: F401
 import textwrap  # noqa: F401
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2.constants
@@ -153,7 +153,9 @@ def render(argument: bytearray) -> bytes:
 
 def _compiled(source: str) -> ChatTemplate:
     try:
-        return _kept(source) if len(source) <= _MAX_KEPT_CHARS else ChatTemplate(source)
+        if len(source) > _MAX_KEPT_CHARS:
+            return ChatTemplate(source, bounded=False)
+        return _kept(source)
     except (InferwayError, MemoryError):
         raise
     # A template can make Jinja fail in ways that Jinja does not foresee.
@@ -163,7 +165,7 @@ def _compiled(source: str) -> ChatTemplate:
         ) from e
 
 
-_kept = lru_cache(_MAX_KEPT)(ChatTemplate)
+_kept = lru_cache(_MAX_KEPT)(partial(ChatTemplate, bounded=False))
 
 
 def _encode(answer: Answer) -> bytes:

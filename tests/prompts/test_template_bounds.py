@@ -1,0 +1,211 @@
+"""What a model's template can do to the process that renders it: nothing that takes much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferway.errors import HeavyError, RenderError, TemplateError
+from inferway.helper.process import Limits
+from inferway.prompts import RenderChatRequest, Renderer
+from inferway.prompts.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.large_chats import LargeChats
+from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.template_jobs import pack
+
+HI = [{"role": "user", "content": "Hi there, and a few words more"}]
+
+# Of CPU, for what is bounded to a tenth of that on an idle machine.
+MOST_SECONDS = 1.0
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
+
+
+def times(number: int, statement: str) -> str:
+    return f"{{% for i in range({number}) %}}{statement}{{% endfor %}}"
+
+
+HEAVY = {
+    "loops": ENDLESS,
+    "empty loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a loop that takes nothing": times(
+        9999, "{% for j in range(9999) if 'x' in 'y' %}{% endfor %}"
+    ),
+    "a recursive loop": "{% set l = messages + messages %}{% for m in l recursive %}"
+    "{{ loop(l) }}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "a deep macro": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "times": "{{ 'x' * 10**9 }}",
+    "times the other way": "{{ 10**9 * 'x' }}",
+    "a long list": "{{ ([0] * 10**9)|length }}",
+    "powers": "{{ 10 ** (10 ** 9) }}",
+    "squares": "{% set n = namespace(v=9) %}" + times(60, "{% set n.v = n.v * n.v %}"),
+    "doubled by +": "{% set n = namespace(v='x') %}" + times(60, "{% set n.v = n.v + n.v %}"),
+    "doubled by ~": "{% set n = namespace(v='x') %}" + times(60, "{% set n.v = n.v ~ n.v %}"),
+    "doubled in rows": "{% set v = 'xx' %}" + "{% set v = v + v %}" * 60,
+    "doubled on the right": "{% set v = 'xx' %}" + "{% set v = v + (v + v) %}" * 60,
+    "doubled lists": "{% set n = namespace(v=[1]) %}" + times(60, "{% set n.v = n.v + n.v %}"),
+    "lists in lists": "{% set v = [1] %}" + "{% set v = [v, v] %}" * 60 + "{{ v }}",
+    "lists in tuples": "{% set v = [1] %}" + "{% set v = (v, v) %}" * 60 + "{{ v|tojson }}",
+    "lists in dicts": "{% set v = [1] %}" + "{% set v = {'a': v, 'b': v} %}" * 60 + "{{ v == v }}",
+    "lists by dict()": "{% set v = [1] %}" + "{% set v = dict(a=v, b=v) %}" * 60 + "{{ v|string }}",
+    "lists by varargs": "{% macro f() %}{{ varargs }}{% endmacro %}{{ f(1) }}",
+    "lists by batch": "{% set v = [1] %}" + "{% set v = [v]|batch(2, v)|list %}" * 60 + "{{ v }}",
+    "lists by map": "{% set v = [1] %}"
+    + "{% set v = [1, 2]|map(attribute='a', default=v)|list %}" * 60
+    + "{{ v }}",
+    "lists by sum": "{% set v = [1] %}" + "{% set v = [v, v]|sum(start=[]) %}" * 60 + "{{ v }}",
+    "namespaces in namespaces": "{% set v = namespace() %}"
+    + "{% set v = namespace(a=v, b=v) %}" * 60
+    + "{{ v }}",
+    "center": "{{ 'x'.center(10**9) }}",
+    "center by its name": "{{ 'x'['cen' ~ 'ter'](10**9) }}",
+    "center in a namespace": "{% set n = namespace(f='x'.center) %}{{ n.f(10**9) }}",
+    "the filter center": "{{ 'x'|center(10**9) }}",
+    "center by map": "{{ ['x']|map('center', 10**9)|join }}",
+    "zfill": "{{ '1'.zfill(10**9) }}",
+    "tabs": "{{ '\\t'.expandtabs(10**9) }}",
+    "format": "{{ '{:1000000000}'.format(1) }}",
+    "format by %": "{{ '%1000000000d' % 1 }}",
+    "the filter format": "{{ '%1000000000d'|format(1) }}",
+    "replace": "{% set n = namespace(v='xx') %}"
+    + times(60, "{% set n.v = n.v.replace('x', 'xxxxxxxxx') %}"),
+    "the filter replace": "{% set n = namespace(v='xx') %}"
+    + times(60, "{% set n.v = n.v|replace('x', 'xxxxxxxxx') %}"),
+    "join": "{% set n = namespace(v='xx') %}" + times(60, "{% set n.v = n.v.join('ab' * 9) %}"),
+    "the filter join": "{% set n = namespace(v='xx') %}"
+    + times(60, "{% set n.v = (n.v, n.v, n.v)|join(n.v) %}"),
+    "indent": "{{ 'a\\nb'|indent(10**9) }}",
+    "indented JSON": "{{ messages|tojson(indent=10**9) }}",
+    "gaps in JSON": "{% set g = 'x' * 99999 %}{{ messages|tojson(separators=(g, g)) }}",
+    "lipsum": "{{ lipsum(n=10**6) }}",
+    "rounding": "{{ 2.5|round(10**9, 'ceil') }}",
+    "one long text often": "{% set v = 'x' * 999999 %}" + times(9999, "{{ v }}"),
+    "in a macro": "{% set v = 'x' * 999999 %}{% macro f() %}"
+    + times(9999, "{{ v }}")
+    + "{% endmacro %}{{ f() }}",
+    "in a block": "{% set v = 'x' * 999999 %}{% set w %}" + times(9999, "{{ v }}") + "{% endset %}",
+    "compared": "{% set v = 'x' * 999999 %}" + times(99999, "{{ v + 'y' == v + 'z' }}"),
+    "a row of work": "{% set v = 'x' * 999999 %}" + "{{ v.upper()|length }}" * 2000,
+    "a long statement": "{{ [" + ", ".join(["'a' in 'b'"] * 999) + "] }}",
+    "a long template": "a" * 99_999,
+    "an escaping block": "{% autoescape true %}{{ '&' }}{% endautoescape %}",
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_takes_much_is_not_done_here(name: str) -> None:
+    template = ChatTemplate(HEAVY[name])
+    began = time.thread_time()
+
+    with pytest.raises(HeavyError):
+        template.render(ChatInput(HI))
+
+    assert time.thread_time() - began < MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '-' * 20 }}{{ [1, 2] * 2 }}{{ 3 * 2.5 }}{{ 2 ** 8 }}",
+        "{{ '%s: %d%%' % ('a', 3) }}{{ '%s'|format('b') }}{{ 7 % 4 }}{{ 7 % n }}",
+        "{{ 'a' ~ 1 ~ none ~ [1] }}{{ 'a' + ('b' + 'c') + 'd' }}{{ [1] + [m] }}",
+        "{{ ' a '.strip() }}{{ 'abc'.strip('ac') }}{{ m.strip() }}{{ m.get('content').split() }}",
+        "{{ ['a', 'b']|join(', ') }}{{ messages|join('-', attribute='role') }}{{ 'ab'|join('.') }}",
+        "{{ ', '.join(['a', 'b']) }}{{ 'aXa'.replace('X', 'YY') }}",
+        "{{ 'aXa'|replace('X', 'YY', 1) }}",
+        "{{ 'a\nb'|indent }}{{ 'a\nb'|indent(2, true) }}{{ m|tojson(indent=2) }}",
+        "{{ dict(a=[1], b=m) }}{{ {'a': m}|tojson }}{{ (m, m)|list }}{{ 3.5 }}{{ none }}",
+        "{% for i in range(9) if i % 2 %}{{ loop.index }}{{ loop.cycle('a', 'b') }}{% endfor %}",
+        "{% set n = namespace(a=1) %}{% for i in [1] %}{% set n.a = n.a + i %}{% endfor %}"
+        "{{ n.a }}",
+        "{% macro f(a) %}<{{ a }}>{{ caller() }}{% endmacro %}{% call f(1) %}in{% endcall %}",
+        "{{ ['b', 'a']|sort }}{{ ['b', 'B']|unique|list }}{{ {'b': 1, 'a': 2}|dictsort }}",
+        "{{ messages|map(attribute='role')|map('upper')|list }}{{ 'x'|string }}{{ 3|string }}",
+        "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
+        "{{ 'a' + 1 }}",
+        "{{ absent.x }}",
+        "{{ [].append(1) }}",
+    ],
+)
+def test_what_takes_little_is_written_as_without_limits(source: str) -> None:
+    chat = ChatInput(HI, variables={"n": 5, "m": HI[0]})
+
+    def outcome(template: ChatTemplate) -> str:
+        try:
+            return template.render(chat)
+        except TemplateError as e:
+            return str(e)
+
+    assert outcome(ChatTemplate(source)) == outcome(ChatTemplate(source, bounded=False))
+
+
+@pytest.fixture
+def renderer() -> Iterator[Renderer]:
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
+@pytest.fixture
+def key(renderer: Renderer, smollm2: Path) -> str:
+    request = GetOrCreateTokenizerKeyRequest(str(smollm2), is_local=True)
+    return renderer.get_or_create_tokenizer_key(request)
+
+
+async def test_a_helper_does_it_instead(renderer: Renderer, key: str) -> None:
+    request = RenderChatRequest(key, HI, chat_template="{{ messages[0].role.center(10) }}")
+
+    made = await renderer.render_chat_async(request)
+
+    assert made.text == renderer.render_chat(request).text == "   user   "
+    assert renderer.large_chats.helper.stats.jobs == 2
+
+
+async def test_a_template_that_was_heavy_for_a_small_chat_is_not_tried_here_again(
+    renderer: Renderer, key: str
+) -> None:
+    source = (
+        "{% if messages|length > 1 %}{% for i in range(300) %}{% for j in range(2000) %}"
+        "{% set a = i + j %}{% endfor %}{% endfor %}{% endif %}done"
+    )
+    small = RenderChatRequest(key, HI, chat_template=source)
+    heavy = RenderChatRequest(key, HI * 2, chat_template=source)
+
+    texts = [(await renderer.render_chat_async(r)).text for r in (small, heavy, small)]
+
+    assert texts == ["done"] * 3
+    assert renderer.large_chats.helper.stats.jobs == 2
+
+
+async def test_a_template_that_the_helper_was_killed_for_is_given_up_and_said_once(
+    key: str, renderer: Renderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    renderer.large_chats.close()
+    renderer.large_chats = LargeChats(Limits(cpu_seconds=0.5, wall_seconds=60))
+    request = RenderChatRequest(key, HI, chat_template=ENDLESS)
+
+    reasons = []
+    for _ in range(3):
+        with pytest.raises(RenderError) as raised:
+            await renderer.render_chat_async(request)
+        reasons.append(raised.value.reason)
+
+    assert reasons == ["helper-busy", "bad-template", "bad-template"]
+    assert renderer.large_chats.helper.stats.kills == {"cpu": 1}
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_the_helper_has_no_such_limits() -> None:
+    chats = LargeChats()
+    template = ChatTemplate("{{ ('x' * 9999999)|length }}")
+    try:
+        text = chats.render_heavy_now(template, pack(template.source, ChatInput(HI)))
+    finally:
+        chats.close()
+
+    assert text == "9999999"
