@@ -114,28 +114,26 @@ class Engine:
         return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
 
     @property
+    def _cards(self) -> Sequence[ModelCard]:
+        return self.facts.models if self.facts is not None else ()
+
+    @property
     def model_names(self) -> list[str]:
-        return [card.name for card in self.facts.models] if self.facts else []
+        return [card.name for card in self._cards]
 
     @property
     def base_models(self) -> list[ModelCard]:
         """Without adapters: the names of what it is."""
-        return [card for card in self.facts.models if not card.parent] if self.facts else []
+        return [card for card in self._cards if not card.parent]
 
     @property
     def max_model_len(self) -> int | None:
         """Its context in tokens, the same under all its names; None if it has not told."""
-        for card in self.facts.models if self.facts is not None else ():
-            if not card.parent:
-                return card.max_model_len
-        return None
+        return next((card.max_model_len for card in self.base_models), None)
 
     def adapter_path(self, name: str) -> str | None:
         """Where it has an adapter from; None if it has not told."""
-        for card in self.facts.models if self.facts is not None else ():
-            if card.name == name and card.parent:
-                return card.root
-        return None
+        return next((c.root for c in self._cards if c.parent and c.name == name), None)
 
     def evidence(self) -> list[StreamEvidence]:
         """What each of its event streams has brought; one without a socket if there is none."""
