@@ -117,7 +117,7 @@ def _templates(config: JsonObject, raw: RawFiles) -> tuple[dict[str, str], bool]
         raise RenderError(
             f"{raw.directory}/tokenizer_config.json: chat_template: {e}; expected a text, or texts"
             " by name",
-            reason=Reason.BAD_TEMPLATE,
+            reason=Reason.BAD_TOKENIZER,
         ) from e
     if isinstance(given, list):
         given = {entry.name: entry.template for entry in given}
