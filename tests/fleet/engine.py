@@ -107,6 +107,12 @@ class RealEngine:
             )
 
     @property
+    def session(self) -> int:
+        """Of all of its processes; the first of them is the HTTP server."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def exit_status(self) -> int | None:
         """None while it runs, or before it was started."""
         return self._process.poll() if self._process else None

@@ -6,9 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.fleet import client
+from tests.fleet.beside import burner, gaps, p99, repeatedly
 from tests.fleet.chats import CHAT, COMPLETION, user
 from tests.fleet.conftest import ROOT, Say
 from tests.fleet.engine import MODEL, RealEngine, wait_until_ready
@@ -305,54 +303,11 @@ def test_a_grammar_that_takes_too_long_ends_with_its_reason_and_its_neighbours_g
     assert said(after) in {"2", "3"}
 
 
-def p99(seconds: list[float]) -> float:
-    """In milliseconds."""
-    return statistics.quantiles(seconds, n=100)[98] * 1000
-
-
 def test_what_may_take_long_is_done_by_helpers_that_give_way(url: str, engine: RealEngine) -> None:
     """A grammar's check is always theirs."""
     post(url, chat("hello", structured_outputs={"grammar": "start: nowhere_else"}))
 
     assert set(engine.niceness_of_helpers()) == {19}
-
-
-def gaps(url: str) -> list[float]:
-    """Seconds between the tokens of a plain stream."""
-    body = chat("Tell me a long story.", max_tokens=200, ignore_eos=True)
-    times = [time.perf_counter() for line in streamed(url, body) if '"content"' in line]
-    return [after - before for before, after in itertools.pairwise(times)]
-
-
-# Of bad requests, and of questions for health: the client must not be what takes the CPU.
-PACE_SECONDS = 0.05
-
-
-@contextmanager
-def burner() -> Iterator[None]:
-    burning = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        burning.kill()
-        burning.wait()
-
-
-@contextmanager
-def repeatedly(act: Callable[[], None]) -> Iterator[None]:
-    ended = threading.Event()
-
-    def loop() -> None:
-        while not ended.wait(PACE_SECONDS):
-            act()
-
-    with ThreadPoolExecutor(1) as pool:
-        looping = pool.submit(loop)
-        try:
-            yield
-        finally:
-            ended.set()
-            looping.result()
 
 
 @contextmanager

@@ -198,6 +198,7 @@ def test_limits_reach_the_helper() -> None:
         (Spec(Kind.JSON, '{"pattern":"(x{9}){9}"}'), True),
         (Spec(Kind.JSON, '{"title":"' + "x" * 9000 + '"}'), False),
         (Spec(Kind.JSON, '{"title":"' + "x" * 33_000 + '"}'), True),
+        (Spec(Kind.JSON, json.dumps({"allOf": [{"items": {}}] * 800})), True),
         (Spec(Kind.JSON, '{"pattern":"' + "x" * 5000 + '"}'), True),
         (Spec(Kind.JSON, json.dumps({"pattern": r"\w" * 61})), True),
         (Spec(Kind.REGEX, r"\w" * 60), False),

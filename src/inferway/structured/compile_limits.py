@@ -22,7 +22,11 @@ class CompileLimits:
     job_after: int = 3  # requests for a spec, before a job that is not required is worth it
     child: Limits = field(
         default_factory=lambda: Limits(
-            memory_bytes=512 << 20, cpu_seconds=2, wall_seconds=10.0, niceness=19
+            memory_bytes=512 << 20,
+            cpu_seconds=2,
+            wall_seconds=10.0,
+            result_bytes=16 << 20,  # to load a MiB takes 2 ms, with the GIL
+            niceness=19,
         )
     )
     trial: Limits = TRIAL  # of a compile in a child, before it is done here
