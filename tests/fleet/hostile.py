@@ -102,7 +102,10 @@ def measured(engine: RealEngine, specs: list[tuple[str, Spec]], seconds: float) 
     with ThreadPoolExecutor(1) as pool:
         posting = pool.submit(post_all)
         while not ended.is_set() and engine.exit_status is None:
-            beside.append(gaps(engine.url))
+            try:
+                beside.append(gaps(engine.url))
+            except (OSError, HTTPException):  # no token for so long, or the engine is gone
+                beside.append([float(client.SECONDS)] * 2)
         posting.result()
     lost = engine.exit_status is not None or not engine.answers()
     p99s = [p99(one) for one in beside if len(one) > 1]
