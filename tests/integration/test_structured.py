@@ -28,8 +28,8 @@ def asking(schema: object, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-def tool(parameters: object, name: str = "f") -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+def tool(parameters: object, name: str = "f", **more: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
 
 
 NO_EVENTS = EventsConfig(endpoint=None, replay_endpoint=None)
@@ -75,7 +75,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty choice": ({"structured_outputs": {"choice": []}}, "structured_outputs/choice"),
     "the same, as vLLM 0.11 was asked": ({"guided_regex": "("}, "guided_regex"),
     "a tool's schema": (
-        {"tools": [tool({"type": "nothing"})], "tool_choice": "required"},
+        {"tools": [tool({"type": "nothing"}, strict=True)], "tool_choice": "required"},
         "tools/0/function/parameters/type",
     ),
 }
@@ -413,7 +413,10 @@ WEATHER = {"name": "weather", "input_schema": SCHEMA}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{**WEATHER, "input_schema": {"type": 5}}]}, "tools/0/input_schema/type"),
+        (
+            {"tools": [{**WEATHER, "input_schema": {"type": 5}, "strict": True}]},
+            "tools/0/input_schema/type",
+        ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"pattern": "("}}}},
             "output_config/format/schema/pattern",

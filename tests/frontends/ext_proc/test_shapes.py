@@ -147,7 +147,8 @@ async def test_an_answer_that_is_judged_does_not_stay_with_the_proxy(gate: Gate)
 
 async def test_anthropic_s_messages_are_checked_too(gate: Gate) -> None:
     made = stream(gate)
-    tool = {"name": "f", "input_schema": {"type": "object", "title": "invalid"}}
+    schema = {"type": "object", "title": "invalid"}
+    tool = {"name": "f", "input_schema": schema, "strict": True}
     fields = {"model": "m", "messages": [], "tools": [tool], "tool_choice": {"type": "any"}}
 
     (answer,) = await made.send(
