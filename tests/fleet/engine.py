@@ -94,11 +94,11 @@ class RealEngine:
         }
         return [str(word) for pair in flags.items() for word in pair]
 
-    def start(self) -> None:
-        """Returns at once; `wait_until_ready` waits."""
+    def start(self, *flags: str) -> None:
+        """With more `flags`, this time. Returns at once; `wait_until_ready` waits."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *flags],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
