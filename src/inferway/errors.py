@@ -50,12 +50,6 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-import msgspec
-
-# What msgspec raises for bytes that cannot be read: not the form that was asked for, text that is
-# no UTF-8, and objects within objects deeper than Python's stack.
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 
 class InferwayError(Exception):
     """The root: `except InferwayError` catches all that is raised on purpose. `retry_after`: in so

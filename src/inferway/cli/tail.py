@@ -15,7 +15,8 @@ import zmq
 
 from inferway.cli.command import Command, section
 from inferway.cli.flag import option
-from inferway.errors import UNREADABLE, WireError
+from inferway.decoding import UNREADABLE
+from inferway.errors import WireError
 
 LONGEST_LIST = 8  # longer ones are printed as their length; --json prints all
 

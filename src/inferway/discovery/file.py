@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 
 from inferway.config import EngineSettings, check_engines, converted
+from inferway.decoding import UNREADABLE
 from inferway.discovery.source import Tell
-from inferway.errors import UNREADABLE, ConfigError
+from inferway.errors import ConfigError
 
 log = logging.getLogger("inferway.discovery")
 

@@ -23,7 +23,8 @@ import msgspec
 from yarl import URL
 
 from inferway.config import unix_path
-from inferway.errors import UNREADABLE, UpstreamError, UpstreamTimeoutError
+from inferway.decoding import UNREADABLE
+from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.load import load_names
 from inferway.fleet.posting import read_answer
 

@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from inferway.errors import UNREADABLE, UpstreamError
+from inferway.decoding import UNREADABLE
+from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
 from inferway.prompts.probe import CHAT, Outcome, Refused

@@ -13,7 +13,8 @@ from typing import Annotated, TypeVar
 import aiohttp
 import msgspec
 
-from inferway.errors import UNREADABLE, UpstreamError
+from inferway.decoding import UNREADABLE
+from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
 from inferway.model import TokenIds

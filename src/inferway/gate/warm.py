@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferway.errors import UNREADABLE, UpstreamError
+from inferway.decoding import UNREADABLE
+from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
 from inferway.structured.spec import Asked

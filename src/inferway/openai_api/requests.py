@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.errors import UNREADABLE, InvalidRequestError
+from inferway.decoding import UNREADABLE
+from inferway.errors import InvalidRequestError
 from inferway.openai_api.lenient import convert_leniently, json_object, json_type, lax_prompt
 from inferway.openai_api.shapes import Guided
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from inferway.errors import UNREADABLE, InvalidRequestError
+from inferway.decoding import UNREADABLE
+from inferway.errors import InvalidRequestError
 
 MAX_WARMED = 1000
 

@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from inferway.errors import UNREADABLE, ConfigError, UpstreamError
+from inferway.decoding import UNREADABLE
+from inferway.errors import ConfigError, UpstreamError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0  # how long a token is used before its file is read again
