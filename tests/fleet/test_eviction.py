@@ -91,14 +91,14 @@ def _ask_all(gateway: str, engine: str, texts: Iterator[str]) -> Iterator[Asked]
 
 
 def _texts() -> Sequence[str]:
-    """Pieces of real ones, of about 120 to 400 tokens."""
+    """Pieces of real ones, of about 200 to 800 tokens."""
     whole = "\n".join(
         message["content"]
         for each in conversations()
         for message in each["messages"]
         if isinstance(message["content"], str)
     )
-    return [whole[first : first + 400] for first in range(0, len(whole), 400)]
+    return [whole[first : first + 800] for first in range(0, len(whole), 800)]
 
 
 def _wait_until_quiet(gateway: str) -> None:
