@@ -147,7 +147,7 @@ def holds(text: str) -> bool:
 
 
 def test_what_vllm_serves_is_answered(engine: RealEngine) -> None:
-    """A sample of the 902 shapes that both serve by their recorded verdicts."""
+    """A sample of the 901 shapes that both serve by their recorded verdicts."""
     served = [row for row in rows(SHAPES) if row["backend"] is not None and refusal(row) is None]
     refused = []
     for row in random.Random(22).sample(served, 150):

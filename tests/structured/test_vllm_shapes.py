@@ -1,4 +1,4 @@
-"""What we take and refuse, held against what vLLM 0.32 serves of 1,329 shapes with structured
+"""What we take and refuse, held against what vLLM 0.32 serves of 1,328 shapes with structured
 output of its own (tests/fleet/record_shapes.py; a fleet test records it again and compares).
 
 served by both
