@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm fidelity bench performance chaos fuzz resources soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \

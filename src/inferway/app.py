@@ -168,12 +168,12 @@ class Gateway:
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         settings = self.settings
-        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._limits = within_file_limit(settings.limits, num_files)
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
         self._certificate = _certificate(settings)
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limits = within_file_limit(settings.limits, num_files)
         if settings.publish is not None:
             self._publisher = Publisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", _soon(self._publisher.close))

@@ -51,7 +51,6 @@ BAD: dict[str, tuple[Fields, str]] = {
     "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs/choice"),
     "two at once": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     "a tower of anyOf, 600 kB": (_schema(_tower("anyOf", 2, 12)), _SCHEMA),
-    "a tower of oneOf": (_schema(_tower("oneOf", 3, 7)), _SCHEMA),
     "an array of 100,000 items": (
         _schema({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
         _SCHEMA,
