@@ -31,6 +31,8 @@ from tests.fleet.waiting import wait_until
 from tests.stored import rows
 from tests.structured.test_vllm_shapes import refusal
 
+from inferway.structured.backends.stepped import TOO_LONG
+
 SETTINGS = {"inferway": {"structured": True}}
 SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
 
@@ -147,17 +149,20 @@ def holds(text: str) -> bool:
 
 
 def test_what_vllm_serves_is_answered(engine: RealEngine) -> None:
-    """A sample of the 901 shapes that both serve by their recorded verdicts."""
+    """A sample of the 901 shapes that both serve by their recorded verdicts. Grammars whose steps
+    take more than a step may are ended with that reason; of what is drawn, few are."""
     served = [row for row in rows(SHAPES) if row["backend"] is not None and refusal(row) is None]
-    refused = []
+    refused, num_ended = [], 0
     for row in random.Random(22).sample(served, 150):
         fields = {"structured_outputs": {row["kind"]: row["value"]}, "max_tokens": 4}
         body = json.dumps(chat("Say something.", **fields)).encode()
         answer = client.post(f"{engine.url}/v1/chat/completions", body)
-        if answer.status != 200:
+        if answer.status == 500 and row["kind"] == "grammar" and TOO_LONG.encode() in answer.raw:
+            num_ended += 1
+        elif answer.status != 200:
             refused.append((row["kind"], row["value"], answer.raw[:300]))
 
-    assert refused == []
+    assert (refused, num_ended <= 3) == ([], True)
 
 
 def test_what_vllm_up_to_0_11_was_asked_is_enforced(engine: RealEngine) -> None:
