@@ -123,7 +123,7 @@ class ClientConnection(asyncio.Protocol):
         size = max(SLICE_BYTES, self._reader.awaited_bytes())
         while self._unread and size > 0 and not self._queue:
             unread = self._unread
-            self._unread = unread[size:]
+            self._unread = unread[size:] or b""  # an empty view would keep all that it is a part of
             self._read(unread[:size])
             size = self._reader.awaited_bytes()
 
