@@ -147,7 +147,8 @@ class Family:
 def families() -> list[Family]:
     """Real templates that know of images, sound or video."""
     return [
-        Family(row["id"], ChatTemplate(row["chat_template"]))
+        # not bounded: what is heavy, a helper process renders without bounds, too
+        Family(row["id"], ChatTemplate(row["chat_template"], bounded=False))
         for row in templates()
         if re.search("image|audio|video", row["chat_template"])
     ]
