@@ -84,6 +84,7 @@ def test_hostile_shapes_are_light_or_left_to_a_child(name: str, spec: Spec) -> N
 @pytest.mark.slow
 def test_schemas_from_life_are_light() -> None:
     texts = [json.dumps(one, separators=(",", ":")) for one in lifelike_schemas(11, 120)]
+    texts = [text for text in texts if len(text) <= 32_000]  # a child compiles the others
     heavy = 0
     for text in texts:
         try:
