@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import cast
 
 import aiohttp
 import pytest
 from aiohttp import web
 from tests.fleet_unit.servers import serving
+from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.discovery import (
@@ -18,10 +20,9 @@ from inferway.fleet.discovery import (
     ModelCard,
     StatusError,
     discover,
-    fetch,
     fetch_metrics,
 )
-from inferway.fleet.posting import MAX_ANSWER_BYTES
+from inferway.fleet.posting import MAX_ANSWER_BYTES, read_answer
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {
@@ -104,12 +105,28 @@ async def test_nobody_is_asked_where_an_engine_sends_us(serve: Serve) -> None:
     assert asked == []
 
 
-async def test_an_answer_without_end_is_not_kept(serve: Serve) -> None:
-    url = await serve({"/health": "x" * (MAX_ANSWER_BYTES + 1)})
+class Endless:
+    """An answer whose body does not end."""
 
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(UpstreamError, match=f"more than {MAX_ANSWER_BYTES} bytes"):
-            await fetch(session, f"{url}/health", {})
+    url = URL("http://engine/health")
+
+    def __init__(self) -> None:
+        self.content = self
+        self.num_bytes = 0
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while True:
+            self.num_bytes += 2**20
+            yield bytes(2**20)
+
+
+async def test_an_answer_without_end_is_not_kept() -> None:
+    answer = Endless()
+
+    with pytest.raises(UpstreamError, match=f"/health: .* more than {MAX_ANSWER_BYTES} bytes"):
+        await read_answer(cast(aiohttp.ClientResponse, answer))
+
+    assert answer.num_bytes == MAX_ANSWER_BYTES + 2**20
 
 
 async def test_an_engine_with_our_plugin_has_a_path_that_wants_another_method(ask: Ask) -> None:

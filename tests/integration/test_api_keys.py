@@ -69,6 +69,7 @@ async def test_a_large_body_is_received_only_from_who_may_send_it(
 
     answer = await reader.read()  # to the end of the connection: nothing of the body was sent
     writer.close()
+    await writer.wait_closed()
 
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert await fleet.metric("inferway_key_refused_total") == (key is None)
