@@ -115,13 +115,10 @@ class World:
         return msgspec.json.decode(text.splitlines()[-1], type=Counts)
 
 
-_OPENED_ONCE = 2  # descriptors that stay open from the first time that they are needed
-
-
 def more_than(before: Taken, after: Taken) -> dict[str, list[int]]:
     """What is left of requests that are over: descriptors, tasks, objects; [before, after]."""
     left = {}
-    if after.descriptors > before.descriptors + _OPENED_ONCE:
+    if after.descriptors > before.descriptors:
         left["descriptors"] = [before.descriptors, after.descriptors]
     if after.tasks > before.tasks:
         left["tasks"] = [before.tasks, after.tasks]

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp.client_exceptions import UnixClientConnectorError
 
 from inferway.config import unix_path
+from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
@@ -21,8 +22,14 @@ class EngineConnector(aiohttp.TCPConnector):
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         """`tls` says who is trusted to be an https engine; else whom the system trusts."""
-        # no limit of connections: who does not answer must not keep others from being asked
-        super().__init__(limit=0, ssl=tls or True)
+        super().__init__(
+            # no limit of connections: who does not answer must not keep others from being asked
+            limit=0,
+            # Requests take turns on the idle connections, so as many as were once needed at the
+            # same time would stay open; and engines close theirs after 5 s.
+            keepalive_timeout=IDLE_KEEP_ALIVE_SECONDS,
+            ssl=tls or True,
+        )
 
     async def _create_connection(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
