@@ -3,6 +3,7 @@
 journey = director.open(head, body)     bytes       -> a typed request     openai_api
 decision = await journey.decide()       model       -> its target          steps/rewrite
                                         headers     -> objectives          steps/objectives
+                                        engines     -> those it may go to  steps/eligible
                                         load        -> may it go in?       scheduling/admitters
                                         its shape   -> can it be kept?     steps/shape
                                         limits      -> is it its turn?     steps/entry
@@ -19,36 +20,16 @@ Plugins join in between (scheduling.plugin): producers, admitters, and followers
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
-from inferway.errors import (
-    IndexAwayError,
-    InferwayError,
-    InvalidRequestError,
-    NoEndpointError,
-    RenderError,
-    SaturatedError,
-    UnknownPathError,
-    crash_report,
-    panics_as_errors,
-)
+from inferway.errors import InvalidRequestError, UnknownPathError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.model import (
-    Candidates,
-    Decision,
-    Endpoint,
-    Headers,
-    Reason,
-    RequestHead,
-    Target,
-)
+from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, RequestHead, Target
 from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelNames
@@ -57,24 +38,21 @@ from inferway.openai_api.requests import Body, asks_for_report, tells_its_reuse
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.context import context_needed
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.narrowing import Narrowing
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.attempt import Attempt, Later, Places
 from inferway.steps.counts import DirectorStats
+from inferway.steps.eligible import Eligible, Standing, Within
 from inferway.steps.entry import Entry
-from inferway.steps.match import MatchedPrompts, Matcher
+from inferway.steps.match import MatchedPrompts, Matcher, with_prompts
 from inferway.steps.objectives import objectives
 from inferway.steps.record import Record
 from inferway.steps.rewrite import Rewrites, looked_up
 from inferway.steps.shape import shape_of
 
-log = logging.getLogger("inferway.director")
-
 # A proxy in front of us says here which model the request is for (field notes 3.5).
 MODEL_HEADER = b"x-gateway-model-name-rewrite"
 
-Within = Callable[[Endpoint], bool]
 _Parsed = TypeVar("_Parsed")
 
 
@@ -101,16 +79,6 @@ class FleetView(Places, Protocol):
 
     def suspect(self, endpoint: Endpoint) -> None:
         """A request has just failed there."""
-
-
-class Standing(Protocol):
-    """Which engines get new requests (flow.standing)."""
-
-    @property
-    def is_plain(self) -> bool:
-        """All of them."""
-
-    def allowed(self, engines: Iterable[str], now: float) -> Collection[str]: ...
 
 
 class Routed(msgspec.Struct, frozen=True):
@@ -143,7 +111,7 @@ class Director:
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
     standing: Standing | None = None
     stats: DirectorStats = field(default_factory=DirectorStats)
-    _narrowing: Narrowing = field(default_factory=Narrowing)
+    eligible: Eligible = field(default_factory=Eligible)
 
     def open(
         self,
@@ -179,38 +147,10 @@ class Director:
         """The endpoints of `model` that get requests now. Raises NoEndpointError."""
         candidates = self.fleet.candidates(model)
         if within is not None:
-            candidates = self.allowed(candidates, within)
-        standing = self.standing
-        if standing is None or standing.is_plain:
+            candidates = self.eligible.allowed(candidates, within)
+        if self.standing is None or self.standing.is_plain:
             return candidates
-        names = {endpoint.engine for endpoint in candidates.endpoints}
-        left = standing.allowed(names, self.clock())
-        if not left:
-            drained = ", ".join(sorted(names))
-            raise NoEndpointError(f"model {model!r}: its engines are drained: {drained}")
-        return self.kept(candidates, lambda endpoint: endpoint.engine in left)
-
-    def allowed(self, candidates: Candidates, within: Within) -> Candidates:
-        """Raises NoEndpointError if none is, in llm-d's words."""
-        left = self.kept(candidates, within)
-        if not left.endpoints:
-            raise NoEndpointError("failed to find endpoint candidates for serving the request")
-        return left
-
-    def kept(self, candidates: Candidates, within: Within) -> Candidates:
-        """Maybe none."""
-        endpoints = candidates.endpoints
-        keep = np.fromiter(
-            (within(each) for each in endpoints), dtype=np.bool_, count=len(endpoints)
-        )
-        return self._narrowing.kept(candidates, keep)
-
-    def admit(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Raises SaturatedError."""
-        for admitter in self.scheduling.admitters:
-            refusal = admitter.refusal(request, candidates)
-            if refusal is not None:
-                raise SaturatedError(refusal)
+        return self.eligible.standing(candidates, model, self.standing, self.clock())
 
 
 class Journey:
@@ -302,7 +242,7 @@ class Journey:
         request = self._rewritten(self._request(body))
         model = self._model(request)
         candidates = self._candidates(model)
-        director.admit(request, candidates)
+        director.scheduling.admit(request, candidates)
         self.shape = shape = await shape_of(director.gate, self._head.path, request, candidates)
         waited = entry is not None and await entry.enter(
             model.name, self._head.headers, request.objectives.priority
@@ -310,12 +250,12 @@ class Journey:
         reason = Reason.LOAD_ONLY
         if director.scoring:
             reason = await self._match(model, request)
-            request = _with_prompts(request, self._matched)
+            request = with_prompts(request, self._matched)
         if director.scoring or waited:
             candidates = self._candidates(model)
         candidates = self._that_fit(candidates, model, request)
         if entry is not None and entry.limits_engines:
-            candidates = self._with_room(candidates, entry)
+            candidates = director.eligible.with_room(candidates, entry)
         candidates.now = director.clock()
         director.matcher.fill(candidates, self._matched)
         for producer in director.scheduling.producers:
@@ -345,29 +285,11 @@ class Journey:
     def _that_fit(
         self, candidates: Candidates, model: ServedModel, request: LLMRequest
     ) -> Candidates:
-        """The engines that take a request of this length. One that none takes, as far as we know,
-        may go to any: its engine says why."""
-        director, contexts = self._director, model.contexts
-        if not contexts.by_engine or not director.scoring:
+        director = self._director
+        if not model.contexts.by_engine or not director.scoring:
             return candidates
         ids = [item.prompt.token_ids for items in self._matched.values() for item in items]
-        needed = context_needed(request.body, ids)
-        if contexts.most is not None and needed > contexts.most:
-            return candidates
-        left = director.kept(candidates, lambda endpoint: contexts.take(endpoint.engine, needed))
-        if not left.endpoints:
-            there = ", ".join(sorted({endpoint.engine for endpoint in candidates.endpoints}))
-            raise NoEndpointError(
-                f"model {model.name!r}: the engines that take {needed} tokens get no requests now;"
-                f" those that do take fewer: {there}"
-            )
-        return left
-
-    def _with_room(self, candidates: Candidates, entry: Entry) -> Candidates:
-        left = self._director.kept(candidates, lambda endpoint: entry.takes(endpoint.engine))
-        if not left.endpoints:  # where it had a place is gone
-            raise SaturatedError("all engines are full; try again")
-        return left
+        return director.eligible.fitting(candidates, model, context_needed(request.body, ids))
 
     def _of_sole_model(self, body: Body) -> Body:
         """It names no model: vLLM answers with its own, llm-d refuses it."""
@@ -406,25 +328,7 @@ class Journey:
         return model
 
     async def _match(self, model: ServedModel, request: LLMRequest) -> Reason:
-        """Routing must never make an answer impossible: what we cannot render goes by load."""
-        if not model.block_sizes:
-            return Reason.NO_BLOCK_SIZE
-        try:
-            with panics_as_errors:
-                lookup = await self._director.matcher.match(model, request.body)
-        except RenderError as e:
-            return Reason(e.reason)
-        except IndexAwayError:
-            return Reason.INDEX_AWAY
-        except InferwayError:
-            raise
-        except Exception as e:
-            log.error(
-                "a prompt for model %r could not be derived, and its request goes by load only: %s",
-                model.name,
-                crash_report(e),
-            )
-            return Reason.OUR_FAULT
+        lookup = await self._director.matcher.match_if_possible(model, request.body)
         self._matched = lookup.prompts
         self._goes_on = not lookup.reason.is_whole
         return lookup.reason
@@ -465,8 +369,7 @@ class Journey:
         target = attempt.target
         if status < 400 and self._tells_its_reuse:
             tokens = self._director.stats.tokens_of(target.endpoint.engine)
-            tokens.prompt += attempt.prompt_tokens
-            tokens.matched += attempt.reused_tokens
+            tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
         elif status >= 500:
             self._suspect(target.endpoint)
         told: Headers = (
@@ -525,8 +428,7 @@ class Journey:
             endpoint = attempt.target.endpoint
             if usage is not None and usage.cached is not None and self._tells_its_reuse:
                 tokens = self._director.stats.tokens_of(endpoint.engine)
-                tokens.checked += attempt.reused_tokens
-                tokens.delivered += min(usage.cached, attempt.prompt_tokens)
+                tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
             if outcome == "upstream_error":
                 self._suspect(endpoint)
         if self._followers:
@@ -543,10 +445,3 @@ class Journey:
         director.fleet.suspect(endpoint)
         if self.shape is None and director.gate is not None:
             director.gate.failed_beside(endpoint.engine)
-
-
-def _with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
-    if not matched:
-        return request
-    prompts = {size: [item.prompt for item in items] for size, items in matched.items()}
-    return msgspec.structs.replace(request, prompts=prompts)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inferway.errors import SaturatedError
+from inferway.model import Candidates
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.admitters.utilization import UtilizationDetector
 from inferway.scheduling.plugin import Admitter, Chooser, Following, Producer
 
@@ -21,3 +24,10 @@ class Scheduling:
     admitters: Sequence[Admitter] = DEFAULT_ADMITTERS
     following: Sequence[Following] = ()
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
+
+    def admit(self, request: LLMRequest, candidates: Candidates) -> None:
+        """Raises SaturatedError."""
+        for admitter in self.admitters:
+            refusal = admitter.refusal(request, candidates)
+            if refusal is not None:
+                raise SaturatedError(refusal)

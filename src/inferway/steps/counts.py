@@ -16,6 +16,16 @@ class EngineTokens:
     checked: int = 0  # the same, where the answer has told what was
     delivered: int = 0  # what it has told
 
+    def sent(self, num_tokens: int, num_reused: int) -> None:
+        """A request's, and what is believed to be cached of them."""
+        self.prompt += num_tokens
+        self.matched += num_reused
+
+    def told(self, num_tokens: int, num_reused: int, num_cached: int) -> None:
+        """Of a request that was `sent`, its answer tells what was cached."""
+        self.checked += num_reused
+        self.delivered += min(num_cached, num_tokens)
+
 
 @dataclass(slots=True)
 class DirectorStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
@@ -12,7 +13,13 @@ from numpy.typing import NDArray
 
 from inferway.blocks.extra_keys import BlockExtras, request_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.errors import RenderError
+from inferway.errors import (
+    IndexAwayError,
+    InferwayError,
+    RenderError,
+    crash_report,
+    panics_as_errors,
+)
 from inferway.index.protocol import Found, Index, Tier
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import (
@@ -25,8 +32,11 @@ from inferway.model import (
     TokenIds,
     Tokenized,
 )
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import Body, reads_cache
 from inferway.prompts.served import ServedModel
+
+log = logging.getLogger("inferway.director")
 
 _FEW = 32  # holders: for so many a loop is as fast as arrays
 LONG_BLOCKS = 4_096  # a prompt of more is not derived, matched and weighed in one go
@@ -64,6 +74,28 @@ class Matcher:
     key_seed: int = 0
     breathe: Callable[[], Awaitable[None]] | None = None  # lets others have a turn
     _hashers: dict[int, BlockHasher] = field(default_factory=dict)
+
+    async def match_if_possible(self, model: ServedModel, body: Body) -> Lookup:
+        """Routing must never make an answer impossible: what cannot be rendered, or matched, has
+        no prompts, and goes by load. Raises RequestError."""
+        if not model.block_sizes:
+            return Lookup({}, Reason.NO_BLOCK_SIZE)
+        try:
+            with panics_as_errors:
+                return await self.match(model, body)
+        except RenderError as e:
+            return Lookup({}, Reason(e.reason))
+        except IndexAwayError:
+            return Lookup({}, Reason.INDEX_AWAY)
+        except InferwayError:
+            raise
+        except Exception as e:
+            log.error(
+                "a prompt for model %r could not be derived, and its request goes by load only: %s",
+                model.name,
+                crash_report(e),
+            )
+            return Lookup({}, Reason.OUR_FAULT)
 
     async def match(self, model: ServedModel, body: Body) -> Lookup:
         """Raises RequestError, or RenderError for reasons of our own."""
@@ -158,6 +190,13 @@ class Matcher:
         if hasher is None:
             hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
         return hasher.keys(ids, extras)
+
+
+def with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
+    if not matched:
+        return request
+    prompts = {size: [item.prompt for item in items] for size, items in matched.items()}
+    return msgspec.structs.replace(request, prompts=prompts)
 
 
 def _joined(parts: Iterable[tuple[Found, Collection[HolderId]]]) -> Found:

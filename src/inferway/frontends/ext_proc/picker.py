@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from inferway.director import Director, Journey, Routed, Within
+from inferway.director import Director, Journey, Routed
 from inferway.errors import (
     FleetError,
     InferwayError,
@@ -31,6 +31,7 @@ from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.transfer import refuse_transfers, untrusting
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps import unread
+from inferway.steps.eligible import Within
 from inferway.steps.objectives import objectives
 from inferway.steps.record import Record
 from inferway.steps.shape import shape_of_unread
@@ -134,7 +135,7 @@ class Picker:
             return await self._unread_of_model(ask, found, within)
         candidates = self.endpoints.everyone()
         if within is not None:
-            candidates = self.director.allowed(candidates, within)
+            candidates = self.director.eligible.allowed(candidates, within)
         passing = Passing(ask.body or b"", self.director.clock)
         ask.noted.record = passing.record
         return Pick(passing, by_load(candidates, self.random))
