@@ -50,6 +50,7 @@ from inferway.frontends.publisher import Publisher, topic_name
 from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
 from inferway.model import HolderId
+from inferway.openai_api.trust import Trust
 from inferway.prompts.given import check_given
 from inferway.prompts.renderer import Renderer
 from inferway.steps.rewrite import Rewrites
@@ -248,7 +249,7 @@ class Gateway:
             self.fleet,
             settings.allow_paths,
             salt=None if secret is None else TenantSalt(secret),
-            trusts_transfers=settings.trust_kv_transfer_params,
+            trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
         )
 
     def _http_server(

@@ -168,10 +168,28 @@ async def test_a_client_does_not_say_where_blocks_come_from(path: str, field: st
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_a_trusted_one_does(path: str) -> None:
+async def test_no_client_says_which_place_it_has_in_an_engines_queue(path: str) -> None:
     engine = Recorder()
-    body = b'{"model": "m", "messages": [{"role": "user"}], "kv_transfer_params": {"a": 1}}'
-    async with in_front_of(engine, trust_kv_transfer_params=True) as front:
+    body = b'{"model": "m", "messages": [{"role": "user"}], "priority": -1}'
+    async with in_front_of(engine) as front:
+        status, _, answer = await front.ask(path, body, content_type=JSON)
+
+    assert (status, engine.seen) == (400, [])
+    assert json.loads(answer)["error"]["param"] == "priority"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(
+    ("setting", "member"),
+    [
+        ("trust_kv_transfer_params", b'"kv_transfer_params": {"a": 1}'),
+        ("trust_priority", b'"priority": -1'),
+    ],
+)
+async def test_a_trusted_one_does(path: str, setting: str, member: bytes) -> None:
+    engine = Recorder()
+    body = b'{"model": "m", "messages": [{"role": "user"}], %b}' % member
+    async with in_front_of(engine, **{setting: True}) as front:
         status, _, _ = await front.ask(path, body, content_type=JSON)
 
     assert (status, engine.seen[0].body) == (200, body)

@@ -58,6 +58,13 @@ SECURITY: Final = section(
         help="Let clients say where engines fetch blocks from. Otherwise such a request is "
         "answered with status 400.",
     ),
+    key_option(
+        "--trust-priority",
+        "trust_priority",
+        **ON,
+        help="Let clients set the `priority` of a request in its engine's queue. Otherwise such a "
+        "request is answered with status 400.",
+    ),
     example="inferway serve http://10.0.0.5:8000 --api-keys keys.yaml",
 )
 

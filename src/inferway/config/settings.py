@@ -237,6 +237,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admin_port: Port | None = None  # those paths and metrics there, and then not on `port`
     allow_paths: list[str] = []  # forwarded beside those that are known: [METHOD ]/path
     trust_kv_transfer_params: bool = False  # clients may say where engines fetch blocks from
+    trust_priority: bool = False  # clients may say which priority engines give a request
     salt_per_tenant_env: str | None = None  # environment variable with a secret: no shared blocks
     cors_origins: list[str] = []  # of browsers' pages that may ask; "*": all
     otlp: str | None = None  # where OpenTelemetry's spans go: OTLP over HTTP

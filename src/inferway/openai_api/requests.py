@@ -55,6 +55,7 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     n: int | None = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -79,6 +80,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     max_tokens: int | None = None
     stream: bool | None = None
@@ -113,6 +115,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str | UnsetType | None = UNSET  # absent: "disabled"; null is like "auto"
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
@@ -141,6 +144,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # absent, null or empty: the engine's own
     input: str | list[Any] | None = None
     messages: list[Any] | None = None  # vLLM's: a chat or many, instead of `input`
+    priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     stream: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None

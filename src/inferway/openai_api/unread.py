@@ -36,6 +36,7 @@ class _Members(Guided, frozen=True, kw_only=True):
     cache_salt: str | None = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    priority: Any = None  # in the engine's queue
     vllm_xargs: Any = None
     tools: Any = None
     tool_choice: Any = None

@@ -28,6 +28,7 @@ from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, Pro
 from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.reading import headers_of
 from inferway.model import Headers, Target
+from inferway.openai_api.trust import Trust
 from inferway.steps.rewrite import Rewrites
 from inferway.structured.report import UNENFORCED_HEADER
 
@@ -256,7 +257,7 @@ def test_a_request_that_may_be_refused_is_told_so_and_why() -> None:
 @pytest.mark.parametrize("trusts", [False, True])
 async def test_clients_say_where_blocks_are_fetched_only_where_they_may(trusts: bool) -> None:
     stream = Stream({"10.0.0.1:8000": {}})
-    stream.picker.trusts_transfers = trusts
+    stream.picker.trust = Trust(transfers=trusts)
     body = b'{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"evil"}}'
 
     answered = await stream.send(rqh((":path", "/v1/completions")), rqb(body, eos=True))

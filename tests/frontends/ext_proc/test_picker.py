@@ -115,8 +115,11 @@ async def test_a_body_with_two_content_types_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model", [b'"model":"large",', b'"model":"unknown",', b""])
-async def test_clients_do_not_say_where_blocks_are_fetched(model: bytes) -> None:
-    body = b'{%b"kv_transfer_params":{"remote_host":"evil"}}' % model
+@pytest.mark.parametrize("said", [b'"kv_transfer_params":{"remote_host":"evil"}', b'"priority":-1'])
+async def test_clients_do_not_say_where_blocks_are_fetched_and_who_is_first(
+    model: bytes, said: bytes
+) -> None:
+    body = b"{%b%b}" % (model, said)
 
     [reply] = await asked(stream(), body, JSON)
 

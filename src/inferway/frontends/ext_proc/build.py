@@ -16,6 +16,7 @@ from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.observers import Observer
 from inferway.frontends.request_counts import RequestCounts
 from inferway.indexer import Indexer
+from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 
 _COSTS: dict[str, Callable[[Usage], float]] = {
@@ -43,7 +44,7 @@ def build_picker(
             *(indexer.director, indexer.fleet, observers, decided_in),
             counts=counts,
             requests=requests,
-            trusts_transfers=settings.trust_kv_transfer_params,
+            trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
         ),
         Rules(
             find=indexer.fleet.find,

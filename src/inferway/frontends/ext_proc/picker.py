@@ -28,7 +28,7 @@ from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
 from inferway.model import Candidates, Headers, Reason, Target
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
-from inferway.openai_api.transfer import refuse_transfers, untrusting
+from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps import unread
 from inferway.steps.eligible import Within
@@ -58,7 +58,7 @@ class Picker:
     random: Random = field(default_factory=Random)
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
-    trusts_transfers: bool = False  # clients may say where engines fetch blocks from
+    trust: Trust = NO_TRUST
 
     async def pick(self, ask: Ask) -> Pick:
         """Raises InferwayError, with the journey closed. Who is cancelled leaves nothing behind."""
@@ -66,8 +66,7 @@ class Picker:
         within = None if ask.subset is None else partial(is_allowed, subset=ask.subset)
         if parse is None or ask.body is None:
             return await self._unread(ask, within)
-        if not self.trusts_transfers:
-            parse = untrusting(parse)
+        parse = self.trust.checked(parse)
         started = time.perf_counter()
         journey = self.director.open(ask.head, ask.body, ask.request_id, parse=parse, within=within)
         ask.noted.record = journey.record
@@ -152,8 +151,7 @@ class Picker:
             found = await self.director.parse(read, ask.body)
         except InvalidRequestError:
             return None
-        if not self.trusts_transfers:
-            refuse_transfers(found.members)
+        self.trust.check(found.members)
         try:
             if found.model is None:
                 return None

@@ -14,7 +14,7 @@ from inferway.director import Director, Journey
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
-from inferway.openai_api.transfer import refuse_transfers, untrusting
+from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps.objectives import objectives
 from inferway.steps.salt import EDIT, TenantSalt
@@ -32,17 +32,17 @@ class Entrance:
         allowed: Iterable[str] = (),
         *,
         salt: TenantSalt | None = None,
-        trusts_transfers: bool = False,
+        trust: Trust = NO_TRUST,
     ) -> None:
         """`allowed`: paths beside those that are known, `[METHOD ]/path`."""
         self._director = director
         self._fleet = fleet
         self._salt = salt
-        self._trusts_transfers = trusts_transfers
+        self._trust = trust
         self._random = Random()
-        self._parsers: Mapping[str, Parse] = PARSERS
-        if not trusts_transfers:
-            self._parsers = {path: untrusting(parse) for path, parse in PARSERS.items()}
+        self._parsers: Mapping[str, Parse] = {
+            path: trust.checked(parse) for path, parse in PARSERS.items()
+        }
         self.paths: dict[str, set[str]] = {path: {"POST"} for path in PARSERS}
         for path, how in UNREAD.items():
             if salt is None or how != UNSALTED:
@@ -79,8 +79,7 @@ class Entrance:
 
         async def reading() -> UnreadBody:
             found = await director.parse(read, request.body)
-            if not self._trusts_transfers:
-                refuse_transfers(found.members)
+            self._trust.check(found.members)
             return self._salted_unread(found, request.path, tenant)
 
         return UnreadJourney(
