@@ -292,7 +292,8 @@ def test_a_grammar_that_takes_too_long_ends_with_its_reason_and_its_neighbours_g
         answers = [each.result() for each in hostile]
 
     for answer in answers:
-        assert answer.status == 500, answer.raw
+        assert answer.status == 400, answer.raw
+        assert answer.json["error"]["param"] == "structured_outputs/grammar", answer.raw
         assert "the grammar " in answer.json["error"]["message"], answer.raw
         assert "too long" in answer.json["error"]["message"], answer.raw
     assert len(beside) > 150

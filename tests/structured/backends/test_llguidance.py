@@ -221,3 +221,22 @@ def test_any_walk_with_steps_back_equals_never_having_gone(steps: list[tuple[int
         assert grammar.terminated == straight.terminated
         assert mask(grammar).tobytes() == mask(straight).tobytes()
         assert grammar.validate(answer[at:]) == straight.validate(answer[at:])
+
+
+@pytest.mark.parametrize("common", ["", "item number "])
+def test_ten_thousand_choices_that_begin_alike_are_kept(common: str) -> None:
+    words = [f"{common}{number}" for number in range(10_000)]
+    grammar = compiled(Kind.CHOICE, json.dumps(words)).start()
+
+    for token in tokens(words[-1]):
+        mask(grammar)
+        assert grammar.accept([token]), grammar.failure
+    assert grammar.accept([EOS])
+    assert grammar.terminated
+
+
+def test_a_grammar_that_fails_at_its_first_token_is_refused() -> None:
+    text = "start: A\nA: /(a|b)*a(a|b){20}/ & ~/.*aba.*/ & /.*b.{15}/"
+
+    with pytest.raises(SpecError, match="a regular expression of the grammar takes too long"):
+        compiled(Kind.GRAMMAR, text)

@@ -14,6 +14,7 @@ from tests.structured.backends.contract import CASES, CHECKS, Check
 from tests.structured.compiling import smollm2
 
 from inferway.errors import CompileError, SaturatedError, SpecError
+from inferway.structured import failures
 from inferway.structured.backends import stepped, stepper
 from inferway.structured.backends.cascade import Cascade, Verdict
 from inferway.structured.backends.llguidance import LLGuidance
@@ -88,7 +89,7 @@ def test_an_ambiguous_grammar_ends_over_its_time_with_the_reason_and_no_other(
         if not greedy.accept(token):
             break
 
-    assert greedy.failure in (stepped.TOO_LONG, stepper.OVER)
+    assert greedy.failure in (failures.TOO_LONG, failures.TOO_LONG_IN_ALL)
     assert allowed(greedy) == [EOS]
     assert not greedy.accept([EOS])
     for _ in range(50):
@@ -101,7 +102,7 @@ def test_a_step_that_would_take_for_ever_ends_within_its_cpu_time(steppers: Step
     while grammar.failure is None and len(allowed(grammar)) > 1:
         grammar.accept(tokens("aaaaaaaa"))
 
-    assert grammar.failure == stepped.TOO_LONG
+    assert grammar.failure == failures.TOO_LONG
 
 
 def test_so_many_answers_at_a_time_and_when_one_has_ended_another(
@@ -131,7 +132,7 @@ def test_with_the_library_gone_answers_fail_and_the_next_grammar_starts_it_again
     steppers._libraries[LLGuidance.name].kill()
 
     assert not grammar.accept(tokens("a"))
-    assert grammar.failure == stepped.TOO_LONG
+    assert grammar.failure == failures.TOO_LONG
     assert started(steppers, ENDLESS).accept(tokens("a"))
     steppers.close()
     with pytest.raises(CompileError):
@@ -142,7 +143,7 @@ def test_with_the_library_gone_answers_fail_and_the_next_grammar_starts_it_again
 @pytest.mark.timeout(900)
 def test_every_step_of_hostile_grammars_stays_below_its_limit(steppers: Steppers) -> None:
     """105 grammars, 1,000 tokens of each or until it fails."""
-    failures: set[str | None] = set()
+    reasons: set[str | None] = set()
     for name, text in ambiguous_grammars(22, 105):
         grammar, choose = started(steppers, text), Random(name)
         before = 0.0
@@ -154,10 +155,10 @@ def test_every_step_of_hostile_grammars_stays_below_its_limit(steppers: Steppers
                 break
             most = stepper.ANSWER_SECONDS + stepper.TOKEN_SECONDS * num_tokens
             assert before < most + 2 * stepped.STEP.cpu_seconds, name
-        failures.add(grammar.failure)
+        reasons.add(grammar.failure)
 
-    librarys_own = {"the grammar has too many alternatives at this point"}
-    assert failures - librarys_own == {None, stepped.TOO_LONG, stepper.OVER}
+    librarys_own = {failures.TOO_MANY}
+    assert reasons - librarys_own == {None, failures.TOO_LONG, failures.TOO_LONG_IN_ALL}
 
 
 @pytest.mark.parametrize(("inner", "is_alone"), [("star", True), ("const_string", False)])

@@ -13,6 +13,7 @@ import pytest
 
 from inferway.errors import SpecError
 from inferway.prompts.prepare import prepare_smollm2
+from inferway.structured import failures
 from inferway.structured.vllm import core as cores
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.core import BACKEND, Core
@@ -122,6 +123,21 @@ def test_a_refusal_is_the_requests_own_and_its_reason_is_remembered(make: Make) 
     told = core.utility("why", {"requests": ["chatcmpl-7"]})
     assert (told["status"], told["place"]) == (400, "/structures/0/schema")
     assert core.utility("why", {"requests": ["chatcmpl-8"]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("why", "status"), [(failures.TOO_LONG, 400), ("letters raised RuntimeError", 500)]
+)
+def test_an_answer_that_is_cut_off_is_the_clients_fault_if_its_shape_is_to_blame(
+    make: Make, why: str, status: int
+) -> None:
+    core = make()
+
+    core._end("chatcmpl-7-internal", why)
+
+    told = core.utility("why", {"requests": ["chatcmpl-7"]})
+    assert told["status"] == status
+    assert why in told["message"]
 
 
 def test_what_cannot_be_read_ends_its_request_too(make: Make) -> None:

@@ -21,6 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway.errors import SpecError
+from inferway.structured import failures
 from inferway.structured.ascii_classes import ascii_classes
 from inferway.structured.backends.bits import allow, allow_only, allowed
 from inferway.structured.backends.blanks import START
@@ -56,10 +57,10 @@ _TOKENS_PER_LEXER = 10_000
 _TOKENS_PER_FUEL = 64  # in going through them again
 _NO_FUEL = "too many expressions"
 _FAILURES = (
-    ("Current row has", "the grammar has too many alternatives at this point"),
-    ("lexer error", "a regular expression of the grammar takes too long at this point"),
-    ("parser error", "the grammar has too many alternatives at this point"),
-    ("NoExtension", "the grammar allows no token at this point"),
+    ("Current row has", failures.TOO_MANY),
+    ("lexer error", failures.REGEX_TOO_LONG),
+    ("parser error", failures.TOO_MANY),
+    ("NoExtension", failures.NO_TOKEN),
 )
 _FAILED = "the grammar library has failed"
 _MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
@@ -86,7 +87,9 @@ class LLGuidance:
         if prototype.is_error():
             raise SpecError(refusal(prototype.get_error()))
         first = np.empty(self._vocabulary.num_words, np.int32)
-        prototype.deep_copy().unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+        beginning = prototype.deep_copy()
+        beginning.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+        _require_mask(beginning)
         compiled = LLGuidanceCompiled(
             make, prototype, first, self._vocabulary.eos_token_ids, len(source), tuple(unenforced)
         )
@@ -115,8 +118,21 @@ def compiled_alone(spec: Spec) -> llguidance.LLMatcher:
         prototype = _on_bytes(_SPECIAL_TOKEN.sub("<[1]>", source))
     if prototype.is_error():
         raise SpecError(refusal(prototype.get_error()))
-    prototype.deep_copy().compute_bitmask()
+    beginning = prototype.deep_copy()
+    beginning.compute_bitmask()
+    _require_mask(beginning)
     return prototype
+
+
+def _require_mask(matcher: llguidance.LLMatcher) -> None:
+    """Raises SpecError for a grammar that fails at an answer's first token: every answer would."""
+    if matcher.is_error():
+        raise SpecError(_failure(matcher))
+
+
+def _failure(matcher: llguidance.LLMatcher) -> str:
+    error = matcher.get_error()
+    return next((why for sign, why in _FAILURES if sign in error), _FAILED)
 
 
 # Of a model's own vocabulary, in a Lark grammar: `<|tool|>`, `<[32000-32010]>`.
@@ -184,7 +200,7 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
         case Kind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(ascii_classes(spec.text))
         case Kind.CHOICE:
-            return llguidance.grammar_from("choice", spec.text)
+            return _choice(json.loads(spec.text))
         case Kind.GRAMMAR:
             check_grammar_numbers(spec.text)
             try:
@@ -196,6 +212,11 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
         case Kind.STRUCTURAL_TAG:
             check_numbers(spec.text)
             return tag_grammar(spec.text, _ways(spec.options), special_tokens or {})
+
+
+def _choice(words: Sequence[str]) -> str:
+    """One lexeme: as alternatives of the parser, some thousands would pass its limits."""
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, dict.fromkeys(words)))
 
 
 def _json(schema: str, options: Options) -> str:
@@ -412,7 +433,5 @@ class LLGuidanceGrammar:
     def _fail(self) -> bool:
         """False."""
         self.lexer.has_failed()
-        if self._failure is None:
-            error = self.matcher.get_error()
-            self._failure = next((why for sign, why in _FAILURES if sign in error), _FAILED)
+        self._failure = self._failure or _failure(self.matcher)
         return False

@@ -32,6 +32,7 @@ from inferway.helper.helper import in_memory
 from inferway.helper.process import Conversation, HelperProcess, Limits
 from inferway.structured.backends import stepper
 from inferway.structured.backends.bits import allow_only
+from inferway.structured.failures import TOO_LONG
 
 if TYPE_CHECKING:
     from inferway.structured.backends.vocabulary import Vocabulary
@@ -43,7 +44,6 @@ COMPILE = Limits(memory_bytes=256 << 20, cpu_seconds=2, wall_seconds=10.0)
 STEP = Limits(memory_bytes=32 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
 _COMPILED_BYTES = 4 << 20  # that a process takes beside what it shares: 2 to 4 MiB were seen
 MAX_ANSWERS = 256  # at a time; vLLM's default of max_num_seqs
-TOO_LONG = "the grammar takes too long, or too much memory, at this point"
 
 
 class Steppers:

@@ -14,6 +14,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from inferway.errors import SpecError
+from inferway.structured.failures import TOO_LONG_IN_ALL
 from inferway.structured.grammar import Unenforced
 from inferway.structured.spec import Kind, Options, Spec
 
@@ -29,7 +30,6 @@ MODULE = __name__
 # most grammars takes less than a tenth of the second; the first few take more.
 ANSWER_SECONDS = 1.0
 TOKEN_SECONDS = 0.002
-OVER = "the grammar has taken too long in all"
 
 # What a step leads to: its own result, whether the end of the answer was accepted, the CPU seconds
 # of all steps so far, and how many bytes of the rest say why it has failed; after them there may be
@@ -63,7 +63,7 @@ class _Answer:
         self.cpu_seconds = time.process_time()
         most = ANSWER_SECONDS + TOKEN_SECONDS * self.num_tokens
         if self.cpu_seconds > most and not self.grammar.terminated:
-            self._over = OVER
+            self._over = TOO_LONG_IN_ALL
 
 
 # This process's own.

@@ -18,7 +18,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from inferway.errors import CompileError, InferwayError, panics_as_errors
+from inferway.errors import CompileError, InferwayError, SpecError, panics_as_errors
+from inferway.structured.failures import OF_THE_SHAPE
 from inferway.structured.spec import Kind, Options, Spec, from_vllm
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.settings import Settings, settings_of
@@ -192,11 +193,11 @@ class Light:
         return self._cascade.compile_light(spec)
 
 
-def _cut_off(why: str) -> CompileError:
-    return CompileError(
-        f"the answer was cut off, because its grammar failed: {why}; try again, or simplify the "
-        "shape that is asked for"
-    )
+def _cut_off(why: str) -> InferwayError:
+    words = f"the answer was cut off, because its grammar failed: {why}"
+    if why in OF_THE_SHAPE:
+        return SpecError(f"{words}; simplify the shape that is asked for")
+    return CompileError(f"{words}; try again")
 
 
 def utility(engine_core: Any, command: str, words: str) -> str:
