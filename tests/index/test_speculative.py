@@ -134,10 +134,27 @@ def test_a_long_prompt_comes_and_goes_a_step_a_turn() -> None:
             counts.append(overlay.num_blocks(A) + overlay.num_blocks(B))
         return counts
 
-    assert seen() == [STEP_BLOCKS * turn for turn in range(1, 6)]
+    # the last turn finds nothing to do
+    assert seen() == [STEP_BLOCKS * turn for turn in (1, 2, 3, 4, 5, 5)]
     assert overlay.extend(prompt, {}) == {A: len(prompt), B: len(prompt)}
     overlay.remove_all(speculations)
-    assert seen() == [STEP_BLOCKS * turn for turn in range(4, -1, -1)]
+    assert seen() == [STEP_BLOCKS * turn for turn in (4, 3, 2, 1, 0, 0)]
+
+
+def test_prompts_of_one_turn_take_a_step_together() -> None:
+    turns = deque[Callable[[], None]]()
+    overlay = SpeculativeOverlay(turns.append)
+    length = STEP_BLOCKS // 2
+    speculations = [overlay.add(A, range(n * length, (n + 1) * length)) for n in range(6)]
+
+    assert overlay.num_blocks(A) == length, "the first one counts at once"
+    turns.popleft()()
+    assert overlay.num_blocks(A) == 3 * length
+    while turns:
+        turns.popleft()()
+    assert overlay.num_blocks(A) == 6 * length
+    overlay.remove_all(speculations)
+    assert overlay.num_blocks(A) == 5 * length
 
 
 def test_a_short_prompt_waits_for_no_long_one() -> None:

@@ -44,6 +44,7 @@ class SpeculativeOverlay:
     def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._soon = soon
         self._unfinished: deque[Speculation] = deque()
+        self._turn_comes = False  # this one's share is taken
         self._bits: dict[BlockKey, int] = {}
         # How many prompts more than one bring the block there; none: not in it.
         self._more: dict[tuple[HolderId, BlockKey], int] = {}
@@ -76,7 +77,7 @@ class SpeculativeOverlay:
             return
         speculation.waits = True
         self._unfinished.append(speculation)
-        if len(self._unfinished) == 1:
+        if not self._turn_comes:
             self._take_turn()
 
     def _take_turn(self) -> None:
@@ -85,7 +86,8 @@ class SpeculativeOverlay:
             left -= self._step(unfinished[0], left)
             if _is_finished(unfinished[0]):
                 unfinished.popleft().waits = False
-        if unfinished:
+        self._turn_comes = left < STEP_BLOCKS
+        if self._turn_comes:
             assert self._soon is not None
             self._soon(self._take_turn)
 

@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from inferway.config import FlowSettings
+from inferway.config import FlowSettings, ServeSettings
 from inferway.errors import ForbiddenError, UnauthorizedError
 from inferway.flow.callers import Callers, KeySettings, hash_of, new_key
 from inferway.flow.traffic import Traffic
 from inferway.frontends.http.admin_key import AdminKey
-from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.admission import Admission, admins_are_local
 from inferway.frontends.http.flow_control import FlowControl
 from inferway.frontends.http.message import Request
 
@@ -106,6 +106,26 @@ def test_who_would_be_let_in_is_told_without_counting(
 
     assert asked.lets_in(bearing(key), admins_only=admins_only) == is_let_in
     assert asked.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "admin_port", "is_local"),
+    [
+        ("127.0.0.1", None, True),
+        ("localhost", None, True),
+        ("::1", None, True),
+        ("0.0.0.0", None, False),
+        ("0.0.0.0", 9090, False),
+        ("unix:/run/gw", None, False),
+        ("unix:/run/gw", 9090, True),  # which is on loopback then
+    ],
+)
+def test_where_admins_are_asked_from_this_machine_alone(
+    host: str, admin_port: int | None, is_local: bool
+) -> None:
+    settings = ServeSettings(engines=[], host=host, admin_port=admin_port)
+
+    assert admins_are_local(settings) == is_local
 
 
 def test_a_known_key_that_is_no_admins_is_forbidden() -> None:

@@ -293,6 +293,20 @@ async def test_a_unix_socket_is_listened_on_and_removed(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_unix_socket_of_the_next_gateway_stays(tmp_path: Path) -> None:
+    path, kept = tmp_path / "gw.sock", tmp_path / "kept"
+    server = HttpServer(echo, host=f"unix:{path}")
+    await server.start()
+    kept.hardlink_to(path)
+    server.stop_accepting()
+    assert not path.exists()
+    path.hardlink_to(kept)  # another file system gives a new socket the same number
+    await server.stop(0)
+
+    assert path.exists()
+
+
+@in_loop
 async def test_a_unix_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "gw.sock"
     with socket.socket(socket.AF_UNIX) as left:

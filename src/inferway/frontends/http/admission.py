@@ -26,6 +26,7 @@ from inferway.flow.standing import Standing
 from inferway.flow.traffic import Traffic
 from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.flow_control import FlowControl, Ticket
+from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.web_pages import check_no_web_page
@@ -161,5 +162,13 @@ def build_admission(
         return traffic.standing.allowed(names, clock())
 
     control = FlowControl(settings.flow, engines_of, clock)
-    is_local = settings.host == "localhost" or settings.host.startswith("127.")
-    return Admission(traffic, control, *keys, is_local=is_local)
+    return Admission(traffic, control, *keys, is_local=admins_are_local(settings))
+
+
+def admins_are_local(settings: ServeSettings) -> bool:
+    """Whether paths for admins are on loopback alone. Where requests come by a Unix socket, which
+    no browser opens, a port for admins is."""
+    host = settings.host
+    if host.startswith(UNIX):
+        return settings.admin_port is not None
+    return host in ("localhost", "::1") or host.startswith("127.")

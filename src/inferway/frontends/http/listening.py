@@ -75,9 +75,11 @@ class Listener:
             raise self._cannot(e) from e
 
     def close(self) -> None:
-        """Accepts no more. The socket's path goes, unless it is another's by now."""
+        """Accepts no more. The socket's path goes, unless it is another's by now. Once is
+        enough."""
         self._server.close()
-        if self._path is not None and _inode(self._path) == self._inode:
+        inode, self._inode = self._inode, None  # a later socket there may get the same inode
+        if self._path is not None and inode is not None and _inode(self._path) == inode:
             os.unlink(self._path)
 
     async def wait_closed(self) -> None:
