@@ -244,6 +244,7 @@ def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
 def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
+    anything |= {"priority"}  # read where it is refused
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:
