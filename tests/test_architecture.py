@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "index": {"tasks", "blocks", *_PURE_BASE, "config"},
     "events": _LOW,
     "scheduling": _LOW,
-    "gate": {"structured", "scheduling", "openai_api", "helper", "config", *_PURE_BASE},
+    "gate": {"structured", "scheduling", "openai_api", "helper", "flow", "config", *_PURE_BASE},
     "steps": {"gate", *_MIDDLE},
     "director": {"steps", "gate", *_MIDDLE},
     "upstream": _MIDDLE,

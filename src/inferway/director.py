@@ -123,15 +123,15 @@ class Director:
         within: Within | None = None,
         priority: int | None = None,
         edits: Sequence[bytes] = (),
+        tenant: str = "",
     ) -> Journey:
-        """`parse`: what the body is, if the path does not say; `within`: which endpoints a proxy
-        in front of us allows; `priority`: it has this one, whatever its headers say; `edits`: what
-        of the client's bytes has been changed already. Raises UnknownPathError for a path that
-        carries no prompt."""
+        """`parse`: what the body is, if the path does not say; `within`: endpoints a proxy allows;
+        `priority`: its own, whatever headers say; `edits`: what of the client's bytes has been
+        changed; `tenant`: whose share it takes. Raises UnknownPathError."""
         parse = parse or PARSERS.get(head.path)
         if parse is None:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
-        return Journey(self, head, body, parse, request_id, within, priority, edits)
+        return Journey(self, head, body, parse, request_id, within, priority, edits, tenant)
 
     def parses_here(self, body: bytes) -> bool:
         """Whether parsing it would not hold up everybody else."""
@@ -171,6 +171,7 @@ class Journey:
         "_priority",
         "_request_id",
         "_tells_its_reuse",
+        "_tenant",
         "_usage",
         "_within",
         "body",
@@ -191,6 +192,7 @@ class Journey:
         within: Within | None = None,
         priority: int | None = None,
         edits: Sequence[bytes] = (),
+        tenant: str = "",
     ) -> None:
         self.routed: Routed | None = None  # until the answer has begun
         self.streamed = False  # it is to be answered in pieces
@@ -205,6 +207,7 @@ class Journey:
         self._request_id = request_id
         self._within = within
         self._priority = priority
+        self._tenant = tenant
         self._matched: MatchedPrompts = {}
         self._goes_on = False  # the engine's prompts are longer than what we know of them
         self._edits: list[bytes] = [*edits]
@@ -306,6 +309,7 @@ class Journey:
             body=body,
             headers=headers,
             objectives=asked,
+            tenant=self._tenant,
             raw=self._body,
         )
 

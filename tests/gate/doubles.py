@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,9 @@ class Words:
     """A library that goes by words in a spec's text, and counts what it is asked."""
 
     asked: Counter[str] = field(default_factory=Counter)
+    known: set[str] = field(default_factory=set)  # keys of specs
+    hold: asyncio.Event | None = None  # checks end when it is set
+    begun: list[str] = field(default_factory=list)  # titles of what is checked, in order
 
     @property
     def helper(self) -> Helper | None:
@@ -30,6 +35,10 @@ class Words:
 
     async def check(self, asked: Asked) -> None:
         self.asked["check"] += 1
+        if self.hold is not None and not self.is_known(asked.spec):
+            self.begun.append(json.loads(asked.spec.text)["title"])
+            await self.hold.wait()
+        self.known.add(asked.spec.key)
         if "breaks" in asked.spec.text:
             raise RecursionError
         if "invalid" in asked.spec.text:
@@ -37,6 +46,9 @@ class Words:
 
     def close(self) -> None:
         pass
+
+    def is_known(self, spec: Spec) -> bool:
+        return spec.key in self.known
 
     def is_costly(self, spec: Spec) -> bool:
         return "costly" in spec.text

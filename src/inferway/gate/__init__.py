@@ -5,6 +5,8 @@ shape      one such request on its way: what its engine does not enforce; its an
 passing    an answer that passes as it is  -> counted, by whether it has its shape
 trial      spec -> verdict, in a process that can be killed
 costs      what compiling takes, and which engine has it done; pure
+verdicts   spec -> what is found of it, once, each tenant in its turn
+turns      work that waits -> fairly, between tenants
 quarantine what shapes have brought down -> which are refused, and for how long; pure
 warm       shape + chosen engine      -> the engine compiles while the prompt is on its way
 

@@ -34,6 +34,9 @@ class Checking:
     async def check(self, asked: Asked) -> None:
         await self._checker.check(asked)
 
+    def is_known(self, spec: Spec) -> bool:
+        return self._checker.is_known(spec)
+
     def close(self) -> None:
         self._checker.close()
 

@@ -10,7 +10,8 @@ the model has engines with our plugin:
 the model has stock engines only                       passes: what these enforce is not known
 
 Verdicts are kept by spec. Nothing here takes long on the event loop: reading a large body, verdicts
-and judging answers are done in threads, or in a helper process that can be killed.
+and judging answers are done in threads, or in a helper process that can be killed. What has to wait
+for these is served fairly between tenants (`verdicts`, `turns`); what is known waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from inferway.config import StructuredSettings
 from inferway.errors import (
     ChecksBusyError,
-    HeavyError,
-    HelperError,
     InferwayError,
-    JobKilledError,
+    SaturatedError,
     SpecError,
     crash_report,
     panics_as_errors,
@@ -36,25 +34,25 @@ from inferway.errors import (
 from inferway.gate.costs import CompileCosts
 from inferway.gate.counts import GateCounts
 from inferway.gate.library import Library, Trial, Verdict
-from inferway.gate.once import Once
 from inferway.gate.quarantine import InFlight, Quarantine
 from inferway.gate.shape import Shape
+from inferway.gate.turns import ANYBODY, Asker, Turns
+from inferway.gate.verdicts import QuarantinedError, Verdicts
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
 from inferway.structured.grammar import ARGUMENTS, Unenforced
 from inferway.structured.report import in_request, keeps_all, refuse_unenforced
 from inferway.structured.requests import asked as asked_in
-from inferway.structured.spec import Asked, Spec
+from inferway.structured.spec import Asked
 from inferway.structured.texts import Said
 
 log = logging.getLogger("inferway.gate")
 
 MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
 MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
-MAX_VERDICTS = 4096
-MAX_WAITING = 64  # verdicts that are worked out or wait for it, and as many judgements
+MAX_SMALL_ANSWER = 64 * 1024  # characters
 JUDGE_SECONDS = 2.0
-_THREADS = 2
+_JUDGEMENTS = 2  # at a time, of small ones and of large ones
 # When an engine that has failed a request is looked at: whether it is gone.
 _CONFIRM_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -98,17 +96,22 @@ class Gate:
         self.library = library
         self.trial = trial
         self._hint = hint
-        self._tries_all = settings.trial_compile
         self._refuses_unenforced = settings.refuse_unenforced
         self._engines = engines
         self._clock = clock
         self.warmer: Warmer | None = None
         self._in_flight = InFlight()
-        self._verdicts: Once[Verdict | SpecError] = Once(MAX_VERDICTS)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="structured")
+        self.verdicts: Verdicts | None = None
+        if library is not None:
+            self.verdicts = Verdicts(
+                *(library, trial, self.quarantine, self.costs, clock),
+                tries_all=settings.trial_compile,
+            )
+        self._tries_all = settings.trial_compile
         # an answer may keep a helper busy; that must not hold up requests
-        self._judges = ThreadPoolExecutor(_THREADS, thread_name_prefix="judges")
-        self._num_verdicts = self._num_judged = 0
+        self._judges = ThreadPoolExecutor(2 * _JUDGEMENTS, thread_name_prefix="judges")
+        self._small_judgements = Turns(_JUDGEMENTS, seconds=JUDGE_SECONDS)
+        self._large_judgements = Turns(_JUDGEMENTS, seconds=JUDGE_SECONDS)
         self._timers: set[asyncio.TimerHandle] = set()
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -121,8 +124,9 @@ class Gate:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.warmer is not None:
             await self.warmer.close()
-        for threads in (self._threads, self._judges):
-            threads.shutdown(wait=False, cancel_futures=True)
+        if self.verdicts is not None:
+            self.verdicts.close()
+        self._judges.shutdown(wait=False, cancel_futures=True)
         for closing in (self.trial, self.library):
             if closing is not None:
                 await asyncio.to_thread(closing.close)
@@ -137,20 +141,24 @@ class Gate:
         endpoints: Sequence[Endpoint],
         *,
         is_echoed: bool = False,
+        asker: Asker = ANYBODY,
     ) -> Shape | None:
         """`fields` of a body of that size, which may go to one of `endpoints`; `is_echoed`: the
         answer begins with the prompt. None if no shape is asked for, or none is checked. Raises
-        SpecError, or ChecksBusyError when too many wait."""
-        if self.library is None:
+        SpecError, ChecksBusyError, or SaturatedError when too many wait."""
+        if self.verdicts is None:
             self._pass_by(path, fields, body_bytes)
             return None
         try:
             if body_bytes <= MAX_BODY_ON_LOOP:
                 asked = asked_in(path, fields)
             else:
-                asked = await self.in_thread(asked_in, path, fields)
+                asked = await self.verdicts.read(asker, asked_in, path, fields)
         except SpecError:
             self.counts.asked("unreadable", "refused")
+            raise
+        except SaturatedError:
+            self.counts.asked("unread", "busy")
             raise
         if not asked:
             return None
@@ -158,13 +166,13 @@ class Gate:
         kind = asked[0].spec.kind
         try:
             with panics_as_errors:
-                shape = await self._shape(asked, endpoints)
+                shape = await self._shape(asked, endpoints, asker)
             shape.can_be_judged = not is_echoed
             outcome = "checked"
-        except _Quarantined as e:
+        except QuarantinedError as e:
             outcome = "quarantined"
             raise e.error from None
-        except ChecksBusyError:
+        except (ChecksBusyError, SaturatedError):
             outcome = "busy"
             raise
         except InferwayError:
@@ -198,18 +206,20 @@ class Gate:
             log.info("%s", self._hint)
             self._hint = ""
 
-    async def _shape(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Shape:
-        assert self.library is not None
+    async def _shape(
+        self, asked: Sequence[Asked], endpoints: Sequence[Endpoint], asker: Asker
+    ) -> Shape:
+        assert self.verdicts is not None
         for each in asked:
-            self._refuse_in_quarantine(each.spec.key, each)
+            self.verdicts.refuse_in_quarantine(each.spec.key, each)
         if len(asked) > 1:
-            self._refuse_in_quarantine(_together(asked), asked[0])
+            self.verdicts.refuse_in_quarantine(_together(asked), asked[0])
         for_us = any(self._engines.has_plugin(endpoint.engine) for endpoint in endpoints)
         kept: list[Asked] = []
         unenforced: list[Unenforced] = []
         for number, each in enumerate(asked, 1):
             try:
-                found = await self._examined(each, for_us)
+                found = await self._examined(each, asker, for_us=for_us)
             except SpecError:
                 if not each.may_be_free:
                     raise
@@ -217,89 +227,38 @@ class Gate:
             kept.append(each)
             unenforced += (ARGUMENTS,) if each.free else found
             await _breathe(number)
-        return Shape(self, kept, unenforced if for_us else None)
+        return Shape(self, kept, unenforced if for_us else None, asker)
 
-    async def _examined(self, asked: Asked, for_us: bool) -> Sequence[Unenforced]:
+    async def _examined(self, asked: Asked, asker: Asker, *, for_us: bool) -> Sequence[Unenforced]:
         """What engines with the plugin do not enforce. Raises SpecError."""
-        assert self.library is not None
-        await self.library.check(asked)
-        if not for_us and not self._tries_all:
-            return ()
-        verdict = await self._verdict(asked)
+        assert self.verdicts is not None
+        verdict = await self.verdicts.of(asked, asker, tries=for_us or self._tries_all)
         if not for_us:
             return ()
+        assert verdict is not None
         if isinstance(verdict, SpecError):
             raise in_request(asked, verdict) from None
         if self._refuses_unenforced:
             refuse_unenforced(asked, verdict.unenforced)
         return verdict.unenforced
 
-    def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
-        why = self.quarantine.refusal(key, self._clock())
-        if why is not None:
-            raise _Quarantined(_in_quarantine(asked, why))
-
-    async def explain(self, asked: Asked) -> dict[str, Any]:
-        """What would become of it, keyword by keyword: its JSON. Raises ChecksBusyError."""
+    async def explain(self, asked: Asked, asker: Asker = ANYBODY) -> dict[str, Any]:
+        """What would become of it, keyword by keyword: its JSON. Raises ChecksBusyError,
+        SaturatedError."""
         assert self.library is not None
-        if self._num_verdicts >= MAX_WAITING:
-            raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
+        assert self.verdicts is not None
         found: Verdict | SpecError | None = None
         refused: SpecError | None = None
         try:
-            await self.library.check(asked)
+            found = await self.verdicts.of(asked, asker, tries=True)
         except SpecError as e:
             refused = e
-        else:
-            try:
-                found = await self._verdict(asked)
-            except _Quarantined as e:
-                found = e.error
-        told = await self.in_thread(
-            self.library.explain, asked, refused, found, self._refuses_unenforced
+        except QuarantinedError as e:
+            found = e.error
+        told = await self.verdicts.read(
+            *(asker, self.library.explain, asked, refused, found, self._refuses_unenforced)
         )
         return {"place": asked.place, **told}
-
-    async def _verdict(self, asked: Asked) -> Verdict | SpecError:
-        spec = asked.spec
-        try:
-            return await self._verdicts.get(spec.key, partial(self._work_out, spec))
-        except JobKilledError as e:
-            if e.lacked_cpu:
-                raise ChecksBusyError(f"{asked.place}: compiling it {e}; try again") from None
-            self.quarantine.put(spec.key, f"compiling it {e}", self._clock())
-            raise _Quarantined(_in_quarantine(asked, f"compiling it {e}")) from None
-        except HelperError as e:
-            raise ChecksBusyError(f"{asked.place}: cannot be compiled now: {e}") from None
-
-    async def _work_out(self, spec: Spec) -> Verdict | SpecError:
-        """Raises HelperError."""
-        assert self.library is not None
-        if self._num_verdicts >= MAX_WAITING:
-            raise ChecksBusyError(f"{MAX_WAITING} shapes wait to be compiled; try again")
-        self._num_verdicts += 1
-        try:
-            found = await self._found(spec)
-        except SpecError as e:
-            return e.with_traceback(None)
-        finally:
-            self._num_verdicts -= 1
-        self.costs.took(spec.key, found.compile_ms)
-        return found
-
-    async def _found(self, spec: Spec) -> Verdict:
-        assert self.library is not None
-        if self.trial is None or not (self._tries_all or self.library.is_costly(spec)):
-            try:
-                return await self.in_thread(self.library.verdict, spec)
-            except HeavyError:
-                if self.trial is None:
-                    raise SpecError("takes more than may be compiled here; simplify it") from None
-        return await self.trial.verdict(spec)
-
-    def in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """One of ours."""
-        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     # --------------------------------------------------------------------- while an engine has it
 
@@ -369,11 +328,12 @@ class Gate:
 
     # ------------------------------------------------------------------------ when it is answered
 
-    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """A task of ours."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
@@ -383,39 +343,37 @@ class Gate:
                 crash_report(error),
             )
 
-    async def judge(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
+    async def judge(
+        self, asked: Sequence[Asked], said: Sequence[Said] | None, asker: Asker = ANYBODY
+    ) -> bool | None:
         """Whether what was said has the shape. Counts it."""
-        valid = await self._judged(asked, said)
+        valid = await self._judged(asked, said, asker)
         self.counts.answered(valid)
         return valid
 
-    async def _judged(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
-        if said is None or self.library is None or self._num_judged >= MAX_WAITING:
+    async def _judged(
+        self, asked: Sequence[Asked], said: Sequence[Said] | None, asker: Asker
+    ) -> bool | None:
+        if said is None or self.library is None:
             return None
-        try:
-            work = asyncio.get_running_loop().run_in_executor(
-                self._judges, keeps_all, asked, said, self.library.keeps
-            )
-        except RuntimeError:  # we are closed
-            return None
-        self._num_judged += 1
-        work.add_done_callback(self._judged_one)
+        work = self.spawn(self._judged_in_turn(self.library, asked, said, asker))
         done, _ = await asyncio.wait([work], timeout=JUDGE_SECONDS)
-        return work.result() if done and work.exception() is None else None
+        return work.result() if done and not work.cancelled() and not work.exception() else None
 
-    def _judged_one(self, done: asyncio.Future[bool | None]) -> None:
-        self._num_judged -= 1
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error(
-                "an answer could not be judged by the shape that was asked for: %s",
-                crash_report(error),
-            )
-
-
-class _Quarantined(Exception):
-    def __init__(self, error: SpecError) -> None:
-        super().__init__()
-        self.error = error
+    async def _judged_in_turn(
+        self, library: Library, asked: Sequence[Asked], said: Sequence[Said], asker: Asker
+    ) -> bool | None:
+        is_small = sum([len(each.text) for each in said]) <= MAX_SMALL_ANSWER and not any(
+            library.is_costly(each.spec) for each in asked
+        )
+        turns = self._small_judgements if is_small else self._large_judgements
+        try:
+            async with turns.turn(asker):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._judges, keeps_all, asked, said, library.keeps
+                )
+        except (SaturatedError, RuntimeError):  # too many wait, or we are closed
+            return None
 
 
 async def _breathe(number: int) -> None:
@@ -429,7 +387,3 @@ def _together(asked: Sequence[Asked]) -> str:
     if len(asked) == 1:
         return asked[0].spec.key
     return "+".join(sorted(each.spec.key for each in asked))
-
-
-def _in_quarantine(asked: Asked, why: str) -> SpecError:
-    return SpecError(f"{asked.place}: is refused for a while: {why}", param=asked.place)

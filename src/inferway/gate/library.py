@@ -32,6 +32,9 @@ class Library(Protocol):
         """Whether it is valid and within limits. Raises SpecError, whose `param` is its place in
         the request, or ChecksBusyError."""
 
+    def is_known(self, spec: Spec) -> bool:
+        """Whether `check` says at once what there is to say. At once."""
+
     def close(self) -> None: ...
 
     def is_costly(self, spec: Spec) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inferway.gate.turns import ANYBODY, Asker
 from inferway.model import Candidates, Headers, Target
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
@@ -26,10 +27,23 @@ UNKNOWN = b"unknown"  # the engine has not our plugin
 class Shape(Follower):
     """`unenforced`: by engines with our plugin; None if no engine of the model has it."""
 
-    __slots__ = ("_engine", "_gate", "_status", "asked", "can_be_judged", "may_try", "unenforced")
+    __slots__ = (
+        "_asker",
+        "_engine",
+        "_gate",
+        "_status",
+        "asked",
+        "can_be_judged",
+        "may_try",
+        "unenforced",
+    )
 
     def __init__(
-        self, gate: Gate, asked: Sequence[Asked], unenforced: Sequence[Unenforced] | None
+        self,
+        gate: Gate,
+        asked: Sequence[Asked],
+        unenforced: Sequence[Unenforced] | None,
+        asker: Asker = ANYBODY,
     ) -> None:
         self.asked = asked
         self.unenforced = unenforced
@@ -37,6 +51,7 @@ class Shape(Follower):
         # what has never been answered must not bring down one engine after the other
         self.may_try = None if all(gate.is_proven(each.spec.key) for each in asked) else 2
         self._gate = gate
+        self._asker = asker
         self._engine: str | None = None
         self._status = 0
 
@@ -97,7 +112,8 @@ class Shape(Follower):
 
     async def judge(self, said: Sequence[Said] | None) -> bool | None:
         """Whether the answer has its shape; None if that cannot be told. Counts it."""
-        return await self._gate.judge(self.asked, said if self.can_be_judged else None)
+        said = said if self.can_be_judged else None
+        return await self._gate.judge(self.asked, said, self._asker)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """What goes on after the answer's last byte; ends with the gate."""

@@ -28,6 +28,7 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     body: Body
     headers: Headers = ()  # the client's, names in lower case
     objectives: Objectives = Objectives()
+    tenant: str = ""  # whose share of the engines it takes
     raw: bytes = b""  # the client's bytes, what the engine gets unless an edit is named
     prompts: Mapping[int, Sequence[Prompt]] = {}  # by block size; empty when they are not known
 

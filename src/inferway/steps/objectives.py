@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from math import isfinite
 
 from inferway.errors import InvalidRequestError
@@ -14,6 +15,9 @@ _OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
 _TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 _ALL = frozenset({*_OBJECTIVE, *_TTFT, *_TPOT})
+
+_TENANT = b"x-gateway-inference-fairness-id"  # llm-d's word for it
+_MAX_TENANT_BYTES = 128
 
 _NONE = Objectives()
 
@@ -33,6 +37,14 @@ def objectives(
         ttft_ms=_milliseconds(asked, _TTFT),
         tpot_ms=_milliseconds(asked, _TPOT),
     )
+
+
+def named_tenant(headers: Headers) -> str:
+    """Whom they name. Two long names are two tenants, though not kept as they are."""
+    name = next((value for key, value in reversed(headers) if key == _TENANT), b"")
+    if len(name) > _MAX_TENANT_BYTES:
+        return blake2b(name, digest_size=32).hexdigest()
+    return name.decode("latin-1")
 
 
 def _first(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> tuple[str, str | None]:

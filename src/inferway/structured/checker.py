@@ -130,6 +130,11 @@ class Checker:
         found = self._look(asked)
         _raise(found.result() if isinstance(found, Future) else found, asked)
 
+    def is_known(self, spec: Spec) -> bool:
+        """Whether its verdict is given at once."""
+        with self._lock:
+            return spec.key in self._known
+
     def close(self) -> None:
         """Ends what runs; what waits is answered with ChecksBusyError."""
         self.helper.close()

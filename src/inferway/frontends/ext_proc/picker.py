@@ -26,13 +26,14 @@ from inferway.frontends.observers import Observer, Watched, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
+from inferway.gate.turns import Asker
 from inferway.model import Candidates, Headers, Reason, Target
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps import unread
 from inferway.steps.eligible import Within
-from inferway.steps.objectives import objectives
+from inferway.steps.objectives import named_tenant, objectives
 from inferway.steps.record import Record
 from inferway.steps.shape import shape_of_unread
 from inferway.steps.unread import UnreadJourney, by_load
@@ -68,7 +69,10 @@ class Picker:
             return await self._unread(ask, within)
         parse = self.trust.checked(parse)
         started = time.perf_counter()
-        journey = self.director.open(ask.head, ask.body, ask.request_id, parse=parse, within=within)
+        tenant = named_tenant(ask.head.headers)
+        journey = self.director.open(
+            *(ask.head, ask.body, ask.request_id), parse=parse, within=within, tenant=tenant
+        )
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
@@ -166,9 +170,12 @@ class Picker:
         async def read() -> UnreadBody:
             return found
 
+        headers = ask.head.headers
+        asked = objectives(headers, director.priorities, None)
+        asker = Asker(named_tenant(headers), asked.priority)
         journey = UnreadJourney(
-            headers=ask.head.headers,
-            objectives=objectives(ask.head.headers, director.priorities, None),
+            headers=headers,
+            objectives=asked,
             body=found.raw,
             read=read,
             endpoints=self.endpoints,
@@ -177,7 +184,7 @@ class Picker:
             stats=director.stats,
             random=self.random,
             clock=director.clock,
-            shape_of=partial(shape_of_unread, director.gate, ask.head.path),
+            shape_of=partial(shape_of_unread, director.gate, ask.head.path, asker),
         )
         ask.noted.record = journey.record
         try:

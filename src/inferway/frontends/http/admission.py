@@ -11,7 +11,6 @@ keys. A key that was checked ends here.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +29,8 @@ from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.web_pages import check_no_web_page
+from inferway.steps.objectives import named_tenant
 
-_TENANT = b"x-gateway-inference-fairness-id"  # llm-d's word for it
-_MAX_TENANT_BYTES = 128
 _EVERYBODY = Caller(admin=True)
 _ANYBODY = Caller()
 _ADMIN = Caller(admin=True)
@@ -80,7 +78,7 @@ class Admission:
 
     def tenant(self, caller: Caller, request: Request) -> str:
         """Whose share of the engines it takes."""
-        return caller.tenant if caller.name else named_tenant(request)
+        return caller.tenant if caller.name else named_tenant(request.headers)
 
     def check_admin(self, request: Request) -> None:
         """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
@@ -131,14 +129,6 @@ class Keys(NamedTuple):
 
     admin: AdminKey | None
     callers: Callers | None
-
-
-def named_tenant(request: Request) -> str:
-    """Whom its header names. Two long names are two tenants, though not kept as they are."""
-    name = request.fields.get(_TENANT, b"")
-    if len(name) > _MAX_TENANT_BYTES:
-        return hashlib.blake2b(name, digest_size=32).hexdigest()
-    return name.decode("latin-1")
 
 
 def read_keys(settings: ServeSettings) -> Keys:

@@ -13,6 +13,7 @@ from inferway.config import ALLOWED_PATH
 from inferway.director import Director, Journey
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
+from inferway.gate.turns import Asker
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
@@ -62,7 +63,11 @@ class Entrance:
         body = self.salted(request.body, tenant)
         edits = () if body is request.body else (EDIT,)
         return self._director.open(
-            request.head, body, request.id.decode(), parse=parse, priority=priority, edits=edits
+            *(request.head, body, request.id.decode()),
+            parse=parse,
+            priority=priority,
+            edits=edits,
+            tenant=tenant,
         )
 
     def salted(self, body: bytes, tenant: str) -> bytes:
@@ -93,7 +98,9 @@ class Entrance:
             stats=director.stats,
             random=self._random,
             clock=director.clock,
-            shape_of=partial(shape_of_unread, director.gate, request.path),
+            shape_of=partial(
+                shape_of_unread, director.gate, request.path, Asker(tenant, asked.priority)
+            ),
         )
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:

@@ -31,7 +31,7 @@ from inferway.errors import (
     UnknownPathError,
 )
 from inferway.frontends.http.admin import AdminPages
-from inferway.frontends.http.admission import Admission, named_tenant
+from inferway.frontends.http.admission import Admission
 from inferway.frontends.http.entrance import Entrance
 from inferway.frontends.http.forward import Journey as JourneyLike
 from inferway.frontends.http.forward import forward
@@ -51,9 +51,11 @@ from inferway.frontends.http.tracing import Tracing
 from inferway.frontends.http.withheld import withheld
 from inferway.frontends.observers import Observer, Watched, observe, pod_score
 from inferway.frontends.request_counts import RequestCounts
+from inferway.gate.turns import Asker
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.steps.objectives import named_tenant
 from inferway.upstream.pool import Pool
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
@@ -115,7 +117,7 @@ class Routes:
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
-            EXPLAIN: {"POST": Explain(indexer.director)},
+            EXPLAIN: {"POST": Explain(indexer.director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),
@@ -228,6 +230,10 @@ class Routes:
             passed=self._requests.follow(record) if request.path in GENERATING else None,
         )
 
+    def _asker(self, request: Request) -> Asker:
+        caller = self._admission.caller(request)
+        return Asker(self._admission.tenant(caller, request), caller.priority or 0)
+
     async def _score_chat(self, request: Request, responder: Responder) -> None:
         await self._score(parse_chat, "messages", request, responder)
 
@@ -237,7 +243,7 @@ class Routes:
     async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
         """Seed 003's form: pod_scores in blocks, beside the model and what was asked. With salts,
         of the tenant that the header names: a key here is an admin's."""
-        body = self._entrance.salted(request.body, named_tenant(request))
+        body = self._entrance.salted(request.body, named_tenant(request.headers))
         asked = await self._director.parse(parse, body)
         scores = await self._indexer.score_request(asked)
         told = {

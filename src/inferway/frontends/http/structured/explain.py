@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from inferway.director import Director
@@ -9,6 +11,7 @@ from inferway.errors import BodyTooLargeError, UnknownPathError
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.gate.reading import read_specs
+from inferway.gate.turns import Asker
 
 PATH = "/v1/structured/explain"
 MAX_BODY_BYTES = 2 << 20
@@ -18,19 +21,21 @@ MAX_SPECS = 16
 class Explain:
     """The handler."""
 
-    def __init__(self, director: Director) -> None:
+    def __init__(self, director: Director, asker_of: Callable[[Request], Asker]) -> None:
         self._director = director
+        self._asker_of = asker_of
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         gate = self._director.gate
-        if gate is None or gate.library is None:
+        if gate is None or gate.verdicts is None:
             raise UnknownPathError(
                 f"{PATH}: nothing is checked here; pip install 'inferway[structured]', and"
                 " structured.check: true"
             )
         if len(request.body) > MAX_BODY_BYTES:
             raise BodyTooLargeError(f"body: {len(request.body)} bytes, at most {MAX_BODY_BYTES}")
-        asked = await gate.in_thread(read_specs, request.body)
-        told = [await gate.explain(each) for each in asked[:MAX_SPECS]]
+        asker = self._asker_of(request)
+        asked = await gate.verdicts.read(asker, read_specs, request.body)
+        told = [await gate.explain(each, asker) for each in asked[:MAX_SPECS]]
         body = {"specs": told, "num_specs": len(asked)}
         responder.send(200, JSON, msgspec.json.encode(body))
