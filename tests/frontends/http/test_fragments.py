@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tracemalloc
 from itertools import pairwise
 from typing import cast
 
@@ -16,6 +17,8 @@ from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, chunk
 
 from inferway.errors import UpstreamError
 from inferway.frontends.http.connection import ClientConnection
+from inferway.frontends.http.message import Request
+from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
 from inferway.model import Headers
 from inferway.upstream.connection import EngineConnection
@@ -121,6 +124,31 @@ async def answered(pieces: list[bytes]) -> bytes:
     connection.connection_lost(None)
     await server.stop(0)
     return re.sub(rb"(date|x-request-id): [^\r]*\r\n", b"", wire.written)
+
+
+async def test_a_body_that_came_in_one_read_is_copied_once() -> None:
+    size = 2**23
+    request = post(b"x" * size)
+
+    async def length(request: Request, responder: Responder) -> None:
+        responder.send(200, (), b"%d" % len(request.body))
+
+    server = HttpServer(length)
+    await server.start()
+    wire = Wire()
+    connection = ClientConnection(server)
+    connection.connection_made(cast(asyncio.Transport, wire))
+    tracemalloc.start()
+    try:
+        connection.data_received(request)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    connection.connection_lost(None)
+    await server.stop(0)
+
+    assert wire.written.endswith(b"\r\n\r\n%d" % size)
+    assert peak < 1.5 * size
 
 
 async def heard(pieces: list[bytes]) -> tuple[list[tuple[int, Headers, int | None]], bytes, str]:

@@ -124,6 +124,19 @@ async def test_a_client_who_never_reads_is_cut_off() -> None:
         assert server.stats.timed_out == 1
 
 
+@in_loop
+async def test_a_client_who_never_reads_and_has_begun_another_request_is_cut_off() -> None:
+    async def large(_: Request, responder: Responder) -> None:
+        responder.send(200, (), b"x" * 2**23)
+
+    timeouts = TimeoutSettings(idle_stream=0.05, request_body=0.05)
+    async with serving(large, timeouts=timeouts) as server, connected(server) as client:
+        await client.send(get() + get() + get()[:-1])
+
+        await wait_until(lambda: server.stats.timed_out == 1)
+        await wait_until(lambda: server.stats.open == 0)
+
+
 # ----------------------------------------------------------------------- timeouts and the end
 
 

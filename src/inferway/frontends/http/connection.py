@@ -37,6 +37,7 @@ Rule 5: after an early refusal the socket is closed for sending only, and what s
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import time
 from collections import deque
@@ -54,6 +55,7 @@ NEVER = float("inf")
 LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
 SLICE_BYTES = 16 * 1024
+_HEAD_END = re.compile(rb"\r\n\r\n")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
 
@@ -112,30 +114,31 @@ class ClientConnection(asyncio.Protocol):
             self._unread = b"".join((self._unread, data)) if self._unread else memoryview(data)
             if not self._queue:
                 self._read_slice()
-        else:
-            self._read(data)
-        if (self._queue or self._unread) and not self._turn_due:
+        elif not self._reader.feed(data):
+            self._stop_reading()
+        if not self._turn_due:
             self._pump()
 
     def _read_slice(self) -> None:
         """Reads a turn's share of what was received, and the rest of a body whose head is in it:
-        that costs no more than its copying."""
-        size = max(SLICE_BYTES, self._reader.awaited_bytes())
-        while self._unread and size > 0 and not self._queue:
-            unread = self._unread
-            self._unread = unread[size:] or b""  # an empty view would keep all that it is a part of
-            self._read(unread[:size])
-            size = self._reader.awaited_bytes()
+        that costs no more than its copying, once if it is read in one piece."""
+        reader = self._reader
+        head = None if reader.receiving else _HEAD_END.search(self._unread, 0, SLICE_BYTES)
+        if head is not None:
+            self._feed_unread(head.end())
+        awaited = reader.awaited_bytes()
+        if not awaited:
+            self._feed_unread(SLICE_BYTES)
+            awaited = reader.awaited_bytes()
+        if awaited:
+            self._feed_unread(awaited)
 
-    def _read(self, data: bytes | memoryview) -> None:
-        if not self._reader.feed(data):
-            self._stop_reading()
-        if self._queue:
-            self._timed = False
-        elif self._responder is None and self._reader.receiving:
-            if not self._timed:
-                self._time_request()
-            self._continue()
+    def _feed_unread(self, size: int) -> None:
+        unread = self._unread
+        if unread:
+            self._unread = unread[size:] or b""  # an empty view would keep all that it is a part of
+            if not self._reader.feed(unread[:size]):
+                self._stop_reading()
 
     def eof_received(self) -> None:
         if self._responder is not None:
@@ -198,13 +201,27 @@ class ClientConnection(asyncio.Protocol):
                 self._answer(self._queue.popleft())
         finally:
             self._pumping = False
+        if self._queue or self._unread or self._paused:
+            self._end_turn()
+        if self._reader.receiving and self._responder is None and not self.closing:
+            if not self._timed:
+                self._time_request()
+            self._continue()
+
+    def _end_turn(self) -> None:
+        """Something is left for the next one, or was from the one before."""
         if self.closing:
             return
         if (self._queue or self._unread) and self._responder is None and self.writable:
             self._turn_due = True
             self.server.next_turn(self._take_turn)
-        if not self._lingering:
-            self._pause_or_resume()
+        paused = bool(self._unread) or len(self._queue) >= MAX_QUEUED
+        if paused != self._paused and not self._lingering:
+            self._paused = paused
+            if paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _take_turn(self) -> None:
         self._turn_due = False
@@ -212,20 +229,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._unread and not self._queue:
             self._read_slice()
-        if not self._turn_due:
-            self._pump()
-
-    def _pause_or_resume(self) -> None:
-        paused = bool(self._unread) or len(self._queue) >= MAX_QUEUED
-        if paused != self._paused:
-            self._paused = paused
-            if paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+        self._pump()
 
     def _answer(self, item: Request | RequestError) -> None:
         self.deadline = NEVER
+        self._timed = False
         if isinstance(item, Request):
             self._responder = Responder(self, item)
             self.server.serve(item, self._responder)
@@ -305,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
         """The deadline has passed."""
         self.deadline = NEVER
         self.server.stats.timed_out += 1
-        if self._responder is not None or self.closing:
+        if self._responder is not None or self.closing or not self.writable:
             self.cut("client_stalled")
         elif self._reader.receiving:
             seconds = self.server.timeouts.request_body

@@ -37,20 +37,14 @@ def check_coding(request: Request) -> None:
         raise BadHttpError("transfer-encoding: only 'chunked' is known", status=status)
 
 
-def check_length(length: bytes, limit: int) -> None:
-    """Section 6.2."""
+def check_length(length: bytes, limit: int) -> int:
+    """What it says. Section 6.2."""
     if not length.isdigit():
         raise BadHttpError(f"content-length {length[:40]!r}: expected digits")
-    if int(length) > limit:
+    number = int(length)
+    if number > limit:
         raise body_too_large(limit)
-
-
-def may_be_large(fields: dict[bytes, bytes]) -> bool:
-    """Whether what follows a head, which is checked, is worth a look at the head first."""
-    length = fields.get(b"content-length")
-    if length is None:
-        return b"transfer-encoding" in fields
-    return b"expect" in fields or (len(length) > 4 and int(length) > SMALL_BODY_BYTES)
+    return number
 
 
 def expects_continue(request: Request) -> bool:

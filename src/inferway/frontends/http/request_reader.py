@@ -21,7 +21,6 @@ from inferway.frontends.http.head_checks import (
     check_length,
     expects_continue,
     head_too_large,
-    may_be_large,
     merge_repeated,
     too_many_headers,
     without_upgrade,
@@ -51,11 +50,13 @@ class RequestReader:
 
     __slots__ = (
         "_again",
+        "_bodies",
         "_body",
         "_body_bytes",
         "_expects",
         "_first",
         "_headers",
+        "_length",
         "_parser",
         "_partial",
         "_read",
@@ -72,6 +73,7 @@ class RequestReader:
 
     def __init__(self, server: HttpServer, complete: deque[Request | RequestError]) -> None:
         self._server = server
+        self._bodies = server.bodies
         self.complete = complete
         self._parser = httptools.HttpRequestParser(self)
         self._read: bytes | memoryview = b""  # what is being parsed
@@ -86,23 +88,6 @@ class RequestReader:
         whose body is not awaited."""
         self._read, self._searched = data, 0
         self._first = not self.receiving
-        try:
-            self._parse(data)
-            if self.receiving:
-                self._check_part(data)
-        except RequestError as e:
-            self.drop()
-            self.complete.append(e)
-            return False
-        except _BodyNotAwaitedError:
-            assert self._request is not None
-            self._received_whole(self._request)
-            return False
-        finally:
-            self._read = b""
-        return True
-
-    def _parse(self, data: bytes | memoryview) -> None:
         behind = None
         try:
             try:
@@ -111,18 +96,38 @@ class RequestReader:
                 behind = memoryview(data)[e.args[0] :]
             if behind is not None:  # outside the except: a refusal is known by its __context__
                 self._ignore_upgrade(behind)
+            if self.receiving:
+                self._check_part(data)
         except httptools.HttpParserCallbackError as e:
-            if isinstance(e.__context__, RequestError | _BodyNotAwaitedError):
-                raise e.__context__ from None
-            raise
+            if isinstance(e.__context__, _BodyNotAwaitedError):
+                self._complete_without_body()
+            elif isinstance(e.__context__, RequestError):
+                self._refuse(e.__context__)
+            else:
+                raise
         except httptools.HttpParserError as e:
-            raise BadHttpError(f"not an HTTP/1.1 request: {e}") from None
+            self._refuse(BadHttpError(f"not an HTTP/1.1 request: {e}"))
+        except RequestError as e:
+            self._refuse(e)
+        else:
+            return True
+        finally:
+            self._read = b""
+        return False
+
+    def _refuse(self, error: RequestError) -> None:
+        self.drop()
+        self.complete.append(error)
+
+    def _complete_without_body(self) -> None:
+        request = self._request
+        assert request is not None
+        self.on_message_complete()
+        request.keep_alive = False
 
     def awaited_bytes(self) -> int:
         """That the body under way still lacks, if its head has said how long it is."""
-        if self._request is None:
-            return 0
-        return int(self._request.fields.get(b"content-length", 0)) - self._body_bytes
+        return 0 if self._request is None else max(0, self._length - self._body_bytes)
 
     def takes_continue(self) -> bool:
         """Whether the client waits for 100 Continue. It is asked once."""
@@ -166,6 +171,7 @@ class RequestReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = b""
         self._body_bytes = 0
+        self._length = 0  # of the body, if the head has said it
         self._received = 0  # bytes: of the head, and then of what follows it
         self._partial: bytes | bytearray = b""  # the head so far, in reads before this one
 
@@ -202,11 +208,15 @@ class RequestReader:
         length = fields.get(b"content-length")
         if b"transfer-encoding" in fields:
             check_coding(request)
-        elif length is not None:
-            check_length(length, self._server.limits.body_bytes)
+            may_be_large = True
+        else:
+            if length is not None:
+                self._length = check_length(length, self._server.limits.body_bytes)
+            may_be_large = self._length > SMALL_BODY_BYTES
         if b"expect" in fields:
             self._expects = expects_continue(request)
-        if may_be_large(fields) and not self._server.awaits_body(request):
+            may_be_large = may_be_large or self._length > 0
+        if may_be_large and not self._server.awaits_body(request):
             raise _BodyNotAwaitedError
         self._received = -len(self._read)
         if parser.should_upgrade():
@@ -214,14 +224,14 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
-        self._body_bytes += size
-        bodies = self._server.bodies
+        bodies = self._bodies
         bodies.held += size
-        if self._body_bytes > self._server.limits.body_bytes:
+        self._body_bytes = so_far = self._body_bytes + size
+        if so_far > self._server.limits.body_bytes:
             raise body_too_large(self._server.limits.body_bytes)
-        if bodies.held > bodies.limit and self._body_bytes > SMALL_BODY_BYTES:
+        if so_far > SMALL_BODY_BYTES and bodies.held > bodies.limit:
             raise bodies_full(bodies.limit)
-        if self._body_bytes == size:
+        if so_far == size:
             self._body = body
             return
         if isinstance(self._body, bytes):
@@ -235,12 +245,9 @@ class RequestReader:
         assert request is not None
         if self._body_bytes:
             request.body = bytes(self._body)  # the same object, if it is bytes already
-            request.memory = self._server.bodies
+            request.memory = self._bodies
             self._body = b""
         request.keep_alive = self._parser.should_keep_alive()
-        self._received_whole(request)
-
-    def _received_whole(self, request: Request) -> None:
         self.receiving = self._first = self._expects = False
         request.started = time.perf_counter()
         given = request.fields.get(b"x-request-id")

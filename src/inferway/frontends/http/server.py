@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import InferwayError, crash_report, panics_as_errors
+from inferway.errors import InferwayError, crash_report, panic_as_error, panics_as_errors
 from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
@@ -193,13 +193,12 @@ class HttpServer:
         self.stats.answering += 1
         coroutine = self.handler(request, responder)
         try:
-            with panics_as_errors:
-                waited = coroutine.send(None)
+            waited = coroutine.send(None)
         except StopIteration:
             if responder.source is None and not responder.ended:
                 self._unanswered(responder)
-        except Exception as error:
-            self._raised(error, responder)
+        except BaseException as error:
+            self._raised(panic_as_error(error), responder)
         else:
             task = self.loop.create_task(self._finish(coroutine, waited, responder))
             self._tasks.add(task)
