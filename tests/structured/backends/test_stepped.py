@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from inferway.structured.backends import stepped, stepper
 from inferway.structured.backends.cascade import Cascade, Verdict
 from inferway.structured.backends.llguidance import LLGuidance
 from inferway.structured.backends.stepped import SteppedCompiled, SteppedGrammar, Steppers
+from inferway.structured.backends.vocabulary import Vocabulary
 from inferway.structured.grammar import Grammar
 from inferway.structured.spec import Kind, Spec
 
@@ -105,19 +110,82 @@ def test_a_step_that_would_take_for_ever_ends_within_its_cpu_time(steppers: Step
     assert grammar.failure == failures.TOO_LONG
 
 
-def test_so_many_answers_at_a_time_and_when_one_has_ended_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stepped, "MAX_ANSWERS", 2)
+def test_so_many_answers_at_a_time_and_when_one_has_ended_another() -> None:
     steppers = Steppers(VOCABULARY)
     compiled = steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, ENDLESS), ())
-    answers = [compiled.start() for _ in range(2)]
+    answers = [compiled.start() for _ in range(stepped.MAX_ANSWERS)]
 
     with pytest.raises(SaturatedError):
         compiled.start()
     del answers[0]
 
     assert compiled.start().accept(tokens("a"))
+    steppers.close()
+
+
+def test_all_answers_together_take_at_most_512_mib() -> None:
+    """What the kernel would let them take, and what they have."""
+    steppers = Steppers(VOCABULARY)
+    compiled = steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, ENDLESS), ())
+    answers = []
+    with suppress(SaturatedError):
+        while True:
+            answers.append(compiled.start())
+            mask(answers[-1])
+    (compiling,) = children(steppers._libraries[LLGuidance.name].pid)
+
+    most = sum(map(most_bytes, children(compiling)))
+
+    assert len(answers) == len(children(compiling))
+    assert 200 << 20 < most <= 512 << 20
+    steppers.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def most_bytes(pid: int) -> int:
+    """Of memory, that a process shares with no other, and that it may still ask for."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    private = sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_"))
+    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    return private + resource.prlimit(pid, resource.RLIMIT_AS)[0] - used
+
+
+def test_grammars_that_are_kept_have_their_memory_counted(steppers: Steppers) -> None:
+    words = " | ".join(f'"word number {number}"' for number in range(3_000))
+    small = steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, ENDLESS), ())
+    large = steppers.compile(LLGuidance.name, Spec(Kind.GRAMMAR, f"start: ({words})+"), ())
+
+    assert 1 << 20 < small.num_bytes < large.num_bytes < stepped.COMPILE.memory_bytes
+
+
+def test_grammars_that_take_too_much_memory_together_are_for_later(
+    steppers: Steppers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepped, "MAX_COMPILED_BYTES", 1 << 20)
+
+    with pytest.raises(SaturatedError, match="try again"):
+        started(steppers, ENDLESS)
+
+
+def test_a_tokenizer_that_brings_its_own_library_is_told_by_what_its_tokens_write() -> None:
+    """Where a text must come, the library here allows one way to tokenize it, and there all."""
+    own = SimpleNamespace(eos_token_id=EOS, llg_tokenizer=VOCABULARY.ll_tokenizer)
+    vocabulary = Vocabulary.of(own, 49_152)
+    spec = Spec(Kind.GRAMMAR, 'start: (/[b-z]+/ " ")* <|im_start|> "a to the end"')
+    steppers = Steppers(vocabulary)
+    here = LLGuidance(vocabulary).compile(spec).start()
+    there = steppers.compile(LLGuidance.name, spec, ()).start()
+
+    for token in [*tokens("some words "), VOCABULARY.special_tokens["<|im_start|>"], *tokens("a")]:
+        assert set(allowed(here)) <= set(allowed(there))
+        assert here.accept([token])
+        assert there.accept([token])
+    texts = {VOCABULARY.ll_tokenizer.decode_str([token]) for token in allowed(there)}
+    assert {" ", " t", " to"} <= texts
+    assert all(" to the end".startswith(text) for text in texts)
     steppers.close()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from inferway.errors import SpecError
+from inferway.errors import SaturatedError, SpecError
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.structured import failures
+from inferway.structured.backends.stepped import MAX_ANSWERS
 from inferway.structured.vllm import core as cores
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.core import BACKEND, Core
@@ -123,6 +124,21 @@ def test_a_refusal_is_the_requests_own_and_its_reason_is_remembered(make: Make) 
     told = core.utility("why", {"requests": ["chatcmpl-7"]})
     assert (told["status"], told["place"]) == (400, "/structures/0/schema")
     assert core.utility("why", {"requests": ["chatcmpl-8"]}) == {}
+
+
+def test_where_grammars_have_no_room_the_next_waits_for_one_to_end(make: Make) -> None:
+    core = make()
+    word = {"grammar": 'root ::= "a"'}
+    answers = [grammar_of(core.begin(request(f"r{at}", **word))) for at in range(MAX_ANSWERS)]
+
+    left, waits = (core.begin(request(name, **word)) for name in ("left", "waits"))
+    core.cancel(["left"])
+    refused = core.begin(request("at once", **word), may_wait=False)
+
+    assert isinstance(refused.exception(timeout=10), SaturatedError)
+    assert (left.cancelled(), waits.done()) == (True, False)
+    answers.pop()
+    assert takes(core, grammar_of(waits), "a")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ _FAILURES = (
 )
 _FAILED = "the grammar library has failed"
 _MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
+# In Lark: where a text must come, the model chooses the tokens that write it.
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
 _REFUSED = "the engine chose a token that the grammar does not allow"
 
 
@@ -78,6 +80,8 @@ class LLGuidance:
         import numpy as np
 
         source = written(spec, self._vocabulary.special_tokens)
+        if not self._vocabulary.tokenizes and spec.kind in (Kind.GRAMMAR, Kind.STRUCTURAL_TAG):
+            source = _UNFORCED + source
         tokenizer, limits = self._vocabulary.ll_tokenizer, _limits()
 
         def make() -> llguidance.LLMatcher:

@@ -4,7 +4,8 @@ A grammar that a client writes can make one step cost any time: libraries count 
 it only after each row of their tables, and a row may have as many entries as the answer so far,
 times what the grammar has (`s: s s | "a"`: the cube of the tokens). So each answer's grammar is in
 a process of its own, a copy of one that has compiled it. A step over its limits ends this process
-and this answer, and nothing else.
+and this answer, and nothing else. There are only so many of them at a time, so that all together
+have a limit, too.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import json
 import os
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from threading import Lock, Semaphore
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from inferway.errors import (
     CompileError,
-    ConfigError,
     HelperError,
     JobKilledError,
     SaturatedError,
@@ -32,6 +33,7 @@ from inferway.helper.helper import in_memory
 from inferway.helper.process import Conversation, HelperProcess, Limits
 from inferway.structured.backends import stepper
 from inferway.structured.backends.bits import allow_only
+from inferway.structured.backends.room import Room
 from inferway.structured.failures import TOO_LONG
 
 if TYPE_CHECKING:
@@ -41,46 +43,57 @@ if TYPE_CHECKING:
 
 _LIBRARY = Limits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60.0, niceness=0)
 COMPILE = Limits(memory_bytes=256 << 20, cpu_seconds=2, wall_seconds=10.0)
-STEP = Limits(memory_bytes=32 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
-_COMPILED_BYTES = 4 << 20  # that a process takes beside what it shares: 2 to 4 MiB were seen
-MAX_ANSWERS = 256  # at a time; vLLM's default of max_num_seqs
+# Nearly all grammars take nothing on top of what the library has freed: of 90 ambiguous ones, one
+# took 4 MiB. Beside that, an answer writes to 2 or 3 MiB of what it shares.
+STEP = Limits(memory_bytes=5 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
+MAX_ANSWERS = 64  # at a time: 512 MiB
+MAX_COMPILED_BYTES = 512 << 20  # of the grammars that are kept, or that answers follow
 
 
 class Steppers:
     """Of one engine: a process for each library, from its first grammar on. Any thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises ConfigError for a vocabulary that cannot be told."""
-        if vocabulary.written is None:
-            raise ConfigError("the tokenizer brings its own library")
         self._written = vocabulary.written
         self._lock = Lock()
-        self._answers = Semaphore(MAX_ANSWERS)
         self._libraries: dict[str, HelperProcess] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steppers")  # they end with it
+        self._room = Room(MAX_ANSWERS, self._thread)
+        self._kept: WeakSet[SteppedCompiled] = WeakSet()
 
     def compile(
         self, backend: str, spec: Spec, unenforced: Sequence[Unenforced]
     ) -> SteppedCompiled:
         """The first time, as long as the library takes to be imported, with the vocabulary. Raises
-        SpecError, and CompileError where there can be no process."""
+        SpecError, SaturatedError, and CompileError where there can be no process."""
         told = {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
         argument = json.dumps({**told, "unenforced": [asdict(each) for each in unenforced]})
         process = self._copy(backend)
         try:
-            refused = process.do(f"{stepper.MODULE}:compile_spec", argument.encode())
+            found = json.loads(process.do(f"{stepper.MODULE}:compile_spec", argument.encode()))
         except JobKilledError as e:
             process.close()
             raise SpecError(f"compiling it {e}; simplify it") from None
         except HelperError as e:
             process.close()
             raise CompileError(f"a grammar library failed: {e}") from None
-        if refused:
+        if "refused" in found:
             process.close()
-            message, place, keyword = json.loads(refused)
+            message, place, keyword = found["refused"]
             raise SpecError(message, place=place, keyword=keyword)
-        eos_token_ids = self._written[-1]
-        return SteppedCompiled(process, backend, eos_token_ids, tuple(unenforced), self._answers)
+        compiled = SteppedCompiled(
+            process, backend, self._written[-1], tuple(unenforced), found["bytes"], self._room
+        )
+        with self._lock:
+            if compiled.num_bytes + sum(each.num_bytes for each in self._kept) > MAX_COMPILED_BYTES:
+                process.close()
+                raise SaturatedError("other grammars take too much memory; try again later")
+            self._kept.add(compiled)
+        return compiled
+
+    def when_one_ends(self, begin: Callable[[], object]) -> None:
+        """Calls it once, in another thread, when there is room for one more answer."""
+        self._room.wait(begin)
 
     def close(self) -> None:
         """The answers under way fail."""
@@ -121,27 +134,26 @@ class Steppers:
 class SteppedCompiled:
     """A process that is copied for each answer; it ends when nobody has this any longer."""
 
-    num_bytes = _COMPILED_BYTES
-
     def __init__(
         self,
         process: Conversation,
         backend: str,
         eos_token_ids: tuple[int, ...],
         unenforced: tuple[Unenforced, ...],
-        answers: Semaphore,
+        num_bytes: int,
+        room: Room,
     ) -> None:
-        """`answers`: how many more may begin."""
         self.backend = backend
+        self.num_bytes = num_bytes
         self.eos_token_ids = eos_token_ids
         self.unenforced = unenforced
         self._process = process
         self._lock = Lock()
-        self._answers = answers
+        self._room = room
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> SteppedGrammar:
         """Raises CompileError, and SaturatedError where too many answers have processes."""
-        if not self._answers.acquire(blocking=False):
+        if not self._room.enter():
             raise SaturatedError(f"{MAX_ANSWERS} answers follow grammars; try again later")
         try:
             with self._lock:
@@ -149,11 +161,11 @@ class SteppedCompiled:
             process.do(f"{stepper.MODULE}:start", _packed(stop_token_ids))
             grammar = SteppedGrammar(self, process, stop_token_ids.union(self.eos_token_ids))
         except BaseException as e:
-            self._answers.release()
+            self._room.leave()
             if isinstance(e, HelperError):
                 raise CompileError(f"a grammar cannot be started: {e}") from None
             raise
-        weakref.finalize(grammar, self._answers.release)
+        weakref.finalize(grammar, self._room.leave)
         return grammar
 
 

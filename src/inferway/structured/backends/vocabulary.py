@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """From a tokenizer.json (`text`). `size` is that of the engine's bitmask rows, in tokens: the
-    model's, which may be more than the tokenizer has."""
+    """From a tokenizer.json (`text`), or what `_tokens_of` writes. `size` is that of the engine's
+    bitmask rows, in tokens: the model's, which may be more than the tokenizer has."""
 
     def __init__(self, text: str, *, size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.size = size
@@ -34,15 +34,21 @@ class Vocabulary:
         eos = (int(tokenizer.eos_token_id),)
         given = getattr(tokenizer, "llg_tokenizer", None)
         if given is not None:
-            vocabulary = cls(f"{tokenizer!r}", size=given.vocab_size, eos_token_ids=eos)
+            vocabulary = cls(_tokens_of(given), size=given.vocab_size, eos_token_ids=eos)
             vocabulary._given = given
             return vocabulary
         return cls(_text(tokenizer), size=max(size, len(tokenizer)), eos_token_ids=eos)
 
     @property
-    def written(self) -> tuple[str, int, tuple[int, ...]] | None:
-        """What another process makes the same of; None for one that brings its own library."""
-        return None if self._given is not None else (self._text, self.size, self.eos_token_ids)
+    def written(self) -> tuple[str, int, tuple[int, ...]]:
+        """What another process makes the same of."""
+        return self._text, self.size, self.eos_token_ids
+
+    @property
+    def tokenizes(self) -> bool:
+        """False: it is known what tokens write, and not which of them the model would write a text
+        with."""
+        return self._given is not None or not self._text.startswith(_TOKENS)
 
     @property
     def num_words(self) -> int:
@@ -67,9 +73,10 @@ class Vocabulary:
             return self._given
         import llguidance
 
-        return llguidance.LLTokenizer(
-            self._text, n_vocab=self.size, eos_token=list(self.eos_token_ids)
-        )
+        source: Any = self._text
+        if not self.tokenizes:
+            source = llguidance.TokenizerWrapper(_Tokens(self._text, self.eos_token_ids[0]))
+        return llguidance.LLTokenizer(source, n_vocab=self.size, eos_token=list(self.eos_token_ids))
 
     @cached_property
     def token_bytes(self) -> list[bytes | None]:
@@ -122,6 +129,32 @@ class Vocabulary:
             vocab_size=self.size,
             stop_token_ids=list(self.eos_token_ids),
         )
+
+
+_TOKENS = '{"tokens of a library": '  # no tokenizer.json begins so
+
+
+def _tokens_of(tokenizer: llguidance.LLTokenizer) -> str:
+    """What each token writes, in hex, and which are special: all that masks are made of."""
+    ids = range(tokenizer.vocab_size)
+    special = [token for token in ids if tokenizer.is_special_token(token)]
+    words = [tokenizer.decode_bytes([token]).hex() for token in ids]
+    return f"{_TOKENS}{json.dumps([words, special])}}}"
+
+
+class _Tokens:
+    """Such a tokenizer in another process, as llguidance asks one: by shape."""
+
+    bos_token_id = None
+
+    def __init__(self, text: str, eos_token_id: int) -> None:
+        words, self.special_token_ids = json.loads(text[len(_TOKENS) : -1])
+        self.tokens = [bytes.fromhex(word) for word in words]
+        self.eos_token_id = eos_token_id
+
+    def __call__(self, _: bytes | str) -> list[int]:
+        """Nobody asks (`Vocabulary.tokenizes`)."""
+        return []
 
 
 def _text(tokenizer: Any) -> str:

@@ -14,11 +14,18 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from inferway.errors import CompileError, InferwayError, SpecError, panics_as_errors
+from inferway.errors import (
+    CompileError,
+    InferwayError,
+    SaturatedError,
+    SpecError,
+    panics_as_errors,
+)
 from inferway.structured.failures import OF_THE_SHAPE
 from inferway.structured.spec import Kind, Options, Spec, from_vllm
 from inferway.structured.vllm.adapter import RequestGrammar
@@ -57,8 +64,7 @@ class Core:
         self.vocabulary = Vocabulary.of(tokenizer, size)
         _ = self.vocabulary.ll_tokenizer  # a second: now, not with the first request
         self._config = vllm_config.structured_outputs_config
-        told = self.vocabulary.written is not None
-        self._steppers = Steppers(self.vocabulary) if told else None
+        self._steppers = Steppers(self.vocabulary)
         cascade = Cascade(self.vocabulary, self._steppers)
         limits, delay = CompileLimits(), settings.compile_delay_seconds
         self._manager = CompilationManager(
@@ -69,17 +75,17 @@ class Core:
             disk=Path(settings.disk) if settings.disk else None,
         )
         self.counts = self._manager.counts
-        self._compiling: dict[str, Future[Compiled]] = {}  # by request
+        self._coming: dict[str, Future[Any]] = {}  # what each request waits for, by its id
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()  # requests, and why
         self.overlap: Any = None  # overlap.Overlap, from the first request on
 
-    def begin(self, request: Any) -> Future[RequestGrammar]:
-        """The grammar of vLLM's `request`, when it is compiled. Never raises."""
+    def begin(self, request: Any, may_wait: bool = True) -> Future[RequestGrammar]:
+        """The grammar of vLLM's `request`, when it is compiled and, if it `may_wait`, there is room
+        for one more answer. Never raises."""
         grammar: Future[RequestGrammar] = Future()
         try:
             params = request.sampling_params.structured_outputs
             spec = self.spec_of(params)
-            stops = frozenset(request.sampling_params.all_stop_token_ids)
             with panics_as_errors:
                 compiling = self._manager.compile(spec)
         except Exception as e:
@@ -87,30 +93,56 @@ class Core:
             grammar.set_exception(e)
             return grammar
         began = monotonic()
-        self._compiling[request.request_id] = compiling
+        self._coming[request.request_id] = compiling
 
-        def start(compiled: Future[Compiled]) -> None:
-            self._compiling.pop(request.request_id, None)
+        def done(compiled: Future[Compiled]) -> None:
             self.counts.compile_waited_seconds.observe(monotonic() - began)
+            self._coming.pop(request.request_id, None)
             if compiled.cancelled():
                 return  # and so is the request
             try:
                 with panics_as_errors:
-                    started = self._started(compiled.result(), stops)
-                grammar.set_result(started)
+                    made = compiled.result()
             except Exception as e:
-                self._remember(request.request_id, e)
-                grammar.set_exception(e)
+                self._fail(request, grammar, e)
+            else:
+                self._start(request, grammar, made, may_wait)
 
-        compiling.add_done_callback(start)
+        compiling.add_done_callback(done)
         return grammar
+
+    def _start(
+        self, request: Any, grammar: Future[RequestGrammar], compiled: Compiled, may_wait: bool
+    ) -> None:
+        """Once there is room for it, if it may wait."""
+        if grammar.cancelled():
+            return
+        stops = frozenset(request.sampling_params.all_stop_token_ids)
+        try:
+            with panics_as_errors:
+                started = self._started(compiled, stops)
+        except Exception as e:
+            if may_wait and isinstance(e, SaturatedError):
+                self._coming[request.request_id] = grammar
+                again = partial(self._start, request, grammar, compiled, may_wait)
+                self._steppers.when_one_ends(again)
+            else:
+                self._fail(request, grammar, e)
+            return
+        self._coming.pop(request.request_id, None)
+        if grammar.set_running_or_notify_cancel():
+            grammar.set_result(started)
+
+    def _fail(self, request: Any, grammar: Future[RequestGrammar], error: Exception) -> None:
+        self._remember(request.request_id, error)
+        grammar.set_exception(error)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Their clients have left: a compile that nobody else waits for is dropped."""
         for request_id in request_ids:
-            compiling = self._compiling.pop(request_id, None)
-            if compiling is not None:
-                compiling.cancel()
+            coming = self._coming.pop(request_id, None)
+            if coming is not None:
+                coming.cancel()
 
     def spec_of(self, params: Any) -> Spec:
         """What is asked; flags of the engine hold for every request. Raises SpecError."""
@@ -175,8 +207,7 @@ class Core:
 
     def destroy(self) -> None:
         self._manager.close()
-        if self._steppers is not None:
-            self._steppers.close()
+        self._steppers.close()
 
 
 class Light:
@@ -260,8 +291,9 @@ def begin(manager: Any, request: Any) -> bool:
     if core is None:
         _give_back(request.sampling_params.structured_outputs, manager.vllm_config)
         return False
-    grammar = core.begin(request)
-    if not manager._use_async_grammar_compilation:
+    runs_on = manager._use_async_grammar_compilation
+    grammar = core.begin(request, may_wait=runs_on)
+    if not runs_on:
         grammar.exception()  # waits: ranks must not see it ready at different steps
     request.structured_output_request.grammar = grammar
     return True
