@@ -24,6 +24,8 @@ def why_heavy(source: str, tree: nodes.Template) -> str | None:
     other = next(tree.find_all(_NOT_HERE), None)
     if other is not None:
         return f"the chat template uses {type(other).__name__}"
+    if any(getattr(call, "dyn_args", None) for call in tree.find_all(_CALLS)):
+        return "the chat template gives a call a list of arguments"
     if {"varargs", "kwargs"} & {name.name for name in tree.find_all(nodes.Name)}:
         return "the chat template uses varargs or kwargs"
     if any(_num_nodes(each) > MAX_STATEMENT_NODES for each in tree.find_all(nodes.Stmt)):
@@ -39,6 +41,14 @@ _NOT_HERE = (
     nodes.FromImport,
     nodes.EvalContextModifier,
 )
+_CALLS = (nodes.Call, nodes.Filter, nodes.Test)
+
+# Tests that look at the type of a value, or at a number.
+_QUICK_TESTS = (
+    "defined undefined none string mapping iterable sequence number integer float boolean true"
+    " false callable odd even sameas divisibleby"
+)
+_IS_QUICK = frozenset(_QUICK_TESTS.split())
 
 
 def _num_nodes(node: nodes.Node) -> int:
@@ -55,15 +65,20 @@ def _operator(of_work: str) -> Callable[[BoundedCompiler, nodes.BinExpr, Frame],
     return visit
 
 
-_OF_WORK = ("step", "join", "text", "made", "add", "multiply", "power", "remainder")
+_OF_WORK = (
+    *("step", "join", "text", "made", "add", "multiply", "power", "remainder"),
+    *("copied", "compared"),
+)
 
 
 class BoundedCompiler(Compiler):
+    is_plain_text = f"is str and len(_of) <= {SHORT}"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._since_step = 0  # statements, at most
         self._bodies: set[int] = set()
-        self._tests: set[int] = set()
+        self._before: dict[int, str] = {}  # what stands in front of a node, with a bracket open
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -77,6 +92,8 @@ class BoundedCompiler(Compiler):
         if id(body) in self._bodies:
             self._since_step = _STATEMENTS_PER_STEP
         super().blockvisit(self._with_steps(body), frame)
+        if id(body) in self._bodies and not body:
+            self.writeline("_step()")
         self._since_step = max(before, self._since_step)  # it may be passed over
 
     def _with_steps(self, body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
@@ -90,7 +107,7 @@ class BoundedCompiler(Compiler):
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         self._bodies.add(id(node.body))
         if node.test is not None:
-            self._tests.add(id(node.test))
+            self._before[id(node.test)] = "(_step() or "
         super().visit_For(node, frame)
 
     def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> Any:
@@ -98,12 +115,43 @@ class BoundedCompiler(Compiler):
         return super().macro_body(node, frame)
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        if id(node) not in self._tests:
+        before = self._before.pop(id(node), None)
+        if before is None:
             return super().visit(node, *args, **kwargs)
-        self.write("(_step() or ")
+        self.write(before)
         super().visit(node, *args, **kwargs)
         self.write(")")
         return None
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """To compare with what stands in the template is short."""
+        left = node.expr
+        for operand in node.ops:
+            right = operand.expr
+            if operand.op in ("in", "notin"):
+                self._read_whole(right)
+            elif not isinstance(left, nodes.Const) and not isinstance(right, nodes.Const):
+                self._read_whole(left)
+            left = right
+        super().visit_Compare(node, frame)
+
+    def visit_Test(self, node: nodes.Test, frame: Frame) -> None:
+        if node.name not in _IS_QUICK:
+            for each in (node.node, *node.args, *(given.value for given in node.kwargs)):
+                self._read_whole(each)
+        super().visit_Test(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            self._before[id(node.node)] = "_copied("
+        super().visit_Getitem(node, frame)
+
+    def _read_whole(self, node: nodes.Expr) -> None:
+        if not isinstance(node, nodes.Const) and not (
+            isinstance(node, nodes.List | nodes.Tuple)
+            and all(isinstance(item, nodes.Const) for item in node.items)
+        ):
+            self._before[id(node)] = "_compared("
 
     visit_Mul = _operator("multiply")
     visit_Pow = _operator("power")

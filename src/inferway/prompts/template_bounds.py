@@ -17,6 +17,7 @@ from jinja2.utils import pass_context
 
 from inferway.prompts.bounded_compiler import BoundedCompiler
 from inferway.prompts.template_environment import (
+    CLOCK,
     Generation,
     QuietNamespace,
     Sandbox,
@@ -46,16 +47,21 @@ class BoundedContext(Context):
         self.work = Work()
 
 
-# Methods of str and dict that copy their text at most, those that go through it, and those that
-# are checked first.
+# Methods of str, dict and list that take nothing for a short text, and copy a long one at most;
+# those that go through it; those that may compare all of an argument at each place. The others are
+# checked first, or not here.
 _SHORT_METHODS = (
     "startswith endswith strip lstrip rstrip find rfind index rindex count removeprefix"
     " removesuffix partition rpartition isdigit isdecimal isnumeric isalpha isalnum isspace"
     " isupper islower istitle isidentifier get items keys values"
 )
-_LONG_METHODS = "split rsplit splitlines upper lower title capitalize swapcase casefold"
+_LONG_METHODS = "upper lower title capitalize swapcase casefold"
+_SPLITTING_METHODS = "split rsplit splitlines"
+_COMPARING_METHODS = "strip lstrip rstrip rfind rindex rpartition rsplit"
 
 _IS_SHORT, _IS_LONG = frozenset(_SHORT_METHODS.split()), frozenset(_LONG_METHODS.split())
+_IS_SPLITTING = frozenset(_SPLITTING_METHODS.split())
+_IS_COMPARING = frozenset(_COMPARING_METHODS.split())
 
 
 class _BoundedSandbox(Sandbox):
@@ -65,47 +71,78 @@ class _BoundedSandbox(Sandbox):
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) in (str, dict, list):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
-            name = __obj.__name__
-            if name not in _IS_SHORT and not (name in _IS_LONG and _is_short(__obj)):
-                args = _checked(__context.work, __obj, args)  # type: ignore[attr-defined]
+            if __obj.__name__ not in _IS_SHORT or not _is_short(__obj, args):
+                args = _checked(__context.work, __obj, args, kwargs)  # type: ignore[attr-defined]
             return __obj(*args, **kwargs)
         if type(__obj) is Macro:  # which the sandbox lets through
             return __context.call(__obj, *args, **kwargs)
         if not isinstance(__obj, Undefined) and callable(__obj):
-            _check_callable(__context, __obj)
+            _check_callable(__context, __obj, args)
             if __obj is dict:
                 made = super().call(__context, __obj, *args, **kwargs)
                 return __context.work.made(made)  # type: ignore[attr-defined]
         return super().call(__context, __obj, *args, **kwargs)
 
 
-def _check_callable(context: Context, called: Any) -> None:
+def _check_callable(context: Context, called: Any, args: tuple[Any, ...]) -> None:
     """Raises HeavyError, except for what is the environment's own, or was handed in."""
+    if called is context.parent.get(CLOCK) and not all(map(_is_layout, args)):
+        raise heavy(f"calls {CLOCK!r} with a long text")
     if type(called) is MethodType and type(called.__self__) in (LoopContext, Generation):
+        for given in args:
+            context.work.compared(given)  # type: ignore[attr-defined]
         return
     if type(called) is not LoopContext and all(v is not called for v in context.parent.values()):
         raise heavy(f"calls a {type(called).__name__}")
 
 
-def _is_short(method: BuiltinMethodType) -> bool:
-    text = method.__self__
-    return isinstance(text, str) and len(text) <= SHORT
+def _is_layout(given: object) -> bool:
+    return isinstance(given, str) and len(given) <= SHORT
 
 
-def _checked(work: Work, method: BuiltinMethodType, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a method of str that makes more than it has, or takes long."""
-    text, name = method.__self__, method.__name__
-    if type(text) is str:
+def _is_short(method: BuiltinMethodType, args: tuple[Any, ...]) -> bool:
+    """Whether all that the method reads is."""
+    of = method.__self__
+    if isinstance(of, str):
+        return len(of) <= SHORT and all(type(a) is not str or len(a) <= SHORT for a in args)
+    return isinstance(of, dict)
+
+
+def _checked(
+    work: Work, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a method that makes more than it has, or takes long."""
+    of, name = method.__self__, method.__name__
+    if isinstance(of, list) and name in _IS_SHORT:
+        work.compared(of)
+        return args
+    if type(of) is str:
+        if name in _IS_COMPARING:
+            work.looked_through(of, next(iter((*args, *kwargs.values())), None))
+        if name in _IS_SHORT:
+            work.copied(of)
+            return args
         if name in _IS_LONG:
-            work.passes(len(text))
-            work.step(len(text) // SHORT)
+            work.passes(len(of))
+            work.step(len(of) // SHORT)
+            return args
+        if name in _IS_SPLITTING:
+            _check_split(work, of, args)
             return args
         if name == "join" and len(args) == 1:
-            return (_joined_parts(work, text, args[0]),)
+            return (_joined_parts(work, of, args[0]),)
         if name == "replace" and _are_texts(args[:2]):
-            work.replacing(text, *args[:2])
+            work.replacing(of, *args[:2])
             return args
     raise heavy(f"calls {name!r}")
+
+
+def _check_split(work: Work, text: str, args: tuple[Any, ...]) -> None:
+    between = args[0] if args else None
+    if isinstance(between, str) and between:
+        work.taken_apart(text, text.count(between) + 1)
+    else:
+        work.taken_apart(text, len(text) // 2)
 
 
 def _are_texts(values: Sequence[object]) -> bool:
@@ -114,6 +151,8 @@ def _are_texts(values: Sequence[object]) -> bool:
 
 def _joined_parts(work: Work, between: str, values: Iterable[Any]) -> list[Any]:
     parts, chars = [], 0
+    if isinstance(values, str):
+        work.taken_apart(values, len(values))
     for value in values:
         chars += len(between) + (len(value) if isinstance(value, str) else 0)
         if chars > MAX_CHARS:
@@ -124,13 +163,13 @@ def _joined_parts(work: Work, between: str, values: Iterable[Any]) -> list[Any]:
     return parts
 
 
-# Filters whose outcome is as large as what they are given, at most, and which take no time; those
-# that go through it; the others are below.
-_SHORT_FILTERS = "length count default d first last int float abs safe trim items"
-_LONG_FILTERS = (
-    "capitalize dictsort list lower reject rejectattr reverse select selectattr sort title"
-    " unique upper map"
-)
+# Filters that take no time; those that go through what they are given, and make as much of it at
+# most; those that take it apart; those that work out one item after the other. The others have
+# functions of their own below.
+_SHORT_FILTERS = "length count default d first last abs items"
+_LONG_FILTERS = "capitalize lower reverse safe title upper"
+_LISTING_FILTERS = "dictsort list sort"
+_LAZY_FILTERS = "map reject rejectattr select selectattr unique"
 
 Filter = Callable[..., Any]
 
@@ -139,7 +178,11 @@ def _bounded(given: Mapping[str, Filter]) -> dict[str, Filter]:
     """Those of an environment, by name, as they are done here."""
     made: dict[str, Filter] = {name: _refused(name) for name in given}
     made |= {name: given[name] for name in _SHORT_FILTERS.split()}
-    made |= {name: _long(name, given[name]) for name in _LONG_FILTERS.split()}
+    made |= {name: _long(given[name]) for name in _LONG_FILTERS.split()}
+    made |= {name: _listing(given[name]) for name in _LISTING_FILTERS.split()}
+    made |= {name: _lazy(name, given[name]) for name in _LAZY_FILTERS.split()}
+    made |= {name: _number(given[name]) for name in ("int", "float")}
+    made["trim"] = _trim
     made["string"] = _string
     made["format"] = _format
     made["join"] = _join
@@ -168,22 +211,62 @@ def _with_first(filter: Filter) -> Callable[[Context], tuple[object, ...]]:
     }[wants.name]
 
 
-def _long(name: str, filter: Filter) -> Filter:
+def _long(filter: Filter) -> Filter:
     first = _with_first(filter)
 
     @pass_context
     def bounded(context: BoundedContext, value: Any = "", *args: Any, **kwargs: Any) -> Any:
-        if name == "map" and "default" in kwargs:
-            raise heavy("uses the filter 'map' with a default")
+        work = context.work
         size = len(value) if isinstance(value, str | list | tuple | dict) else 0
         if size > _ITEMS_PER_STEP:
-            context.work.step(size // (SHORT if isinstance(value, str) else _ITEMS_PER_STEP))
+            work.step(size // (SHORT if isinstance(value, str) else _ITEMS_PER_STEP))
         made = filter(*first(context), value, *args, **kwargs)
-        if isinstance(made, str | list):
-            context.work.passes(len(made))
-        return made
+        return work.copied(made)
 
     return bounded
+
+
+def _listing(filter: Filter) -> Filter:
+    long = _long(filter)
+
+    @pass_context
+    def bounded(context: BoundedContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, str):
+            context.work.taken_apart(value, len(value))
+        return long(context, value, *args, **kwargs)
+
+    return bounded
+
+
+def _lazy(name: str, filter: Filter) -> Filter:
+    first = _with_first(filter)
+
+    @pass_context
+    def bounded(context: BoundedContext, value: Any = (), *args: Any, **kwargs: Any) -> Any:
+        if name == "map" and "default" in kwargs:
+            raise heavy("uses the filter 'map' with a default")
+        if any(context.work.is_large(given) for given in args):
+            raise heavy(f"uses {name!r} with what is long")
+        return context.work.each(filter(*first(context), value, *args, **kwargs))
+
+    return bounded
+
+
+def _number(filter: Filter) -> Filter:
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, str) and len(value) > SHORT:
+            raise heavy("reads a long text as a number")
+        return filter(value, *args, **kwargs)
+
+    return bounded
+
+
+@pass_context
+def _trim(context: BoundedContext, value: Any, chars: str | None = None) -> str:
+    text = value if isinstance(value, str) else context.work.text(value)
+    if len(text) > SHORT or chars is not None:
+        context.work.looked_through(text, chars)
+    return text.strip(chars)
 
 
 @pass_context
@@ -193,7 +276,8 @@ def _string(context: BoundedContext, value: Any) -> str:
 
 @pass_context
 def _format(context: BoundedContext, value: Any, *args: Any) -> Any:
-    return context.work.remainder(value if isinstance(value, str) else str(value), args)
+    text = value if isinstance(value, str) else context.work.text(value)
+    return context.work.remainder(text, context.work.made(args))
 
 
 @pass_context

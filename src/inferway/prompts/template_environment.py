@@ -126,6 +126,8 @@ class Compiler(CodeGenerator):
     up, for to call it takes longer than to do it; all else is called. Evaluates nothing: Jinja's
     own would make the text of `{{ 'x' * 10**9 }}` while it compiles."""
 
+    is_plain_text = "is str"  # `_of`, of which a method is called
+
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         name = node.arg.value if isinstance(node.arg, nodes.Const) else None
         if type(name) is str:
@@ -161,7 +163,7 @@ class Compiler(CodeGenerator):
             self.write(", ")
         self.write(") if type(_of := ")
         self.visit(method.node, frame)
-        self.write(") is str else environment.call(context, ")
+        self.write(f") {self.is_plain_text} else environment.call(context, ")
         self.write(f"environment.getattr(_of, {method.attr!r})")
         self.signature(node, frame, variables)
         self.write("))")

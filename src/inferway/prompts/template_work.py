@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any, Final
 
 from jinja2.runtime import Undefined
@@ -24,6 +25,11 @@ MAX_SECONDS = 0.05
 # million of them at most.
 MAX_CHARS, MAX_CHARS_MADE = 8 << 20, 64 << 20
 MAX_WEIGHT = 2 << 20  # of what a template puts together, in characters, as it would be written
+
+# A text that is taken apart into items takes so many times its characters, at most.
+_CHARS_PER_ITEM = 64
+# Characters of a text, times those that are looked for at each of them.
+_MAX_COMPARED = 16 << 20
 
 _STEPS_PER_LOOK = 16
 _CHARS_PER_STEP = 4096
@@ -68,6 +74,50 @@ class Work:
                 raise heavy(f"makes more than {MAX_CHARS_MADE} characters of a chat")
             self._chars_left -= chars
             self.step(chars // _CHARS_PER_STEP)
+
+    def copied(self, value: Any) -> Any:
+        """A part of it is about to be made, or all of it is read."""
+        if isinstance(value, str):
+            if len(value) > SHORT:
+                self.passes(len(value))
+        elif isinstance(value, list | tuple):
+            self.passes(8 * len(value))
+        return value
+
+    def compared(self, value: Any) -> Any:
+        """Is about to be compared with another, or looked through."""
+        if isinstance(value, str):
+            if len(value) > SHORT:
+                self.passes(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.passes(self._weight(value))
+        return value
+
+    def is_large(self, value: object) -> bool:
+        """Whether to compare it with many would take long."""
+        return isinstance(value, str | list | tuple | dict) and self._weight(value) > 8 * SHORT
+
+    def taken_apart(self, text: str, num_items: int) -> None:
+        """Is about to be."""
+        self.passes(len(text) + _CHARS_PER_ITEM * num_items)
+
+    def looked_through(self, text: str, wanted: object) -> None:
+        """Is about to be: at each place, or for each character, for all of what is wanted."""
+        self.copied(text)
+        if isinstance(wanted, str) and len(text) * len(wanted) > _MAX_COMPARED:
+            raise heavy("looks for a long text in a long text")
+
+    def each(self, items: GeneratorType[Any, None, None]) -> Iterator[Any]:
+        """With a step before each: of those that are worked out one by one."""
+        stepped = self._each(items)
+        assert isinstance(stepped, GeneratorType)
+        stepped.__qualname__ = items.__qualname__  # a template may write what they are called
+        return stepped
+
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.step()
+            yield item
 
     def concat(self, pieces: Iterable[str]) -> str:
         pieces = pieces if type(pieces) is list else list(pieces)
