@@ -68,6 +68,43 @@ def test_a_model_that_prefers_blanks_comes_to_the_end(spec: Spec, one: str) -> N
     assert EOS in allowed(grammar)
 
 
+CALL = {
+    "type": "tag",
+    "begin": "<call>",
+    "content": {"type": "json_schema", "json_schema": DEEP},
+    "end": "</call>",
+}
+CALLS = Spec(
+    Kind.STRUCTURAL_TAG,
+    json.dumps(
+        {
+            "type": "structural_tag",
+            "format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": [CALL]},
+        }
+    ),
+)
+PARTS = {"": True, "<call>{": False, '"a":[1': False, '],"s":"': True, 'x"': False}
+PARTS |= {"}</call>": True}
+
+
+@pytest.mark.parametrize("one", [" ", "\n", "\t"])
+def test_text_and_strings_in_tags_have_any_blanks_and_json_has_few(one: str) -> None:
+    """`PARTS`: what comes one after another, and whether any blanks may follow."""
+    grammar = started(CALLS)
+    (preferred,) = tokens(one)
+    for part, is_text in PARTS.items():
+        for token in tokens(part):
+            assert token in allowed(grammar), part
+            assert grammar.accept([token]), part
+        num_blanks = 0
+        while preferred in allowed(grammar) and num_blanks < 300:
+            assert grammar.accept([preferred])
+            num_blanks += 1
+        if one == " " or not part.endswith(':"'):  # no string has the others in it
+            assert num_blanks == (300 if is_text else 260), part
+    assert EOS in allowed(grammar)
+
+
 @pytest.mark.parametrize("spec", SHAPES, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
 def test_indented_answers_come_as_they_are(spec: Spec, indent: int | str | None) -> None:

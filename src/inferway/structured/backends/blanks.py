@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from inferway.structured.limits import Limits
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -22,6 +24,11 @@ _BLANKS = frozenset(b" \t\r\n")
 # A line's end and its indentation: two bytes, and four for each level; twice that at the top.
 _FEW = 4
 _A_LEVEL = 4
+_DEEPEST = Limits().max_nesting
+# Of the tokens that no JSON begins with: more than these come only where there may be text, or a
+# string. Between the tokens of JSON, there is but what ends a tag.
+_FEW_OTHERS = 100
+_BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
 
 
 class Place(NamedTuple):
@@ -61,13 +68,8 @@ class Blanks:
     """Of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        import numpy as np
-
         self._written = vocabulary.token_bytes
-        bits = np.ones(32 * vocabulary.num_words, np.uint8)
-        bits[[at for at, written in enumerate(self._written) if _begins(written)]] = 0
-        packed = np.packbits(bits, bitorder="little")
-        self._others: NDArray[np.int32] = packed.view(np.int32)
+        self._others = ~_bits(vocabulary, [_begins(each) for each in self._written])
 
     def after(self, place: Place, token: int) -> Place:
         written = self._written[token] if token < len(self._written) else None
@@ -88,5 +90,43 @@ class Blanks:
             row[:] = others
 
 
+class BlanksInTags(Blanks):
+    """As those, where it is not known what is JSON."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._text = _bits(vocabulary, [_begins_no_json(each) for each in self._written])
+
+    def after(self, place: Place, token: int) -> Place:
+        written = self._written[token] if token < len(self._written) else None
+        if not written:
+            return place
+        num_blanks = len(written) - len(written.rstrip(bytes(_BLANKS)))
+        before = place.num_blanks if num_blanks == len(written) else 0
+        return Place(_DEEPEST, num_blanks=before + num_blanks)
+
+    def num_without_too_many(self, _: Place, tokens: Sequence[int]) -> int:
+        """All of them: what stands there decides, and is known when the mask is made."""
+        return len(tokens)
+
+    def forbid(self, row: MaskRow) -> None:
+        import numpy as np
+
+        if np.unpackbits((row & self._text).view(np.uint8)).sum() <= _FEW_OTHERS:
+            super().forbid(row)
+
+
+def _bits(vocabulary: Vocabulary, is_set: Sequence[bool]) -> NDArray[np.int32]:
+    import numpy as np
+
+    bits = np.zeros(32 * vocabulary.num_words, np.uint8)
+    bits[: len(is_set)] = is_set
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def _begins(written: bytes | None) -> bool:
     return written is not None and written[0] in _BLANKS
+
+
+def _begins_no_json(written: bytes | None) -> bool:
+    return written is not None and written[0] not in _BEGINS_JSON

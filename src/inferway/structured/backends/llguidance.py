@@ -97,9 +97,14 @@ class LLGuidance:
         compiled = LLGuidanceCompiled(
             make, prototype, first, self._vocabulary.eos_token_ids, len(source), tuple(unenforced)
         )
-        if spec.kind in (Kind.JSON, Kind.JSON_OBJECT) and spec.options.any_whitespace:
-            compiled.blanks = self._vocabulary.blanks
+        if spec.options.any_whitespace:
+            compiled.blanks = self._blanks(spec.kind)
         return compiled
+
+    def _blanks(self, kind: Kind) -> Blanks | None:
+        if kind is Kind.STRUCTURAL_TAG:
+            return self._vocabulary.blanks_in_tags
+        return self._vocabulary.blanks if kind in (Kind.JSON, Kind.JSON_OBJECT) else None
 
 
 def check(spec: Spec) -> None:

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway.errors import ConfigError
-from inferway.structured.backends.blanks import Blanks
+from inferway.structured.backends.blanks import Blanks, BlanksInTags
 
 if TYPE_CHECKING:
     import llguidance
@@ -90,6 +90,10 @@ class Vocabulary:
     @cached_property
     def blanks(self) -> Blanks:
         return Blanks(self)
+
+    @cached_property
+    def blanks_in_tags(self) -> BlanksInTags:
+        return BlanksInTags(self)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
