@@ -6,18 +6,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from inferway.errors import SpecError
 from inferway.prompts.prepare import PACKAGED_SMOLLM2
 from inferway.structured.backends.vocabulary import Vocabulary
+from inferway.structured.compile_limits import CompileLimits
 from inferway.structured.grammar import Compiled, Grammar, Unenforced
 from inferway.structured.jobs import Child, Job
 from inferway.structured.spec import Kind, Spec
 
 JOBS = "tests.structured.compile_jobs"
 SECONDS = 120.0  # a test that waits longer fails; children are nice, and machines busy
+
+# As in an engine, but for the wall times, which a busy machine makes too short.
+PATIENT = CompileLimits(
+    wait_seconds=SECONDS,
+    build_seconds=SECONDS,
+    child=replace(CompileLimits().child, wall_seconds=SECONDS),
+    trial=replace(CompileLimits().trial, wall_seconds=SECONDS),
+)
 
 
 @dataclass(frozen=True)
