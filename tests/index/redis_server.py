@@ -94,7 +94,7 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    def ask(self, *command: str | int, db: int = 0) -> Any:
+    def ask(self, *command: str | bytes | int, db: int = 0) -> Any:
         """One command on a connection of its own."""
         at = str(self.socket)
         with redis.Redis(unix_socket_path=at, db=db, decode_responses=True) as client:

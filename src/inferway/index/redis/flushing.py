@@ -118,7 +118,8 @@ class Flushing:
         until = asyncio.get_running_loop().time() + self._rest_seconds
         if holder not in self._resting:
             log.warning(
-                "the shared index %s refuses what is written to it: %s", self._link.shown, error
+                "the shared index %s refuses what is written to %s: %s",
+                *(self._link.shown, writer.name, error),
             )
         self._resting[holder] = until
         writer.leased(None)

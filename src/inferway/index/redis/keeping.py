@@ -4,6 +4,8 @@ the connections."""
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,8 +20,11 @@ from inferway.index.redis.values import STATES, RedisLimits, Standing, milliseco
 from inferway.index.redis.writer import HolderWriter
 from inferway.model import HolderId
 
+log = logging.getLogger("inferway.index")
+
 STALE = "stale"
 KEEP_HOLDERS = 256  # in one call
+_DIGITS = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Keeping:
@@ -43,6 +48,7 @@ class Keeping:
         self._fence = fence
         self._wanted = wanted
         self._standings: dict[HolderId, Standing] = {}
+        self._bad: dict[HolderId, bytes] = {}  # the key that was warned of
         self._round = asyncio.Lock()
 
     def standing(self, holder: HolderId) -> Standing | None:
@@ -51,6 +57,7 @@ class Keeping:
 
     def forget(self, holder: HolderId) -> None:
         self._standings.pop(holder, None)
+        self._bad.pop(holder, None)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -103,22 +110,43 @@ class Keeping:
 
     def _kept(self, holder: HolderId, writer: HolderWriter, settled: int | None, row: Any) -> None:
         """What KEEP answered for one holder, `settled` as it was when KEEP was asked."""
-        lease, of, epoch, batch, state, seq, digest, num_held = row
-        gateway = None if lease is None else lease.partition(b" ")[2].decode()
+        lease, of, epoch, batch, state, seq, digest, num_held, bad = row
+        self._warn_of(holder, bad)
+        gateway = None if lease is None else lease.partition(b" ")[2].decode(errors="replace")
         writer.leased(lease.decode() if lease is not None and gateway == self._gateway else None)
         if writer.lease is not None:
-            writer.audit(settled, int(batch or 0), num_held)
+            writer.audit(settled, _number(batch) or 0, num_held)
             if writer.busy:
                 self._flushing.want(holder, writer)
         told = (state or b"").decode(errors="replace") if lease is not None and lease == of else ""
         self._standings[holder] = Standing(
             state=told if told in STATES else STALE,
             gateway=gateway,
-            epoch=int(epoch or 0),
-            seq=int(seq) if seq else None,
-            digest=(digest or b"").decode(),
-            num_blocks=num_held,
+            epoch=_number(epoch) or 0,
+            seq=_number(seq),
+            digest=(digest or b"").decode(errors="replace"),
+            num_blocks=max(num_held, 0),
         )
+
+    def _warn_of(self, holder: HolderId, bad: bytes | None) -> None:
+        """Once for each key that becomes bad."""
+        if bad is None:
+            self._bad.pop(holder, None)
+        elif self._bad.get(holder) != bad:
+            self._bad[holder] = bad
+            log.warning(
+                "the shared index %s: the key %s is not as gateways write it, and its engine's"
+                " blocks are not matched until the gateway that follows the engine has written"
+                " them anew; keep other programs from these keys; if no gateway follows the"
+                " engine, delete the key: redis-cli UNLINK %s",
+                self._link.shown,
+                *(2 * (bad.decode(errors="replace"),)),
+            )
+
+
+def _number(text: bytes | None) -> int | None:
+    """None also for what no gateway has written."""
+    return int(text) if text is not None and _DIGITS.fullmatch(text) else None
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

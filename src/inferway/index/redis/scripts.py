@@ -6,6 +6,14 @@ each, because packing and reading thousands of arguments is what costs a Python 
 
 from __future__ import annotations
 
+# Whether an error says that a key is of a wrong type: another program's, or damaged.
+_WRONG_TYPE = """
+local function wrong_type(failure)
+  local words = type(failure) == 'table' and failure.err or tostring(failure)
+  return string.find(words, 'WRONGTYPE', 1, true) ~= nil
+end
+"""
+
 # KEYS: the holders. ARGV: the prompt's keys in one string.
 # Answers one string of decimal numbers, for each holder of the first key: its place in KEYS, how
 # many keys it holds from the start on, in how many lower tiers some of those lie, and for each of
@@ -14,8 +22,13 @@ from __future__ import annotations
 # `held` is closed under "parent of", so the end of the unbroken run is found by halving.
 # A window group must hold the last `blocks` blocks of what is left (protocol.Window), hence the
 # walk down; each group may shorten what another one has to look at, hence the loop around it.
-MATCH = """
+# A holder whose keys are of a wrong type holds nothing: KEEP says which, and its writer cures it.
+MATCH = (
+    """
 local call, sub, floor = redis.call, string.sub, math.floor
+"""
+    + _WRONG_TYPE
+    + """
 local prompt = ARGV[1]
 local length = #prompt / 8
 local function key(i) return sub(prompt, i * 8 - 7, i * 8) end
@@ -56,33 +69,41 @@ local function count(set, last)
   return n, at
 end
 
+local function row(place, name)
+  local held = name .. ':held'
+  if not has(held, 1) then return {} end
+  local last, beyond = 1, length + 1
+  while beyond - last > 1 do
+    local middle = floor((last + beyond) / 2)
+    if has(held, middle) then last = middle else beyond = middle end
+  end
+  local shape = call('HMGET', name, 'windows', 'lower')
+  if shape[1] and shape[1] ~= '' then last = with_windows(name, shape[1], last) end
+  if last == 0 then return {} end
+  local cells, tiers = {place - 1, last, 0}, 0
+  for tier in string.gmatch(shape[2] or '', '%d+') do
+    local blocks, at = count(name .. ':t' .. tier, last)
+    if blocks > 0 then
+      tiers = tiers + 1
+      cells[tiers * 3 + 1], cells[tiers * 3 + 2], cells[tiers * 3 + 3] = tier, blocks, at
+    end
+  end
+  cells[3] = tiers
+  return cells
+end
+
 local answer = {}
 for place, name in ipairs(KEYS) do
-  local held = name .. ':held'
-  if has(held, 1) then
-    local last, beyond = 1, length + 1
-    while beyond - last > 1 do
-      local middle = floor((last + beyond) / 2)
-      if has(held, middle) then last = middle else beyond = middle end
-    end
-    local shape = call('HMGET', name, 'windows', 'lower')
-    if shape[1] and shape[1] ~= '' then last = with_windows(name, shape[1], last) end
-    if last > 0 then
-      local row, tiers = #answer, 0
-      for tier in string.gmatch(shape[2] or '', '%d+') do
-        local blocks, at = count(name .. ':t' .. tier, last)
-        if blocks > 0 then
-          local cell = row + tiers * 3
-          answer[cell + 4], answer[cell + 5], answer[cell + 6] = tier, blocks, at
-          tiers = tiers + 1
-        end
-      end
-      answer[row + 1], answer[row + 2], answer[row + 3] = place - 1, last, tiers
-    end
+  local fits, cells = pcall(row, place, name)
+  if fits then
+    for _, cell in ipairs(cells) do answer[#answer + 1] = cell end
+  elseif not wrong_type(cells) then
+    error(cells)
   end
 end
 return table.concat(answer, ' ')
 """
+)
 
 # KEYS: the holder, the fence. ARGV as `Write.args` has them: the writer's lease, the batch's
 # number, its mode, whether it completes the picture, time to live (ms), the holder's sets, its
@@ -94,12 +115,19 @@ return table.concat(answer, ' ')
 # Answers `ok`; `done` if this batch had been written before (its answer was lost); `fenced` if
 # the lease is no longer the writer's; `step` if another batch than the one before was the last
 # (the server lost some).
-WRITE = """
+WRITE = (
+    """
 local call, name = redis.call, KEYS[1]
+"""
+    + _WRONG_TYPE
+    + """
 local lease, number, mode, complete, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 if call('GET', name .. ':lease') ~= lease then return 'fenced' end
 local fresh = mode == 'begin' or mode == 'more'
-if mode ~= 'begin' then
+if mode == 'begin' then
+  local record = redis.pcall('HGET', name, 'batch')
+  if type(record) == 'table' and wrong_type(record) then call('UNLINK', name) end
+else
   local last = call('HGET', name, 'batch')
   if last == number then return 'done' end
   if not last or tonumber(last) ~= number - 1 then return 'step' end
@@ -157,18 +185,37 @@ if complete then call('HSET', name, 'state', ARGV[9], 'seq', ARGV[10], 'digest',
 call('PEXPIRE', name, ttl)
 return 'ok'
 """
+)
 
 # KEYS: the fence, then the holders. ARGV: this gateway, the lease's time to live (ms), that of
 # the sets (ms), then for each holder 1 if this gateway can write it, else 0.
 # Renews what is ours, takes what is free, gives up what we can no longer write. Answers for each
-# holder: its lease, then of the record lease, epoch, batch, state, seq, digest; number of blocks.
-KEEP = """
+# holder: its lease, then of the record lease, epoch, batch, state, seq, digest; number of blocks;
+# and the key, if there is one, that no gateway has written so. A lease of that kind is free, as is
+# one that would never end; the rest is cured by the holder's writer, who misses its last batch.
+KEEP = (
+    """
 local call, gateway, lease_ms, ttl = redis.call, ARGV[1], ARGV[2], ARGV[3]
+"""
+    + _WRONG_TYPE
+    + """
+local bad
+local function read(command, key, ...)
+  local found = redis.pcall(command, key, ...)
+  if type(found) ~= 'table' or not found.err then return found end
+  if not wrong_type(found) then return call(command, key, ...) end
+  bad = bad or key
+end
+
 local answer = {}
 for i = 2, #KEYS do
+  bad = false
   local name, able = KEYS[i], ARGV[i + 2] == '1'
-  local lease = call('GET', name .. ':lease')
-  local ours = lease and string.sub(lease, string.find(lease, ' ', 1, true) + 1) == gateway
+  local at = name .. ':lease'
+  local lease = read('GET', at)
+  local holder = lease and string.match(lease, '^%d+ (.+)$')
+  if lease and (not holder or redis.pcall('PTTL', at) == -1) then bad, lease = at, false end
+  local ours = lease and holder == gateway
   if ours and not able then
     call('DEL', name .. ':lease')
     ours, lease = false, false
@@ -178,17 +225,23 @@ for i = 2, #KEYS do
   elseif ours then
     call('PEXPIRE', name .. ':lease', lease_ms)
   end
-  local record = call('HMGET', name, 'lease', 'epoch', 'batch', 'state', 'seq', 'digest', 'sets')
-  if ours then
-    call('PEXPIRE', name, ttl)
-    for set in string.gmatch(record[7] or '', '%S+') do call('PEXPIRE', name .. ':' .. set, ttl) end
+  local fields = {'lease', 'epoch', 'batch', 'state', 'seq', 'digest', 'sets'}
+  local record = read('HMGET', name, unpack(fields))
+    or {false, false, false, false, false, false, false}
+  if ours then call('PEXPIRE', name, ttl) end
+  local held = read('SCARD', name .. ':held')
+  for set in string.gmatch(record[7] or '', '%S+') do
+    if ours then call('PEXPIRE', name .. ':' .. set, ttl) end
+    if not read('SCARD', name .. ':' .. set) then held = nil end
   end
-  record[7] = call('SCARD', name .. ':held')
-  table.insert(record, 1, lease)
+  record[7] = held or -1
+  table.insert(record, 1, lease or false)
+  record[9] = bad
   answer[i - 1] = record
 end
 return answer
 """
+)
 
 # KEYS: a holder. ARGV: this gateway, 1 if the holder is gone for good. Gives up the lease if it
 # is ours, and then, for good, all that is known of the holder.
