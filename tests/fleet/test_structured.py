@@ -18,6 +18,7 @@ from tests.fleet.beside import burner, gaps, p99, repeatedly
 from tests.fleet.chats import CHAT, COMPLETION, user
 from tests.fleet.conftest import ROOT, Say
 from tests.fleet.engine import MODEL, RealEngine, wait_until_ready
+from tests.fleet.hostile import Watched, fields_of
 from tests.fleet.hostile_shapes import BAD
 from tests.fleet.shaped import (
     COMPACT,
@@ -39,6 +40,7 @@ from tests.fleet.shaped import (
     text_of,
     tool,
 )
+from tests.structured.hostile_draws import hostile_specs
 
 SHORT_WORD: Fields = {
     "type": "object",
@@ -251,30 +253,37 @@ def test_a_users_own_logits_processor_works_beside_the_grammar(url: str) -> None
     assert (free, banned) == ("no", "yes")
 
 
-def test_a_stream_does_not_notice_hostile_requests_beside_it(url: str, say: Say) -> None:
-    """Its p99 gap is that of the same stream beside a niced CPU burner, and 20 ms at most more.
+def test_a_stream_does_not_notice_hostile_requests_beside_it(
+    url: str, engine: RealEngine, say: Say
+) -> None:
+    """Its p99 gap is that of the same stream beside plain requests and a niced CPU burner, and
+    50 ms at most more; the engine's processes take 512 MiB more at most.
 
     On a machine that others use, 17 rounds differed by -47 to +77 ms where nothing was wrong: a
     mean counts, and where it stays above, what of it is more than their noise: after three rounds
     if that is enough, else after six."""
+    watched = Watched(engine)
     more: list[float] = []
     health: list[float] = []  # the longest wait of each round
     noise = 0.0
+    shapes = hostile_shapes()
     for _ in range(6):
-        with burner():
+        with burner(), posting(url, itertools.repeat(({}, {200}))):
             calm = p99(gaps(url))
         waits: list[float] = []
-        with posting_bad_shapes(url), asking_health(url, waits):
+        with posting(url, shapes), asking_health(url, waits):
             beside = p99(gaps(url))
         more.append(beside - calm)
         health.append(max(waits))
         say(f"p99 gap {calm:.0f} ms beside a burner, {beside:.0f} ms beside hostile requests")
         if len(more) >= 3:
             noise = statistics.stdev(more) / len(more) ** 0.5
-        if statistics.fmean(more) - 2 * noise <= 20:
+        if statistics.fmean(more) - 2 * noise <= 50:
             break
 
-    assert statistics.fmean(more) - 2 * noise <= 20, more
+    say(f"the engine's processes have grown by {dict(watched.grown())} MiB")
+    assert statistics.fmean(more) - 2 * noise <= 50, more
+    assert sum(watched.grown().values()) <= 512
     assert min(health) < 0.5
 
 
@@ -311,19 +320,28 @@ def test_what_may_take_long_is_done_by_helpers_that_give_way(url: str, engine: R
     assert set(engine.niceness_of_helpers()) == {19}
 
 
+Posted = tuple[Fields, set[int]]  # fields of a request, and the statuses that it may get
+
+
+def hostile_shapes() -> Iterator[Posted]:
+    """By turns one that is to be refused, and one drawn, which may be answered."""
+    drawn = itertools.cycle(hostile_specs(7, 130))
+    for fields, _ in itertools.cycle(BAD.values()):
+        yield fields, {400}
+        yield fields_of(next(drawn)[1]), {200, 400, 429}
+
+
 @contextmanager
-def posting_bad_shapes(url: str) -> Iterator[None]:
-    bodies = itertools.cycle(
-        json.dumps(chat("hello", **fields)).encode() for fields, _ in BAD.values()
-    )
-    with repeatedly(lambda: check_refused(client.post(url + CHAT, next(bodies)))):
+def posting(url: str, asked: Iterator[Posted]) -> Iterator[None]:
+    with repeatedly(lambda: check_status(url, *next(asked))):
         yield
 
 
-def check_refused(answer: client.Answer) -> None:
+def check_status(url: str, fields: Fields, statuses: set[int]) -> None:
     """Or not let through now, for lack of CPU beside the stream."""
+    answer = post(url, chat("hello", **{"max_tokens": 1, **fields}))
     lacks_cpu = answer.status == 503 and b"try again" in answer.raw
-    assert answer.status == 400 or lacks_cpu, answer.raw[:300]
+    assert answer.status in statuses or lacks_cpu, (fields, answer.raw[:300])
 
 
 @contextmanager
