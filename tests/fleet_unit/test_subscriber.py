@@ -284,25 +284,6 @@ def test_a_restarted_engine_is_forgotten_and_learnt_anew() -> None:
     run(scenario)
 
 
-def test_the_first_batch_after_a_link_is_back_is_applied() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await wait_until(lambda: matched(index) == 3)
-            await publisher.restart()
-            await publisher.publish(stored(0, 1), lost=True)
-            await wait_until(lambda: matched(index) == 1)
-            await settled(follower, StreamState.EXACT)
-            await publisher.subscribed()
-            num_asked = len(publisher.requests)
-            await publisher.publish(stored(1, 2))
-            await wait_until(lambda: matched(index) == 2)
-
-            assert len(publisher.requests) == num_asked
-
-    run(scenario)
-
-
 def test_an_engine_that_is_gone_is_stale() -> None:
     async def scenario() -> None:
         async with running() as (publisher, follower, index):
