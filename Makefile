@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -98,6 +98,10 @@ fuzz:  ## a million inputs to the connection code, guided by coverage (5 minutes
 resources:  ## 10,000 idle connections, 2,000 streams, 2,000 slow clients (1 minute); writes docs/results/resources.json
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.resources --out docs/results/resources.json $(ARGS)
+
+floods:  ## what pipelined requests, half bodies, long prompts and other floods cost others (5 minutes); a table in Markdown
+	@./scripts/install.sh dev
+	.venv/bin/python -m tests.resources.floods $(ARGS)
 
 soak:  ## 30 minutes of engines killed, stopped and cut off under load; writes docs/results/soak.json
 	@./scripts/install.sh dev

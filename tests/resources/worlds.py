@@ -61,8 +61,7 @@ class World:
         return int(self.gateway.url.rpartition(":")[2])
 
     def resident_kb(self) -> float:
-        status = Path(f"/proc/{self.gateway.pid}/status").read_text()
-        return float(status.partition("VmRSS:")[2].split()[0])
+        return resident_kb(self.gateway.pid)
 
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.gateway.pid}/fd").iterdir()))
@@ -74,6 +73,12 @@ class World:
                 break
             await asyncio.sleep(0.1)
         return self.descriptors()
+
+
+def resident_kb(pid: int) -> float:
+    """Of that process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return float(status.partition("VmRSS:")[2].split()[0])
 
 
 @asynccontextmanager
