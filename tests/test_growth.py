@@ -20,7 +20,8 @@ from inferway.index.protocol import Store
 from inferway.model import TokenIds
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 
 BLOCK = 16
 SYSTEM = {"role": "system", "content": "You are brief, and you never guess. " * 8}

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from inferway.indexer import EngineScore as EngineScore
     from inferway.indexer import Indexer as Indexer
     from inferway.indexer import Scores as Scores
-    from inferway.prompts.renderer import (
+    from inferway.prompts.render_requests import (
         GetOrCreateTokenizerKeyRequest as GetOrCreateTokenizerKeyRequest,
     )
-    from inferway.prompts.renderer import RenderChatRequest as RenderChatRequest
+    from inferway.prompts.render_requests import RenderChatRequest as RenderChatRequest
+    from inferway.prompts.render_requests import RenderRequest as RenderRequest
+    from inferway.prompts.render_requests import RenderResult as RenderResult
     from inferway.prompts.renderer import Renderer as Renderer
-    from inferway.prompts.renderer import RenderRequest as RenderRequest
-    from inferway.prompts.renderer import RenderResult as RenderResult
 
 __version__ = "0.1.0.dev0"
 
@@ -26,11 +26,11 @@ __version__ = "0.1.0.dev0"
 _EXPORTS = {
     "Director": "inferway.director",
     "EngineScore": "inferway.indexer",
-    "GetOrCreateTokenizerKeyRequest": "inferway.prompts.renderer",
+    "GetOrCreateTokenizerKeyRequest": "inferway.prompts.render_requests",
     "Indexer": "inferway.indexer",
-    "RenderChatRequest": "inferway.prompts.renderer",
-    "RenderRequest": "inferway.prompts.renderer",
-    "RenderResult": "inferway.prompts.renderer",
+    "RenderChatRequest": "inferway.prompts.render_requests",
+    "RenderRequest": "inferway.prompts.render_requests",
+    "RenderResult": "inferway.prompts.render_requests",
     "Renderer": "inferway.prompts.renderer",
     "Scores": "inferway.indexer",
 }

@@ -19,7 +19,8 @@ from tests.golden.prompts.responses_rules import RULES, user, words
 from inferway.errors import RenderError, RequestError
 from inferway.openai_api.requests import parse_responses
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import ServedModel
 
 LONG = "the rain in spain falls mainly on the plain " * 12

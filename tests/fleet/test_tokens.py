@@ -26,7 +26,8 @@ from inferway.errors import RequestError
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, ServeSettings
 from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.scheduling.policies import CONFIGURATIONS
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine

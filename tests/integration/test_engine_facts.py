@@ -15,7 +15,8 @@ from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.stored import tokenizer_json
 
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

@@ -26,7 +26,8 @@ from inferway.errors import (
 from inferway.indexer import Indexer, Scores
 from inferway.model import Reason, RequestHead
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

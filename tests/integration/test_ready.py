@@ -16,7 +16,8 @@ from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 
 
 class SlowRenderer(Renderer):

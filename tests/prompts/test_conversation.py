@@ -18,7 +18,7 @@ from inferway.prompts.conversation import (
     conversation,
     forwarded_ids,
 )
-from inferway.prompts.renderer import RenderChatRequest, chat_input
+from inferway.prompts.render_requests import RenderChatRequest, chat_input
 from inferway.prompts.template_arguments import sees_tools
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"

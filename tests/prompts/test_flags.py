@@ -18,7 +18,7 @@ from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.conversation import asked_template, chat_render_request
-from inferway.prompts.renderer import chat_input
+from inferway.prompts.render_requests import chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_flags.jsonl.gz"
 

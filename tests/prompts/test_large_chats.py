@@ -17,7 +17,7 @@ from inferway.prompts import ModelPrompts, RenderChatRequest, Renderer
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.template_jobs import pack
 
 MakeModel = Callable[..., Path]

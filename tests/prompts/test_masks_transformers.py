@@ -15,11 +15,8 @@ from tests.prompts import drawn_chats as drawn
 from transformers import AutoTokenizer
 
 from inferway.errors import TemplateError
-from inferway.prompts.renderer import (
-    GetOrCreateTokenizerKeyRequest,
-    RenderChatRequest,
-    Renderer,
-)
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
+from inferway.prompts.renderer import Renderer
 
 Row = dict[str, Any]
 

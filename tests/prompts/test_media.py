@@ -24,7 +24,7 @@ from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Rende
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.conversation import chat_render_request
 from inferway.prompts.media import KnownText, text_before_media
-from inferway.prompts.renderer import chat_input
+from inferway.prompts.render_requests import chat_input
 from inferway.prompts.tokenizer import Tokenizer
 
 MakePrompts = Callable[..., ModelPrompts]

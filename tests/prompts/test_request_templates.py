@@ -32,7 +32,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.conversation import asked_template, chat_render_request
-from inferway.prompts.renderer import chat_input
+from inferway.prompts.render_requests import chat_input
 from inferway.prompts.request_templates import (
     MAX_TEMPLATE_CHARS,
     Job,

@@ -14,7 +14,7 @@ from inferway.model import Reason
 from inferway.openai_api.requests import parse_responses
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.conversation import chat_render_request
-from inferway.prompts.renderer import chat_input
+from inferway.prompts.render_requests import chat_input
 from inferway.prompts.responses_input import as_chat, in_its_fields
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_responses.jsonl.gz"

@@ -19,7 +19,8 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
 
 

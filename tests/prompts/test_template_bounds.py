@@ -13,7 +13,7 @@ from inferway.helper.process import Limits
 from inferway.prompts import RenderChatRequest, Renderer
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.template_jobs import pack
 
 HI = [{"role": "user", "content": "Hi there, and a few words more"}]

@@ -13,7 +13,8 @@ from tests.simulator.doubles import TINY_EOS, write_tiny_model
 
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.openai_api.requests import ChatRequest
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.simulator.rendered import RenderedModel
 from inferway.simulator.text import Detokenizer
 

@@ -18,12 +18,12 @@ import msgspec
 
 from inferway.bench.packed import unpacked
 from inferway.bench.processes import BenchError
-from inferway.prompts.renderer import (
+from inferway.prompts.render_requests import (
     GetOrCreateTokenizerKeyRequest,
     RenderChatRequest,
-    Renderer,
     RenderRequest,
 )
+from inferway.prompts.renderer import Renderer
 
 Message = dict[str, str]
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.loaded_model import LoadedModel
-from inferway.prompts.renderer import (
-    GetOrCreateTokenizerKeyRequest,
-    RenderChatRequest,
-    Renderer,
-)
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
+from inferway.prompts.renderer import Renderer
 
 
 class EnginePrompts:

@@ -18,7 +18,8 @@ from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import EventsConfig, Latency, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

@@ -15,7 +15,8 @@ from inferway.demo.settings import DemoSettings
 from inferway.errors import InferwayError
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import Latency, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from inferway.doctor.facts import Engine, Tokenizer
 from inferway.errors import RenderError
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 
 
 def sources(engines: Sequence[Engine]) -> dict[str, str]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inferway.prompts.model_prompts import ModelPrompts
-    from inferway.prompts.renderer import (
+    from inferway.prompts.render_requests import (
         GetOrCreateTokenizerKeyRequest,
         RenderChatRequest,
-        Renderer,
         RenderRequest,
         RenderResult,
     )
+    from inferway.prompts.renderer import Renderer
 
 __all__ = [
     "GetOrCreateTokenizerKeyRequest",
@@ -33,5 +33,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = "model_prompts" if name == "ModelPrompts" else "renderer"
+    homes = {"ModelPrompts": "model_prompts", "Renderer": "renderer"}
+    home = homes.get(name, "render_requests")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -17,7 +17,7 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat_template import Message
 from inferway.prompts.content_format import ContentFormat
-from inferway.prompts.renderer import RenderChatRequest
+from inferway.prompts.render_requests import RenderChatRequest
 from inferway.prompts.template_arguments import is_set, template_arguments
 
 JsonObject = dict[str, Any]

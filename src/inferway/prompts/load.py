@@ -8,7 +8,8 @@ import os
 from inferway.errors import InferwayError, RenderError, crash_report, panics_as_errors
 from inferway.model import Reason
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 

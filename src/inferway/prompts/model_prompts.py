@@ -27,14 +27,13 @@ from inferway.prompts.conversation import (
 from inferway.prompts.likely_flag import Alternative, other_flags
 from inferway.prompts.media import text_before_media
 from inferway.prompts.raw_files import read_template
-from inferway.prompts.renderer import (
-    MAX_CHARS_ON_LOOP,
+from inferway.prompts.render_requests import (
     RenderChatRequest,
-    Renderer,
     RenderRequest,
     RenderResult,
     chat_input,
 )
+from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
 from inferway.prompts.request_templates import Job, RequestTemplate, RequestTemplates, prepare
 from inferway.prompts.template_arguments import sees_tools
 from inferway.prompts.token_ids import token_ids

@@ -15,17 +15,12 @@ import asyncio
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from inferway.errors import (
     HeavyError,
@@ -33,15 +28,24 @@ from inferway.errors import (
     PromptTooLongError,
     RenderError,
 )
-from inferway.model import Offsets, Reason, TokenIds
+from inferway.model import Reason
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
-from inferway.prompts.chat_template import ChatInput, ChatTemplate, Message
+from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.hub import fetch_model_files, file_versions
 from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.pace import Pace
+from inferway.prompts.render_requests import (
+    GetOrCreateTokenizerKeyRequest,
+    RenderChatRequest,
+    RenderRequest,
+    RenderResult,
+    chat_input,
+    check_chat,
+    check_truncation,
+)
 from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
-from inferway.prompts.token_rows import TruncationSide, assistant_mask, truncated
+from inferway.prompts.token_rows import assistant_mask, truncated
 from inferway.prompts.trial_load import TrialLoads
 
 if TYPE_CHECKING:
@@ -60,68 +64,6 @@ MAX_SECONDS_ON_LOOP = 0.001
 
 # Model files of the package itself: they are not tried first.
 _OURS = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True, slots=True)
-class GetOrCreateTokenizerKeyRequest:
-    """`model`: a hub id, a model's directory, or the path of its tokenizer.json."""
-
-    model: str
-    is_local: bool = False
-    revision: str | None = None
-    token: str | None = field(default=None, repr=False)
-    download_dir: str | None = None
-    follows_links: bool = False  # out of the directory, because the operator has named it
-
-    @property
-    def key(self) -> str:
-        return f"{self.model}:{self.revision or 'main'}:{self.is_local}"
-
-
-class RenderChatRequest(msgspec.Struct, frozen=True):
-    """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
-
-    Jinja that is given here is compiled in this process. Never give one that came from outside
-    (RequestTemplates is for those).
-
-    `truncation_side` is where tokens are dropped. None is on the left, too, but special tokens
-    that were added stay; with a side, they are tokens like others. A text of more than
-    `max_chars` characters is refused; or cut on that side before anything else, if there is one.
-    """
-
-    key: str
-    conversation: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
-    chat_template: str | None = None
-    return_assistant_tokens_mask: bool = False
-    continue_final_message: bool = False
-    add_generation_prompt: bool | None = None  # None: true, unless the final message is continued
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None  # keep so many
-    truncation_side: TruncationSide | None = None
-    add_special_tokens: bool = False  # the template writes them
-    max_chars: int | None = None
-    return_offsets_mapping: bool = False
-
-
-class RenderRequest(msgspec.Struct, frozen=True):
-    key: str
-    text: str
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None  # keep so many
-    truncation_side: TruncationSide | None = None
-    max_chars: int | None = None
-    return_offsets_mapping: bool = False
-
-
-class RenderResult(msgspec.Struct, frozen=True):
-    """`offset_mapping` is in characters of `text`; it and `assistant_mask` only if asked for."""
-
-    input_ids: TokenIds
-    text: str
-    offset_mapping: Offsets | None = None
-    assistant_mask: NDArray[np.uint8] | None = None
 
 
 class _Written(NamedTuple):
@@ -252,7 +194,7 @@ class Renderer:
 
     def _looked_up(self, request: RenderChatRequest) -> tuple[LoadedModel, ChatTemplate, ChatInput]:
         model = self.loaded(request.key)
-        _check_chat(request)
+        check_chat(request)
         template = model.template(request.chat_template, with_tools=request.tools is not None)
         if template.given_up is not None:
             raise RenderError(template.given_up, reason=Reason.BAD_TEMPLATE)
@@ -261,7 +203,7 @@ class Renderer:
     def render(self, request: RenderRequest) -> RenderResult:
         """Raises InvalidRequestError."""
         model = self.loaded(request.key)
-        _check_truncation(request.truncate_prompt_tokens)
+        check_truncation(request.truncate_prompt_tokens)
         return _encode(model.tokenizer, request.text, request, None)
 
     async def render_chat_async(self, request: RenderChatRequest) -> RenderResult:
@@ -378,40 +320,6 @@ def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
         token=request.token,
         download_dir=request.download_dir,
         endpoint=hub,
-    )
-
-
-def _check_chat(request: RenderChatRequest) -> None:
-    if not request.conversation:
-        raise InvalidRequestError("conversation: must not be empty", param="conversation")
-    if request.return_assistant_tokens_mask and request.continue_final_message:
-        raise InvalidRequestError(
-            "return_assistant_tokens_mask: cannot be combined with continue_final_message",
-            param="return_assistant_tokens_mask",
-        )
-    _check_truncation(request.truncate_prompt_tokens)
-
-
-def _check_truncation(truncate_prompt_tokens: int | None) -> None:
-    if truncate_prompt_tokens is not None and truncate_prompt_tokens < 0:
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens: must not be negative, got {truncate_prompt_tokens}",
-            param="truncate_prompt_tokens",
-        )
-
-
-def chat_input(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
-    """What the template sees: the request's own variables win over special tokens."""
-    add_generation_prompt = request.add_generation_prompt
-    if add_generation_prompt is None:
-        add_generation_prompt = not request.continue_final_message
-    return ChatInput(
-        messages=request.conversation,
-        tools=request.tools,
-        documents=request.documents,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        variables={**special_tokens, **(request.chat_template_kwargs or {})},
     )
 
 

@@ -9,11 +9,8 @@ from inferway.bench.chat_overhead.workload import Prompt
 from inferway.bench.chats import Message, Turns, chat_of, sizes
 from inferway.bench.conversations import SHOP_RULES
 from inferway.bench.processes import BenchError
-from inferway.prompts.renderer import (
-    GetOrCreateTokenizerKeyRequest,
-    RenderChatRequest,
-    Renderer,
-)
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
+from inferway.prompts.renderer import Renderer
 
 _LEAST_CHAT_TOKENS = 20
 

@@ -30,7 +30,8 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest, PromptBody, parse_chat
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.renderer import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling

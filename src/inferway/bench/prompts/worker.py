@@ -58,12 +58,12 @@ class Inferway:
 
     def __init__(self) -> None:
         import inferway
-        from inferway.prompts import renderer
+        from inferway.prompts import render_requests, renderer
 
-        self._library = renderer
+        self._library = render_requests
         self.version = inferway.__version__
         self._renderer = renderer.Renderer()
-        self._wanted = renderer.GetOrCreateTokenizerKeyRequest("")
+        self._wanted = render_requests.GetOrCreateTokenizerKeyRequest("")
         self._key = ""
 
     def load(self, model: str) -> None:
