@@ -36,7 +36,7 @@ def check(spec: Spec, limits: Limits = DEFAULT) -> None:
         _check_regex(whitespace, limits, "whitespace_pattern: ")
     match spec.kind:
         case Kind.JSON:
-            check_schema(json.loads(spec.text), limits)
+            check_schema(json.loads(spec.text), limits, spec.text)
         case Kind.REGEX:
             _check_regex(spec.text, limits)
         case Kind.CHOICE:
@@ -44,7 +44,7 @@ def check(spec: Spec, limits: Limits = DEFAULT) -> None:
         case Kind.GRAMMAR:
             check_grammar(spec.text, limits)
         case Kind.STRUCTURAL_TAG:
-            _check_tag(json.loads(spec.text), limits)
+            _check_tag(json.loads(spec.text), limits, spec.text)
         case Kind.JSON_OBJECT:
             pass
 
@@ -104,24 +104,24 @@ def _check_json_within(text: str, limits: Limits) -> None:
         except (ValueError, RecursionError):
             continue  # llguidance says so, with the line
         try:
-            check_schema(schema, limits)
+            check_schema(schema, limits, text)
         except SpecError as e:
             line = text.count("\n", 0, found.start()) + 1
             raise SpecError(f"line {line}: %json: {e}", keyword="grammar") from None
 
 
-def _check_tag(tag: dict[str, Any], limits: Limits) -> None:
+def _check_tag(tag: dict[str, Any], limits: Limits, text: str) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
-        _within(["structures", i, "schema"], structure["schema"], limits)
+        _within(["structures", i, "schema"], structure["schema"], limits, text)
     waiting: list[tuple[list[str | int], Any]] = [(["format"], tag.get("format"))]
     while waiting:
         steps, item = waiting.pop()
         if isinstance(item, list):
             waiting.extend(([*steps, i], child) for i, child in enumerate(item))
         elif isinstance(item, dict):
-            _check_format(steps, item, limits)
+            _check_format(steps, item, limits, text)
             waiting.extend(
                 ([*steps, name], child)
                 for name, child in item.items()
@@ -132,7 +132,7 @@ def _check_tag(tag: dict[str, Any], limits: Limits) -> None:
 _TAG_WRAPPERS = 16  # levels more, as in vLLM (STRUCTURAL_TAG_WRAPPER_NESTING)
 
 
-def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits) -> None:
+def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits, text: str) -> None:
     """One of xgrammar's formats. Those that hold no shape are the engine's to judge."""
     kind = item.get("type")
     if kind not in ("json_schema", "regex", "grammar"):
@@ -141,7 +141,7 @@ def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits) 
     value = item.get(name)
     place = [*steps, name]
     if kind == "json_schema" and isinstance(value, dict | bool):
-        _within(place, value, limits)
+        _within(place, value, limits, text)
         return
     if kind == "json_schema" or not isinstance(value, str):
         raise SpecError(f"{pointer(place)}: is missing or of another type", place=pointer(place))
@@ -154,9 +154,9 @@ def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits) 
         raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: Limits) -> None:
+def _within(steps: list[str | int], schema: Any, limits: Limits, text: str) -> None:
     try:
-        check_schema(schema, limits)
+        check_schema(schema, limits, text)
     except SpecError as e:
         raise _moved(e, pointer(steps)) from None
 

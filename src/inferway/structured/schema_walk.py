@@ -5,8 +5,8 @@ Words of all drafts are known at once: reading one too many never makes a bound 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -35,8 +35,8 @@ class Node:
     schema: SchemaObject
     parent: Node | None
     step: tuple[str, ...]  # from the parent
-    here: list[tuple[str, Node]] = field(default_factory=list)  # about the same value
-    below: list[tuple[str, Node]] = field(default_factory=list)  # about values inside it
+    here: Sequence[tuple[str, Node]] = ()  # about the same value
+    below: Sequence[tuple[str, Node]] = ()  # about values inside it
 
     @property
     def place(self) -> str:
@@ -51,7 +51,7 @@ class Node:
 @dataclass(slots=True)
 class Graph:
     """`nodes`: each sub-schema once, the root first. `dangling`: references that lead nowhere in
-    this document, with their words.
+    this document, with their words. `is_tree`: none leads to a node.
 
     Nodes know each other both ways, so nobody but the garbage collector would free them, and all
     threads wait for it. At the end of a `with` they let go of each other.
@@ -59,11 +59,12 @@ class Graph:
 
     nodes: list[Node]
     dangling: list[tuple[Node, str, str]]  # who, which keyword, what it says
+    is_tree: bool
     _circles: list[list[Node]] | None = None  # once they were asked for
 
     @property
     def circles(self) -> list[list[Node]]:
-        """Strongly connected parts, those that others lead to first."""
+        """Strongly connected parts of what leads to others, those that others lead to first."""
         if self._circles is None:
             self._circles = list(_circles(self.nodes))
         return self._circles
@@ -74,8 +75,7 @@ class Graph:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.parent = None
-            node.here.clear()
-            node.below.clear()
+            node.here = node.below = ()
 
 
 def escaped(step: str) -> str:
@@ -93,12 +93,16 @@ def graph(root: Json) -> Graph:
     references lead, also to places that no keyword makes a schema. What is no object (`true`) has
     no nodes."""
     if not isinstance(root, dict):
-        return Graph([], [])
+        return Graph([], [], True)
     nodes: dict[int, Node] = {}
     top = Node(root, None, ())
     waiting = _grow(top, nodes)
     names = _names(waiting)
+    # A reference leads from everywhere to the same place, unless there are documents inside.
+    is_one = all(node is top for node in names.values())
+    targets: dict[str, Json] = {}
     dangling: list[tuple[Node, str, str]] = []
+    is_tree = True
     while waiting:
         node = waiting.pop()
         if _REFERRING.isdisjoint(node.schema):
@@ -107,7 +111,9 @@ def graph(root: Json) -> Graph:
             said = node.schema.get(keyword)
             if not isinstance(said, str):
                 continue
-            target = _target(said, node, top, names)
+            if not is_one or said not in targets:
+                targets[said] = _target(said, node, top, names)
+            target = targets[said]
             if target is None:
                 dangling.append((node, keyword, said))
             elif isinstance(target, dict):
@@ -115,8 +121,10 @@ def graph(root: Json) -> Graph:
                 if known is None:
                     known = Node(target, top, _steps(said))
                     waiting.extend(_grow(known, nodes))
-                node.here.append((keyword, known))
-    return Graph(list(nodes.values()), dangling)
+                    is_one = False
+                node.here = [*node.here, (keyword, known)]
+                is_tree = False
+    return Graph(list(nodes.values()), dangling, is_tree)
 
 
 def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
@@ -124,19 +132,35 @@ def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
     nodes[id(start.schema)] = start
     grown = [start]
     for node in grown:  # which grows meanwhile
+        if _HOLDING.isdisjoint(node.schema):
+            continue
+        here: list[tuple[str, Node]] = []
+        below: list[tuple[str, Node]] = []
         for keyword, value in node.schema.items():
-            if isinstance(value, dict):
-                if keyword in _ONE:
-                    _join(node, keyword, (keyword,), value, nodes, grown)
-                elif keyword in _NAMED:
-                    for name, child in value.items():
-                        if isinstance(child, dict):
-                            _join(node, keyword, (keyword, name), child, nodes, grown)
-            elif isinstance(value, list) and keyword in _MANY:
-                for i, child in enumerate(value):
-                    if isinstance(child, dict):
-                        _join(node, keyword, (keyword, str(i)), child, nodes, grown)
+            if keyword not in _HOLDING or not isinstance(value, _HOLDERS):
+                continue
+            edges = here if keyword in _HERE else [] if keyword in ELSEWHERE else below
+            for step, schema in _held(keyword, value):
+                if not isinstance(schema, dict):
+                    continue
+                child = nodes.get(id(schema))
+                if child is None:
+                    child = nodes[id(schema)] = Node(schema, node, step)
+                    grown.append(child)
+                edges.append((keyword, child))
+        node.here, node.below = here, below
     return grown
+
+
+def _held(keyword: str, value: Json) -> Iterable[tuple[tuple[str, ...], Json]]:
+    """What a keyword makes schemas, with the steps there."""
+    if isinstance(value, list):
+        if keyword not in _MANY:
+            return ()
+        return [((keyword, str(i)), child) for i, child in enumerate(value)]
+    if keyword in _ONE:
+        return (((keyword,), value),)
+    return [((keyword, name), child) for name, child in value.items()] if keyword in _NAMED else ()
 
 
 # Of each keyword that holds schemas.
@@ -144,25 +168,8 @@ _ONE = frozenset({*HERE_ONE, *BELOW_ONE})
 _MANY = frozenset({*HERE_MANY, *BELOW_MANY})
 _NAMED = frozenset({*HERE_NAMED, *BELOW_NAMED, *ELSEWHERE})
 _HERE = frozenset({*HERE_ONE, *HERE_MANY, *HERE_NAMED})
-
-
-def _join(
-    node: Node,
-    keyword: str,
-    step: tuple[str, ...],
-    schema: SchemaObject,
-    nodes: dict[int, Node],
-    grown: list[Node],
-) -> None:
-    """`schema` under `node`, as a node that is known or a new one."""
-    child = nodes.get(id(schema))
-    if child is None:
-        child = nodes[id(schema)] = Node(schema, node, step)
-        grown.append(child)
-    if keyword in _HERE:
-        node.here.append((keyword, child))
-    elif keyword not in ELSEWHERE:
-        node.below.append((keyword, child))
+_HOLDING = _ONE | _MANY | _NAMED
+_HOLDERS = (dict, list)
 
 
 def _names(nodes: list[Node]) -> dict[str, Node]:
@@ -241,21 +248,21 @@ def longest_path(found: Graph) -> int:
     for circle in found.circles:
         onward = 0
         for node in circle:
-            for steps in (node.here, node.below):
-                for _, child in steps:
-                    onward = max(onward, lengths.get(id(child), 0))  # of the circle's own: 0 yet
+            for _, child in (*node.here, *node.below):
+                alone = not child.here and not child.below
+                onward = max(onward, lengths.get(id(child), int(alone)))  # of the circle's own: 0
         for node in circle:
             lengths[id(node)] = len(circle) + onward
-    return lengths[id(found.nodes[0])] if found.nodes else 0
+    return lengths.get(id(found.nodes[0]), 1) if found.nodes else 0
 
 
 def _circles(nodes: list[Node]) -> Iterator[list[Node]]:
-    """Tarjan's, without recursion."""
+    """Tarjan's, without recursion. What leads nowhere is left out: most are so."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_: dict[int, Node] = {}
     for start in nodes:
-        if id(start) in index:
+        if id(start) in index or not (start.here or start.below):
             continue
         work = [(start, iter((*start.here, *start.below)))]
         index[id(start)] = low[id(start)] = len(index)
@@ -264,12 +271,11 @@ def _circles(nodes: list[Node]) -> Iterator[list[Node]]:
             node, rest = work[-1]
             me = id(node)
             for _, child in rest:
+                if not (child.here or child.below):
+                    continue
                 other = id(child)
                 if other not in index:
                     index[other] = low[other] = len(index)
-                    if not child.here and not child.below:  # leads nowhere: most are so
-                        yield [child]
-                        continue
                     open_[other] = child
                     work.append((child, iter((*child.here, *child.below))))
                     break

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferway.errors import SpecError
-from inferway.structured.drafts import validator_of
+from inferway.structured.drafts import is_ordinary, validator_of
 from inferway.structured.limits import Limits
 from inferway.structured.regexes import Regex, measured
 from inferway.structured.schema_walk import (
@@ -25,26 +25,35 @@ from inferway.structured.schema_walk import (
 )
 
 
-def check_schema(schema: Any, limits: Limits) -> None:
-    """Raises SpecError. In time linear in the schema, times its patterns' bounded one."""
+def check_schema(schema: Any, limits: Limits, text: str) -> None:
+    """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `text`: what
+    it was read from, whatever else stands there."""
     check_nesting(schema, limits)
     if not isinstance(schema, dict):
         return
     with graph(schema) as found:
         _check_graph(found, limits)
-    validator_of(schema)
+        is_valid = is_ordinary(found.nodes, text)
+    if not is_valid:
+        validator_of(schema)
 
 
 def _check_graph(found: Graph, limits: Limits) -> None:
     _check_counts(found, limits)
     _check_patterns(found, limits)
     _check_references(found)
-    if longest_path(found) > limits.max_path:
+    # No way is longer than all there is.
+    if len(found.nodes) > limits.max_path and longest_path(found) > limits.max_path:
         words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
         raise SpecError(f"{words}; write fewer definitions, or inside each other")
+    strings = [node for node in found.nodes if not _STRINGS.isdisjoint(node.schema)]
+    is_small = len(found.nodes) <= limits.max_expansion
+    if found.is_tree and is_small and len(strings) * len(_STRINGS) <= limits.max_conjoined:
+        return  # not all of them together are too many
     order = _leaves_first(found)
     _check_expansion(order, limits)
-    _check_conjoined(order, found.circles, limits)
+    if strings:
+        _check_conjoined([*strings, *order], found.circles, limits)
 
 
 def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
@@ -172,16 +181,13 @@ def _check_references(found: Graph) -> None:
 
 
 def _leaves_first(found: Graph) -> list[Node]:
-    """Each node after those about the same value that it leads to. Raises SpecError for a circle
-    of these, which says nothing about any value and never ends."""
+    """Each node that leads to others about the same value, after those. Raises SpecError for a
+    circle of these, which says nothing about any value and never ends."""
     done: set[int] = set()
     order: list[Node] = []
     for part in found.circles:
         for start in reversed(part):  # as they were found
-            if not start.here and id(start) not in done:
-                done.add(id(start))
-                order.append(start)
-            elif id(start) not in done:
+            if start.here and id(start) not in done:
                 _add_leaves_first(start, done, order)
     return order
 
@@ -191,18 +197,19 @@ def _add_leaves_first(start: Node, done: set[int], order: list[Node]) -> None:
     stack = [(start, iter(start.here))]
     while stack:
         node, rest = stack[-1]
-        step = next(((word, child) for word, child in rest if id(child) not in done), None)
-        if step is None:
+        for keyword, child in rest:
+            if not child.here or id(child) in done:
+                continue
+            if id(child) in path:
+                raise _circle(node, keyword)
+            path[id(child)] = None
+            stack.append((child, iter(child.here)))
+            break
+        else:
             stack.pop()
             path.pop(id(node), None)
             done.add(id(node))
             order.append(node)
-            continue
-        keyword, child = step
-        if id(child) in path:
-            raise _circle(node, keyword)
-        path[id(child)] = None
-        stack.append((child, iter(child.here)))
 
 
 def _circle(node: Node, keyword: str) -> SpecError:
@@ -222,15 +229,14 @@ def _sizes(order: list[Node]) -> Iterator[int]:
     """How many schemas one value is held against at each node, references spelled out."""
     sizes: dict[int, int] = {}
     for node in order:
-        own = node.here
-        sizes[id(node)] = 1 + sum([sizes[id(child)] for _, child in own]) if own else 1
-        yield sizes[id(node)]
+        size = sizes[id(node)] = 1 + sum([sizes.get(id(child), 1) for _, child in node.here])
+        yield size
 
 
 def expansion(schema: SchemaObject) -> int:
     """The most schemas that one value is held against. Raises SpecError for a circle."""
     with graph(schema) as found:
-        return max(_sizes(_leaves_first(found)))
+        return max(_sizes(_leaves_first(found)), default=1)
 
 
 def _check_conjoined(order: list[Node], parts: Sequence[Sequence[Node]], limits: Limits) -> None:
@@ -277,26 +283,26 @@ _ANY_NAME = ""  # of items, and of properties whose schema does not depend on th
 
 def _inside(node: Node, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
     """By the name of the property. Of a circle, what is known so far: once around."""
-    if not any(id(child) in here or id(child) in inside for _, child in node.below) and not any(
-        id(child) in inside for _, child in node.here
-    ):
+    below = [edge for edge in node.below if (key := id(edge[1])) in here or key in inside]
+    beside = [edge for edge in node.here if id(edge[1]) in inside]
+    if not below and not beside:
         return _NOTHING
     found: Counter[str] = Counter()
-    others: Counter[str] = Counter()
-    for keyword, child in node.below:
+    others: dict[str, int] = {}
+    for keyword, child in below:
         deep = max(here.get(id(child), 0), _most(inside.get(id(child))))
-        if not deep:
-            continue
         if keyword == "properties" and len(child.step) == 2:
             found[child.step[1]] = max(found[child.step[1]], deep)
         else:
-            others[keyword] = max(others[keyword], deep)
-    found[_ANY_NAME] = others.total()
+            others[keyword] = max(others.get(keyword, 0), deep)
+    found[_ANY_NAME] = sum(others.values())
+    if not beside:
+        return +found
     either: Counter[str] = Counter()
-    for word, child in node.here:
+    for word, child in beside:
         if word in _EITHER:
-            either |= inside.get(id(child), either)
-        elif id(child) in inside:
+            either |= inside[id(child)]
+        else:
             found += inside[id(child)]
     return +(found + either)
 

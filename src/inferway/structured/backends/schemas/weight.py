@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from math import inf, isinf, prod
@@ -88,14 +88,52 @@ class _Weigher:
         self._met: dict[str, _Weight | None] = {}  # inside; None: being weighed
 
     def total(self) -> float:
-        total = self._of(self._root, False).size
+        total = self._size(self._root)
         done = 0
         while done < len(self._referred):
             reference = list(self._referred)[done]
             done += 1
             if reference != "#":
-                total += self._of(self._resolved(reference), False).size
+                total += self._size(self._resolved(reference))
         return total
+
+    def _size(self, schema: Any) -> float:
+        """`_of(schema, False).size`, without the figures that only matter where schemas meet."""
+        if not isinstance(schema, dict):
+            return _UNKNOWN.size if schema is None else 1
+        if _WEIGHED.isdisjoint(schema):
+            return 1
+        own, all_of = not _OWN.isdisjoint(schema), schema.get("allOf", ())
+        num_parts = own + len(all_of) + sum([word in schema for word in _OTHERS])
+        if num_parts > 1:
+            return self._of(schema, False).size
+        if all_of:
+            return sum([self._size(part) for part in all_of])
+        for word in _ANY:
+            if word in schema:
+                return _any_size([self._size(branch) for branch in schema[word]], word)
+        if "$ref" in schema:
+            return self._reference(schema["$ref"], False).size
+        return self._own_size(schema)
+
+    def _own_size(self, schema: Mapping[str, Any]) -> float:
+        is_formed = isinstance(schema.get("properties", {}), dict)
+        if not is_formed or ("patternProperties" in schema and _meets_own(schema)):
+            return self._of(schema, False).size
+        unlisted = _num_unlisted(schema) if "required" in schema else 0
+        named, rest, patterns = 1.0, 0.0, 0.0
+        for word, rule in schema.items():
+            if not isinstance(rule, _HOLDERS) or word not in RESTRICTING:
+                continue
+            size = sum([self._size(inner) for inner in _inside(word, rule)])
+            if word == "patternProperties":
+                patterns += size
+            elif word in self._rest:
+                rest += size
+            else:
+                named += size
+        own = named + patterns + rest * (1 + unlisted)
+        return own if _PRICED.isdisjoint(schema) else own + _priced(schema, False).size
 
     def _of(self, schema: Any, is_met: bool) -> _Weight:
         """`is_met`: it may be that another schema must hold of the same value, too."""
@@ -105,7 +143,7 @@ class _Weigher:
             return _ONE
         own = not _OWN.isdisjoint(schema)
         all_of = schema.get("allOf", ())
-        num_parts = own + len(all_of) + sum(word in schema for word in ("anyOf", "oneOf", "$ref"))
+        num_parts = own + len(all_of) + sum(word in schema for word in _OTHERS)
         is_met = is_met or num_parts > 1
         parts = [self._of(part, is_met) for part in all_of]
         parts += [self._any_of(schema[word], is_met, word) for word in _ANY if word in schema]
@@ -117,10 +155,8 @@ class _Weigher:
 
     def _any_of(self, branches: Sequence[Any], is_met: bool, word: str) -> _Weight:
         found = [self._of(branch, is_met) for branch in branches]
-        # which of `oneOf` may hold together is looked for in pairs
-        pairs = len(found) ** 2 / 50 if word == "oneOf" else 0
         return _Weight(
-            1 + pairs + sum(one.size for one in found),
+            _any_size([one.size for one in found], word),
             sum(one.ways for one in found),
             max((one.names for one in found), default=0),
             max((one.rest for one in found), default=0),
@@ -151,27 +187,17 @@ class _Weigher:
         return found
 
     def _own(self, schema: Mapping[str, Any], is_met: bool) -> _Weight:
-        names = {*schema.get("properties", ()), *schema.get("required", ())}
-        meets_own = _may_match(schema.get("patternProperties", ()), names)
+        meets_own = _meets_own(schema)
         is_met = is_met or meets_own
         found = self._inside(schema, is_met, meets_own)
-        size, ways, num_patterns = found.size, found.ways, 0
-        for word, rule in schema.items():
-            if word == "enum":
-                size += len(rule) / _ENUM_VALUES
-            elif word in _COUNTS:
-                size += rule / _ITEMS
-            elif word in ("pattern", "patternProperties"):
-                patterns = [rule] if word == "pattern" else rule
-                size += sum(_pattern(pattern, is_met) for pattern in patterns)
-                num_patterns += len(patterns) if is_met else 0
-            elif word == "multipleOf":
-                remainders = num_remainders(rule)
-                if remainders > MAX_REMAINDERS:
-                    return _UNBOUNDED
-                size += remainders / _REMAINDERS
-                ways *= remainders if is_met else 1  # two meet in their least common multiple
-        return found._replace(size=size, ways=ways, patterns=found.patterns + num_patterns)
+        if _PRICED.isdisjoint(schema):
+            return found
+        more = _priced(schema, is_met)
+        return found._replace(
+            size=found.size + more.size,
+            ways=found.ways * more.ways,
+            patterns=found.patterns + more.patterns,
+        )
 
     def _inside(self, schema: Mapping[str, Any], is_met: bool, meets_own: bool) -> _Weight:
         """Of all schemas in it, and itself. `meets_own`: its patterns are for names that it lists,
@@ -189,18 +215,55 @@ class _Weigher:
                 else:
                     num_names = float(word in _MANY or word == "prefixItems")
                     named = _beside(named, found._replace(names=found.names + num_names))
-        needed = schema.get("required", ())
-        unlisted = len(needed) and len(set(needed).difference(schema.get("properties", ())))
+        unlisted = _num_unlisted(schema)
         named = named._replace(names=named.names + unlisted)
         own = _met([named, patterns]) if meets_own else _beside(named, patterns)
         return _beside(own, _times(rest, 1 + unlisted))
 
 
 _ANY = ("anyOf", "oneOf")
+_OTHERS = (*_ANY, "$ref")
+_HOLDERS = (dict, list)
+_PRICED = _COUNTS | {"enum", "pattern", "patternProperties", "multipleOf"}
 
 
-def _may_match(patterns: Collection[str], names: Collection[str]) -> bool:
-    """Whether one of them may match one of the names."""
+def _any_size(sizes: Sequence[float], word: str) -> float:
+    # which of `oneOf` may hold together is looked for in pairs
+    pairs = len(sizes) ** 2 / 50 if word == "oneOf" else 0
+    return 1 + pairs + sum(sizes)
+
+
+def _priced(schema: Mapping[str, Any], is_met: bool) -> _Weight:
+    """Of the keywords that hold no schemas."""
+    size, ways, num_patterns = 0.0, 1.0, 0
+    for word, rule in schema.items():
+        if word == "enum":
+            size += len(rule) / _ENUM_VALUES
+        elif word in _COUNTS:
+            size += rule / _ITEMS
+        elif word in ("pattern", "patternProperties"):
+            patterns = [rule] if word == "pattern" else rule
+            size += sum(_pattern(pattern, is_met) for pattern in patterns)
+            num_patterns += len(patterns) if is_met else 0
+        elif word == "multipleOf":
+            remainders = num_remainders(rule)
+            if remainders > MAX_REMAINDERS:
+                return _UNBOUNDED
+            size += remainders / _REMAINDERS
+            ways *= remainders if is_met else 1  # two meet in their least common multiple
+    return _Weight(size, ways, patterns=num_patterns)
+
+
+def _num_unlisted(schema: Mapping[str, Any]) -> int:
+    """Properties that are required, and not listed."""
+    needed = schema.get("required", ())
+    return len(needed) and len(set(needed).difference(schema.get("properties", ())))
+
+
+def _meets_own(schema: Mapping[str, Any]) -> bool:
+    """Whether one of its patterns may match one of the names that it lists."""
+    patterns = schema.get("patternProperties", ())
+    names = {*schema.get("properties", ()), *schema.get("required", ())}
     if len(patterns) * len(names) > _MAX_MATCHED:
         return True
     return any(matches(pattern, name) is not False for pattern in patterns for name in names)
