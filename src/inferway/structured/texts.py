@@ -25,6 +25,18 @@ _MAX_TEXTS = 4096
 _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and what was asked
 
 
+_DONE = b"data: [DONE]"
+
+
+def done_at(events: bytes) -> int:
+    """Where the event [DONE] begins among whole events, -1 if it is not among them. In a text the
+    end of a line is escaped."""
+    if events.startswith(_DONE):
+        return 0
+    at = events.rfind(b"\n" + _DONE)
+    return at + 1 if at >= 0 else -1
+
+
 class Said(msgspec.Struct, frozen=True):
     """One text, or what one call hands its function."""
 

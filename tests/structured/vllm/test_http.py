@@ -49,6 +49,7 @@ class Engine:
     """Answers what it is told to, and keeps what it was asked."""
 
     text: str = '{"n":1}'
+    event_chars: int = 1  # of a stream
     status: int = 200
     bodies: list[bytes] = field(default_factory=list)
     before: Callable[[], Awaitable[None]] | None = None  # the answer
@@ -66,8 +67,9 @@ class Engine:
 
     async def _stream(self, send: Send) -> None:
         await send(start(200, "text/event-stream; charset=utf-8"))
-        for letter in self.text:
-            event = {"choices": [{"index": 0, "delta": {"content": letter}}]}
+        for at in range(0, len(self.text), self.event_chars):
+            piece = self.text[at : at + self.event_chars]
+            event = {"choices": [{"index": 0, "delta": {"content": piece}}]}
             data = b"data: " + json.dumps(event).encode() + b"\n\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})
         done = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True}
@@ -396,6 +398,17 @@ async def test_a_stream_is_judged_and_says_so_only_if_it_should(server: Server) 
     assert silent.body.endswith(b"}\n\ndata: [DONE]\n\n")
     assert reporting.body.endswith(b"\n\n: x-inferway-valid true\n\ndata: [DONE]\n\n")
     assert server.front.counts.answers.value("true") == 2
+
+
+async def test_a_text_that_looks_like_the_end_of_a_stream_is_text(server: Server) -> None:
+    server.reports = True
+    server.engine.text, server.engine.event_chars = '"data: [DONE]"', 99
+
+    answered = await server.ask({"stream": True, **form({"type": "string"})})
+
+    event = b'{"choices": [{"index": 0, "delta": {"content": "\\"data: [DONE]\\""}}]}'
+    end = b"\n\n: x-inferway-valid true\n\ndata: [DONE]\n\n"
+    assert answered.body == b"data: " + event + end
 
 
 @pytest.mark.parametrize("status", [500, 400])  # of vLLM up to 0.32, and from 0.33 on

@@ -33,7 +33,7 @@ from inferway.structured.guided import in_vllms_words
 from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
 from inferway.structured.requests import FIELDS, asked
 from inferway.structured.spec import Asked
-from inferway.structured.texts import StreamTexts, said_in
+from inferway.structured.texts import StreamTexts, done_at, said_in
 from inferway.structured.vllm.calls import ON_ITS_WAY, OnItsWay, about_calls
 from inferway.structured.vllm.core import with_flags
 from inferway.structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
@@ -243,7 +243,7 @@ class Answer:
     async def _pass(self, message: Message, texts: StreamTexts) -> None:
         body = message.get("body", b"")
         texts.feed(body)
-        done = body.find(b"data: [DONE]")
+        done = done_at(body)
         if done < 0 and message.get("more_body", False):
             return await self._send(message)
         self._texts = None

@@ -22,11 +22,10 @@ from inferway.frontends.http.responder import Responder, Source
 from inferway.gate.shape import Shape
 from inferway.model import Headers
 from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
-from inferway.structured.texts import Said, StreamTexts, said_in
+from inferway.structured.texts import Said, StreamTexts, done_at, said_in
 
 log = logging.getLogger("inferway.gate")
 
-_DONE = b"data: [DONE]"
 _COMMENT = b": %b " % VALID_HEADER
 
 
@@ -159,7 +158,7 @@ class JudgedAnswer:
         if self._told or not self._shape.reports_streams:
             self._responder.write(chunk)
             return
-        at = _done_at(chunk)
+        at = done_at(chunk)
         if at < 0:
             self._responder.write(chunk)
             return
@@ -215,11 +214,3 @@ def _told_in(events: bytes) -> bytes:
     if at < 0 or events[at - 1 : at] not in (b"", b"\n"):
         return b""
     return events[at + len(_COMMENT) :].partition(b"\n")[0].strip()
-
-
-def _done_at(events: bytes) -> int:
-    """Where the event [DONE] begins, -1 if it is not among them. In a text it is escaped."""
-    if events.startswith(_DONE):
-        return 0
-    at = events.rfind(b"\n" + _DONE)
-    return at + 1 if at >= 0 else -1
