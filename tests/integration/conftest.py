@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -66,6 +66,7 @@ class Fleet:
     gateway: Gateway
     http: aiohttp.ClientSession
     start_engine: Callable[..., Awaitable[SimulatedEngine]]  # (config, flags that shape prompts)
+    admin: dict[str, str] = field(default_factory=dict)  # headers of one, who reads metrics
 
     @property
     def url(self) -> str:
@@ -102,7 +103,7 @@ class Fleet:
 
     async def metric(self, name: str, **labels: str) -> float:
         """The value of one sample; 0 when it is absent."""
-        async with self.http.get(f"{self.url}/metrics") as r:
+        async with self.http.get(f"{self.url}/metrics", headers=self.admin) as r:
             page = await r.text()
         for line in page.splitlines():
             labelled = all(f'{key}="{value}"' in line for key, value in labels.items())

@@ -62,12 +62,24 @@ async def test_admin_paths_are_not_told_apart_without_the_key(start_fleet: Start
     assert (await fleet.post("/admin/nothing", {}, **BEARER)).status == 404
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
 async def test_everything_else_stays_open(start_fleet: StartFleet, path: str) -> None:
     fleet = await guarded(start_fleet)
 
     async with fleet.http.get(fleet.url + path) as answer:
         assert answer.status == 200
+
+
+async def test_metrics_and_the_names_of_engines_want_the_key(start_fleet: StartFleet) -> None:
+    fleet = await guarded(start_fleet)
+
+    async with fleet.http.get(f"{fleet.url}/metrics") as answer:
+        assert answer.status == 401
+    async with fleet.http.get(f"{fleet.url}/metrics", headers=BEARER) as answer:
+        assert answer.status == 200
+    assert "engines" not in (await fleet.get("/ready")).body
+    async with fleet.http.get(f"{fleet.url}/ready", headers=BEARER) as answer:
+        assert len((await answer.json())["engines"]) == 2
 
 
 async def test_without_a_key_everything_is_open(start_fleet: StartFleet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ async def ask(fleet: Fleet, path: str, key: str | None, body: object = CHAT) -> 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/structured/explain", "/v1/nothing"])
 async def test_requests_want_a_key(start_fleet: StartFleet, keys: str, path: str) -> None:
     fleet = await start_fleet(1, api_keys=keys)
+    fleet.admin = bearer(ADMIN)
 
     without, wrong = await ask(fleet, path, None), await ask(fleet, path, new_key())
 
@@ -62,6 +64,7 @@ async def test_a_large_body_is_received_only_from_who_may_send_it(
     start_fleet: StartFleet, keys: str, path: str, key: str | None, status: int
 ) -> None:
     fleet = await start_fleet(1, api_keys=keys)
+    fleet.admin = bearer(ADMIN)
     authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
     head = f"POST {path} HTTP/1.1\r\nhost: gw\r\ncontent-length: 30000000\r\n{authorization}\r\n"
@@ -75,7 +78,7 @@ async def test_a_large_body_is_received_only_from_who_may_send_it(
     assert await fleet.metric("inferway_key_refused_total") == (key is None)
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_probes_want_none(start_fleet: StartFleet, keys: str, path: str) -> None:
     fleet = await start_fleet(1, api_keys=keys)
 
@@ -83,8 +86,48 @@ async def test_probes_want_none(start_fleet: StartFleet, keys: str, path: str) -
         assert answer.status == 200
 
 
+async def test_who_is_no_admin_is_told_no_names_of_engines_and_keys(
+    start_fleet: StartFleet, keys: str
+) -> None:
+    fleet = await start_fleet(2, api_keys=keys)
+    name = fleet.gateway.fleet.engines[0].name
+
+    async def told(path: str, **headers: str) -> tuple[int, str]:
+        async with fleet.http.get(fleet.url + path, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    ready = {"ready": True, "why": None, "num_engines": 2, "num_healthy": 2}
+    for headers in ({}, bearer(USER)):
+        assert json.loads((await told("/ready", **headers))[1]) == ready
+    assert (await told("/metrics"))[0] == 401
+    assert (await told("/metrics", **bearer(USER)))[0] == 403
+    for path in ("/ready", "/metrics"):
+        status, page = await told(path, **bearer(ADMIN))
+        assert (status, name in page) == (200, True)
+
+
+async def test_why_it_is_not_ready_is_told_without_names(
+    start_fleet: StartFleet, keys: str
+) -> None:
+    fleet = await start_fleet(1, api_keys=keys)
+    name = fleet.gateway.fleet.engines[0].name
+    await fleet.engines[0].stop()
+
+    async def is_away() -> bool:
+        async with fleet.http.get(fleet.url + "/ready") as answer:
+            return answer.status == 503
+
+    await until(is_away)
+    async with fleet.http.get(fleet.url + "/ready") as answer:
+        told = await answer.json()
+    assert told == {"ready": False, "why": "no engine answers", "num_engines": 1, "num_healthy": 0}
+    async with fleet.http.get(fleet.url + "/ready", headers=bearer(ADMIN)) as answer:
+        assert (await answer.json())["why"] == f"no engine answers: {name}"
+
+
 async def test_decision_headers_are_for_admins(start_fleet: StartFleet, keys: str) -> None:
     fleet = await start_fleet(1, api_keys=keys)
+    fleet.admin = bearer(ADMIN)
 
     users = await ask(fleet, "/v1/chat/completions", USER)
     admins = await ask(fleet, "/v1/chat/completions", ADMIN)

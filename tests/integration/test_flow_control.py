@@ -283,7 +283,7 @@ def settings_of(fleet: Fleet, **changed: Any) -> ServeSettings:
 
 async def test_engines_keys_and_limits_are_taken(start_fleet: StartFleet, tmp_path: Path) -> None:
     key, path = new_key(), tmp_path / "keys.yaml"
-    path.write_text(f"keys:\n- {{name: one, hash: '{hash_of(key)}'}}\n")
+    path.write_text(f"keys:\n- {{name: one, hash: '{hash_of(key)}', admin: true}}\n")
     engine = Engine()
     engine.go.set()
     async with answering(engine.answer) as url:
@@ -296,7 +296,7 @@ async def test_engines_keys_and_limits_are_taken(start_fleet: StartFleet, tmp_pa
             flow=FlowSettings(in_flight=7),
         )
         await fleet.gateway.reload(lambda: new)
-        bearer = {"Authorization": f"Bearer {key}"}
+        fleet.admin = bearer = {"Authorization": f"Bearer {key}"}
 
         assert (await ask(fleet)).status == 401
         assert (await ask(fleet, **bearer)).status == 200

@@ -219,14 +219,20 @@ class Fleet:
             "models": self._served.report(self._why_none_is_matched()),
         }
 
-    def why_not_ready(self) -> str | None:
+    def num_engines(self) -> dict[str, int]:
+        """All that /ready shows to who may not see their names."""
+        healthy = sum([engine.healthy for engine in self.engines])
+        return {"num_engines": len(self.engines), "num_healthy": healthy}
+
+    def why_not_ready(self, *, with_names: bool = True) -> str | None:
         """Why requests should not come yet; None: they may."""
         if not self.engines:
             return "no engine is known yet: none was given, and none has been found"
         if not any(engine.healthy for engine in self.engines):
             names = ", ".join(engine.name for engine in self.engines)
-            return f"no engine answers: {names}"
-        return self.loading
+            return f"no engine answers: {names}" if with_names else "no engine answers"
+        loading = self.loading
+        return loading if with_names or loading is None else "a tokenizer is being loaded"
 
     @property
     def loading(self) -> str | None:

@@ -11,14 +11,15 @@ GET  /health   /ping   /ready   /metrics   /admin/engines
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
-and the headers of an answer that say how it was decided, and the names of engines in errors
-(`admission`). With a port for admins, theirs and /metrics are there alone (`Routes.admin`).
+and the headers of an answer that say how it was decided, the names of engines in errors and in
+/ready, and /metrics, which has the names of keys, too (`admission`). With a port for admins, theirs
+and /metrics are there alone (`Routes.admin`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,10 +63,11 @@ Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 Table = dict[str, dict[str, Handler]]  # path -> method -> handler
 
 _ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query", *LORA})
+_METRICS = "/metrics"
 _ADMIN_PREFIX = "/admin/"
 _CHANGES = "/admin/engines/"
 _MODEL = f"{MODELS}/"
-_OPEN = frozenset({"/health", "/ping", "/ready", "/metrics"})  # whoever asks
+_OPEN = frozenset({"/health", "/ping", "/ready", _METRICS})  # whoever asks
 _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
@@ -109,7 +111,7 @@ class Routes:
             "/score_completions": {"POST": self._score_completion},
             "/query": {"POST": self._query},
             "/admin/engines": {"GET": self._admin.engines},
-            "/metrics": {"GET": self._page},
+            _METRICS: {"GET": self._page},
         }
         if forwards:
             self._lora = Lora(indexer.fleet, pool)
@@ -125,10 +127,15 @@ class Routes:
         self._asked_later = frozenset(  # whose it is, by _infer
             path for path in self._inference if admin_apart or not _is_for_admins(path)
         )
-        self._admin_table: Table = {**state, **for_admins}
+        self._admin_table: Table = {
+            **state,
+            **for_admins,
+            "/ready": {"GET": self._ready_with_names},
+        }
         for table in (self._table, self._admin_table):
             table.setdefault("/", {"GET": PathsPage(table)})
         self._admin_apart = admin_apart
+        self._for_clients = forwards  # else an operator's port, and clients are at the proxy
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
@@ -149,15 +156,22 @@ class Routes:
             self._handler(request, table)
         except RequestError:
             return False
-        admins_only = _is_for_admins(request.path)
-        return request.path in _OPEN or self._admission.lets_in(request, admins_only=admins_only)
+        admins_only = self._is_for_admins(request.path)
+        is_open = request.path in _OPEN and not admins_only
+        return is_open or self._admission.lets_in(request, admins_only=admins_only)
 
     def _check(self, request: Request) -> None:
         path, admission = request.path, self._admission
-        if not self._admin_apart and _is_for_admins(path):
+        if not self._admin_apart and self._is_for_admins(path):
             admission.check_admin(request)
         elif admission.is_guarded and path not in self._inference and path not in _OPEN:
             admission.check(request)
+
+    def _is_for_admins(self, path: str) -> bool:
+        """On the port of clients."""
+        if path == _METRICS:
+            return self._for_clients and self._admission.knows_admins
+        return _is_for_admins(path)
 
     @property
     def paths(self) -> Container[str]:
@@ -282,14 +296,20 @@ class Routes:
     async def _health(self, _: Request, responder: Responder) -> None:
         responder.send(200, JSON, b'{"status":"ok"}')
 
-    async def _ready(self, _: Request, responder: Responder) -> None:
-        """200 when a request would be answered, and routed by its prompt; else why not."""
-        why = self._fleet.why_not_ready()
-        body = msgspec.json.encode({"ready": why is None, "why": why, **self._fleet.report()})
-        if why is None:
-            responder.send(200, JSON, body)
+    async def _ready(self, request: Request, responder: Responder) -> None:
+        """200 when a request would be answered, and routed by its prompt; else why not. Where
+        admins are known, or have their own port, clients get no names of engines and models."""
+        shows_names = not self._for_clients or (
+            not self._admin_apart and self._admission.lets_in(request, admins_only=True)
+        )
+        if shows_names:
+            await self._ready_with_names(request, responder)
         else:
-            responder.send(503, (*JSON, (b"retry-after", b"1")), body)
+            why = self._fleet.why_not_ready(with_names=False)
+            _send_ready(responder, why, self._fleet.num_engines())
+
+    async def _ready_with_names(self, _: Request, responder: Responder) -> None:
+        _send_ready(responder, self._fleet.why_not_ready(), self._fleet.report())
 
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
@@ -301,6 +321,14 @@ def _outcome(error: BaseException) -> str:
     if isinstance(error, ClientGoneError):
         return "client_gone"
     return "refused" if isinstance(error, RequestError) else "error"
+
+
+def _send_ready(responder: Responder, why: str | None, told: Mapping[str, Any]) -> None:
+    body = msgspec.json.encode({"ready": why is None, "why": why, **told})
+    if why is None:
+        responder.send(200, JSON, body)
+    else:
+        responder.send(503, (*JSON, (b"retry-after", b"1")), body)
 
 
 def _is_for_admins(path: str) -> bool:
