@@ -74,6 +74,20 @@ BOS_EOS = {
 
 
 @pytest.fixture
+def own_renderer() -> Iterator[Renderer]:
+    """Its counts are this test's."""
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
+@pytest.fixture
+def key(own_renderer: Renderer, smollm2: Path) -> str:
+    request = GetOrCreateTokenizerKeyRequest(str(smollm2), is_local=True)
+    return own_renderer.get_or_create_tokenizer_key(request)
+
+
+@pytest.fixture
 def phi3_with_specials(make_model: MakeModel) -> Path:
     return make_model("phi-3", {"post_processor": BOS_EOS})
 

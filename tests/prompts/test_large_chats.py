@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from inferway.prompts import ModelPrompts, RenderChatRequest, Renderer
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.template_jobs import pack
 
 MakeModel = Callable[..., Path]
@@ -27,20 +26,6 @@ MANY = [
     {"role": "assistant" if i % 2 else "user", "content": f"message {i}"}
     for i in range(MAX_TO_RENDER_HERE // 400)
 ]
-
-
-@pytest.fixture
-def own_renderer() -> Iterator[Renderer]:
-    """Its counts are this test's."""
-    renderer = Renderer()
-    yield renderer
-    renderer.close()
-
-
-@pytest.fixture
-def key(own_renderer: Renderer, smollm2: Path) -> str:
-    request = GetOrCreateTokenizerKeyRequest(str(smollm2), is_local=True)
-    return own_renderer.get_or_create_tokenizer_key(request)
 
 
 @pytest.mark.parametrize("messages", [LONG, MANY], ids=["long", "many"])

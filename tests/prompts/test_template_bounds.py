@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from inferway.helper.process import Limits
 from inferway.prompts import RenderChatRequest, Renderer
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.template_jobs import pack
 
 HI = [{"role": "user", "content": "Hi there, and a few words more"}]
@@ -191,30 +188,17 @@ def test_what_takes_little_is_written_as_without_limits(source: str) -> None:
     assert outcome(ChatTemplate(source)) == outcome(ChatTemplate(source, bounded=False))
 
 
-@pytest.fixture
-def renderer() -> Iterator[Renderer]:
-    renderer = Renderer()
-    yield renderer
-    renderer.close()
-
-
-@pytest.fixture
-def key(renderer: Renderer, smollm2: Path) -> str:
-    request = GetOrCreateTokenizerKeyRequest(str(smollm2), is_local=True)
-    return renderer.get_or_create_tokenizer_key(request)
-
-
-async def test_a_helper_does_it_instead(renderer: Renderer, key: str) -> None:
+async def test_a_helper_does_it_instead(own_renderer: Renderer, key: str) -> None:
     request = RenderChatRequest(key, HI, chat_template="{{ messages[0].role.center(10) }}")
 
-    made = await renderer.render_chat_async(request)
+    made = await own_renderer.render_chat_async(request)
 
-    assert made.text == renderer.render_chat(request).text == "   user   "
-    assert renderer.large_chats.helper.stats.jobs == 2
+    assert made.text == own_renderer.render_chat(request).text == "   user   "
+    assert own_renderer.large_chats.helper.stats.jobs == 2
 
 
 async def test_a_template_that_was_heavy_for_a_small_chat_is_not_tried_here_again(
-    renderer: Renderer, key: str
+    own_renderer: Renderer, key: str
 ) -> None:
     source = (
         "{% if messages|length > 1 %}{% for i in range(300) %}{% for j in range(2000) %}"
@@ -223,28 +207,28 @@ async def test_a_template_that_was_heavy_for_a_small_chat_is_not_tried_here_agai
     small = RenderChatRequest(key, HI, chat_template=source)
     heavy = RenderChatRequest(key, HI * 2, chat_template=source)
 
-    texts = [(await renderer.render_chat_async(r)).text for r in (small, heavy, small)]
+    texts = [(await own_renderer.render_chat_async(r)).text for r in (small, heavy, small)]
 
     assert texts == ["done"] * 3
-    assert renderer.large_chats.helper.stats.jobs == 2
+    assert own_renderer.large_chats.helper.stats.jobs == 2
 
 
 async def test_a_template_that_the_helper_was_killed_for_is_given_up_and_said_once(
-    key: str, renderer: Renderer, caplog: pytest.LogCaptureFixture
+    key: str, own_renderer: Renderer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renderer.large_chats.close()
-    renderer.large_chats = LargeChats(Limits(cpu_seconds=0.5, wall_seconds=60))
+    own_renderer.large_chats.close()
+    own_renderer.large_chats = LargeChats(Limits(cpu_seconds=0.5, wall_seconds=60))
     # what it takes is time alone: memory must not be the first to be used up
     request = RenderChatRequest(key, HI, chat_template=HEAVY["empty loops"])
 
     reasons = []
     for _ in range(3):
         with pytest.raises(RenderError) as raised:
-            await renderer.render_chat_async(request)
+            await own_renderer.render_chat_async(request)
         reasons.append(raised.value.reason)
 
     assert reasons == ["helper-busy", "bad-template", "bad-template"]
-    assert renderer.large_chats.helper.stats.kills == {"cpu": 1}
+    assert own_renderer.large_chats.helper.stats.kills == {"cpu": 1}
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 

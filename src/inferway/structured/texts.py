@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from inferway.decoding import UNREADABLE
+
 MAX_CHARS = 1 << 20  # of an answer's text; what is longer is not judged
 _MAX_TEXTS = 4096
 _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and what was asked
@@ -118,7 +120,7 @@ def said_in(body: bytes) -> list[Said] | None:
     """By a whole answer; None if it is not one of those above."""
     try:
         answer = _ANSWER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return _said(answer)
 
@@ -219,7 +221,7 @@ class StreamTexts:
             return
         try:
             event = _EVENT.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             self._fail()
             return
         if event.error is not None:
