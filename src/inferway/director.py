@@ -436,12 +436,9 @@ class Journey:
             if outcome == "upstream_error":
                 self._suspect(endpoint)
         if self._followers:
-            ending = self._ending(outcome, usage)
+            ending = Ending(outcome, self._director.clock(), usage, self.streamed)
             for follower in self._followers:
                 follower.on_end(ending)
-
-    def _ending(self, outcome: str, usage: Usage | None) -> Ending:
-        return Ending(outcome, self._director.clock(), usage, self.streamed)
 
     def _suspect(self, endpoint: Endpoint) -> None:
         """It has failed this request."""
