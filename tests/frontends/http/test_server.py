@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
+from contextlib import suppress
 
 import pytest
 from tests.frontends.http.clients import Gate, connected, echo, get, post, serving
@@ -115,6 +117,25 @@ async def test_a_turn_of_the_loop_answers_few_of_the_requests_that_came_at_once(
         assert (await answers).count(b"HTTP/1.1 200 OK") == num_requests
 
     assert max(each_turn) <= MAX_QUEUED
+
+
+@in_loop
+async def test_a_turn_of_the_loop_reads_little_of_a_body_that_came_at_once() -> None:
+    each_turn = []
+    async with serving(echo) as server, connected(server) as client:
+        await client.send(post(b"x" * 30_000_000)[:200])
+        await wait_until(lambda: server.bodies.held > 0)
+        before, sent = server.bodies.held, server.bodies.held
+        with suppress(BlockingIOError):
+            while True:
+                sent += os.write(client.writer.get_extra_info("socket").fileno(), bytes(2**20))
+        while server.bodies.held < sent:
+            await asyncio.sleep(0)  # the next turn
+            each_turn.append(server.bodies.held - before)
+            before = server.bodies.held
+
+    assert sum(each_turn) > 2**20
+    assert max(each_turn) <= 2**18
 
 
 @in_loop

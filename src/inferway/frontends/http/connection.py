@@ -23,8 +23,9 @@ Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), 
         would take a body for the new protocol.
 Rule 2: pipelined requests are answered in order. While the queue is full, or the client does
         not read, nothing is read from it. In one turn of the loop a connection has at most
-        SLICE_BYTES parsed, beyond the body of one request, and MAX_QUEUED answers: what else
-        it sent at once waits for the next turn, and so no client holds the loop.
+        SLICE_BYTES parsed, beyond the body of one request, and MAX_QUEUED answers, and is not
+        read from again after a read that was full: what else it sent at once waits for the
+        next turn, and so no client holds the loop.
 Rule 3: 100 Continue is sent only when the body is awaited and no answer is in its way.
 Rule 4: the client's end of stream counts as its going away, also when it only closed its
         sending side: no OpenAI client half-closes, and an engine must stop at once. uvloop
@@ -55,6 +56,7 @@ NEVER = float("inf")
 LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
 SLICE_BYTES = 16 * 1024
+_FULL_READ_BYTES = 128 * 1024  # uvloop's buffer has 250 KiB, the TLS layer's as much
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
@@ -108,6 +110,9 @@ class ClientConnection(asyncio.Protocol):
         self._idle()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > _FULL_READ_BYTES:  # libuv would go on, up to 32 times
+            self.transport.pause_reading()
+            self.server.next_turn(self._read_on)
         if self.closing or self._lingering:
             return
         if len(data) > SLICE_BYTES or self._unread:
@@ -118,6 +123,10 @@ class ClientConnection(asyncio.Protocol):
             self._stop_reading()
         if not self._turn_due:
             self._pump()
+
+    def _read_on(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _read_slice(self) -> None:
         """Reads a turn's share of what was received, and the rest of a body whose head is in it:
