@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -130,3 +131,13 @@ def open_fds(_: bytearray) -> bytes:
 
 def modules(_: bytearray) -> bytes:
     return json.dumps(sorted(sys.modules)).encode()
+
+
+def fork_no_more(_: bytearray) -> bytes:
+    """As where a kernel or a container allows no more processes."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    os.fork = fork
+    return b""

@@ -470,6 +470,18 @@ def test_a_copy_over_its_cpu_time_ends_alone(original: HelperProcess) -> None:
     assert original.copy(limits).do(f"{JOBS}:echo", b"y") == b"y"
 
 
+def test_what_cannot_be_copied_goes_on_and_so_do_its_copies(original: HelperProcess) -> None:
+    copy = original.copy(SMALL)
+    original.do(f"{JOBS}:fork_no_more", b"")
+
+    with pytest.raises(HelperError, match="not copied"):
+        original.copy(SMALL)
+
+    assert original.usable
+    assert original.do(f"{JOBS}:echo", b"x") == b"x"
+    assert copy.do(f"{JOBS}:echo", b"y") == b"y"
+
+
 def test_a_copy_ends_when_its_conversation_does_or_its_original(original: HelperProcess) -> None:
     closed, dropped, left = (original.copy(SMALL) for _ in range(3))
     pids = [int(copy.do(f"{JOBS}:pid", b"")) for copy in (closed, dropped, left)]

@@ -155,7 +155,10 @@ class _Child:
         memory_bytes, cpu_seconds, result_bytes, copied = COPY.unpack(limits)
         us = os.getpid()
         with socket.socket(fileno=sockets[0]) as theirs:
-            if os.fork():
+            try:
+                if os.fork():
+                    return True
+            except OSError:  # there may be no more processes; the closed socket says so
                 return True
             _end_with(us)
             self._parent.close()

@@ -96,7 +96,7 @@ class Conversation:
     def copy(self, limits: Limits, copied: bool = False) -> Conversation:
         """With a copy of the child, which was started to be `copied`, as the copy may be, too. The
         copy ends with the child, or when its conversation is closed, or held by nobody: at the end
-        of its job. Raises HelperError."""
+        of its job. Raises HelperError; `usable` says whether the child can be asked again."""
         self.wait_until_ready()
         ours, theirs = socket.socketpair()
         wanted = (limits.memory_bytes, limits.cpu_seconds, limits.result_bytes, copied)
@@ -104,13 +104,18 @@ class Conversation:
             with theirs:
                 self._send(JOB.pack(0, COPY.size), time.monotonic() + START_SECONDS)
                 socket.send_fds(self._socket, [COPY.pack(*wanted)], [theirs.fileno()])
-            made = Conversation(ours, limits)
-            weakref.finalize(made, ours.close)
-            made.wait_until_ready()
-        except (OSError, HelperError) as e:
+        except OSError as e:
             ours.close()
             self.usable = False
             raise HelperError(f"a process is not copied: {type(e).__name__}") from e
+        made = Conversation(ours, limits)
+        weakref.finalize(made, ours.close)
+        try:
+            made.wait_until_ready()
+        except HelperError as e:
+            ours.close()
+            self.usable = not isinstance(e.__cause__, TimeoutError)
+            raise HelperError(f"a process is not copied: {type(e.__cause__).__name__}") from e
         return made
 
     def wait_until_ready(self) -> None:

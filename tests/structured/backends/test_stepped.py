@@ -17,7 +17,7 @@ from tests.structured.ambiguous_draws import ambiguous_grammars
 from tests.structured.backends.contract import CASES, CHECKS, Check
 from tests.structured.compiling import smollm2
 
-from inferway.errors import CompileError, SaturatedError, SpecError
+from inferway.errors import CompileError, JobFailedError, SaturatedError, SpecError
 from inferway.structured import failures
 from inferway.structured.backends import stepped, stepper
 from inferway.structured.backends.cascade import Cascade, Verdict
@@ -205,6 +205,20 @@ def test_with_the_library_gone_answers_fail_and_the_next_grammar_starts_it_again
     steppers.close()
     with pytest.raises(CompileError):
         started(steppers, ENDLESS)
+
+
+def test_where_no_more_processes_may_begin_answers_go_on() -> None:
+    steppers = Steppers(VOCABULARY)
+    grammar = started(steppers, ENDLESS)
+    no_fork = b"def fork(): raise OSError\nimport os\nos.fork = fork"
+    with suppress(JobFailedError):  # exec has no result
+        steppers._libraries[LLGuidance.name].do("builtins:exec", no_fork)
+
+    with pytest.raises(CompileError, match="no more processes"):
+        started(steppers, ENDLESS)
+
+    assert grammar.accept(tokens("a"))
+    steppers.close()
 
 
 @pytest.mark.slow

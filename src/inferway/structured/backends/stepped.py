@@ -104,12 +104,19 @@ class Steppers:
         self._thread.shutdown()
 
     def _copy(self, backend: str) -> Conversation:
-        """Raises CompileError. A library that has ended is started again."""
+        """Raises CompileError. A library that has ended is started again; one that lives and
+        cannot be copied now is kept, because the answers under way end with it."""
         with self._lock:
             try:
-                if backend in self._libraries:
+                library = self._libraries.get(backend)
+                if library is not None:
                     with suppress(HelperError):
-                        return self._libraries[backend].copy(COMPILE, copied=True)
+                        return library.copy(COMPILE, copied=True)
+                    if library.usable:  # or it has ended while it was asked: this says so
+                        with suppress(HelperError):
+                            return library.copy(COMPILE, copied=True)
+                    if library.usable:
+                        raise HelperError("there can be no more processes now")
                     self._libraries.pop(backend).close()
                 self._libraries[backend] = self._thread.submit(self._start, backend).result()
                 return self._libraries[backend].copy(COMPILE, copied=True)
