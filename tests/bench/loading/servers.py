@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 # The path, the headers (names in lower case), the body -> the bytes of an answer, piece by piece.
@@ -24,9 +24,13 @@ USAGE = {
 
 @asynccontextmanager
 async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Its URL."""
+    """Its URL. At the end every connection of it is closed, so that no socket outlives the test."""
+    open_connections: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_connections.add(task)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -42,6 +46,8 @@ async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIte
             return
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
     try:
@@ -49,6 +55,9 @@ async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIte
         yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
         server.close()
+        for task in open_connections:
+            task.cancel()
+        await asyncio.gather(*open_connections, return_exceptions=True)
 
 
 def chunk(data: bytes) -> bytes:
