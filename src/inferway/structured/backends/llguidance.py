@@ -387,17 +387,13 @@ class LLGuidanceGrammar:
             return allow_only(row, self._ends)
         if self._tokens:
             self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            return self.filled(row)
-        row[:] = self._first
-        return self._let_stop(row)
-
-    def filled(self, row: MaskRow) -> None:
-        """After the library has written `row`: sees to its failures."""
-        if self.matcher.is_error():
-            if self._is_not_to_blame() and self._start_over():
-                return self.fill(row)
-            self._fail()
-            return allow_only(row, self._ends)
+            if self.matcher.is_error():
+                if self._is_not_to_blame() and self._start_over():
+                    return self.fill(row)
+                self._fail()
+                return allow_only(row, self._ends)
+        else:
+            row[:] = self._first
         return self._let_stop(row)
 
     def _is_not_to_blame(self) -> bool:
