@@ -40,7 +40,9 @@ async def measure(scale: float) -> dict[str, Any]:
 
 def wrong(figures: dict[str, Any]) -> list[str]:
     """What does not hold."""
-    found = [f"{name}: descriptors left" for name in figures if figures[name]["descriptors_left"]]
+    found = [
+        f"{name}: descriptors left" for name in figures if figures[name]["descriptors_left"] > 0
+    ]
     if max(v for k, v in figures["idle"].items() if k.startswith("kb_each")) > MAX_KB:
         found.append(f"idle: over {MAX_KB} KB for each connection")
     if figures["streams"]["wrong"]:
