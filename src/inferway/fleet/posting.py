@@ -52,6 +52,7 @@ async def read_answer(response: aiohttp.ClientResponse) -> bytes:
         size += len(piece)
         if size > MAX_ANSWER_BYTES:
             raise UpstreamError(
-                f"{response.url.path}: its answer has more than {MAX_ANSWER_BYTES} bytes"
+                f"{response.url.path}: its answer has more than {MAX_ANSWER_BYTES} bytes, and no "
+                "engine's has; give the URL of an inference engine"
             )
     return b"".join(pieces)
