@@ -38,7 +38,7 @@
   x JournalError            a file in `state_dir` is not whole; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
-* PanicError                a library written in Rust has panicked; `panics_as_errors` raises it.
+* PanicError                a library written in Rust has panicked; `panic_as_error` makes it.
                             No InferwayError: like every fault of ours it ends at a boundary
 
 Messages say place, value, what is allowed and the cure: lower case, no full stop, `!r` for
@@ -48,7 +48,6 @@ values. They never contain prompt text.
 from __future__ import annotations
 
 import traceback
-from types import TracebackType
 
 
 class InferwayError(Exception):
@@ -338,34 +337,13 @@ def is_panic(error: BaseException) -> bool:
 
 
 def panic_as_error(error: BaseException) -> Exception:
-    """As `panics_as_errors` does, in an `except BaseException`, for where each microsecond counts:
-    a panic is a PanicError, and what is no Exception otherwise is raised."""
+    """For `except BaseException`, the only one that catches a panic: what was raised, a panic as a
+    PanicError. An interrupt, a cancellation and the end of the process are raised again."""
     if isinstance(error, Exception):
         return error
     if is_panic(error):
         return PanicError(str(error)[:200]).with_traceback(error.__traceback__)
     raise error
-
-
-class _PanicsAsErrors:
-    """A panic inside `with panics_as_errors:` comes out as a PanicError. All else comes out as it
-    is: an interrupt, a cancellation and the end of the process are no panics."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, trace
-        if error is not None and is_panic(error):
-            raise panic_as_error(error) from None
-
-
-panics_as_errors = _PanicsAsErrors()
 
 
 def crash_report(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs
 from tests.stored import conversations, token_vectors, tokenizer_json
 
-from inferway.errors import InvalidRequestError, RenderError, panics_as_errors
+from inferway.errors import InvalidRequestError, RenderError, panic_as_error
 from inferway.prompts.check_texts import CHECK_TEXTS
 from inferway.prompts.model_files import read_model_files
 from inferway.prompts.tokenizer import Tokenizer
@@ -345,5 +345,5 @@ def test_an_encoder_that_panics_is_given_up_for_the_truth(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError])
 def test_what_is_no_panic_comes_out_as_it_is(error: type[BaseException]) -> None:
-    with pytest.raises(error), panics_as_errors:
-        raise error
+    with pytest.raises(error):
+        panic_as_error(error())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from inferway.errors import HeavyError, SpecError, crash_report, panics_as_errors
+from inferway.errors import HeavyError, SpecError, crash_report, panic_as_error
 from inferway.gate.library import Verdict
 from inferway.helper.helper import Helper
 from inferway.structured.backends import cascade
@@ -45,11 +45,11 @@ class Checking:
 
     def verdict(self, spec: Spec) -> Verdict:
         try:
-            with panics_as_errors:
-                backend, unenforced = cascade.light_verdict(spec)
+            backend, unenforced = cascade.light_verdict(spec)
         except (SpecError, HeavyError):
             raise
-        except Exception as e:
+        except BaseException as raised:
+            e = panic_as_error(raised)
             log.error(
                 "the grammar library failed on a request's shape: %s",
                 crash_report(e),
@@ -84,11 +84,10 @@ class Checking:
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         try:
-            with panics_as_errors:
-                return self._validator.verdict(spec, text).valid
-        except Exception as e:
+            return self._validator.verdict(spec, text).valid
+        except BaseException as e:
             log.error(
                 "an answer could not be judged by the shape that was asked for: %s",
-                crash_report(e),
+                crash_report(panic_as_error(e)),
             )
             return None

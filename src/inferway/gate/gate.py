@@ -29,7 +29,7 @@ from inferway.errors import (
     SaturatedError,
     SpecError,
     crash_report,
-    panics_as_errors,
+    panic_as_error,
 )
 from inferway.gate.costs import CompileCosts
 from inferway.gate.counts import GateCounts
@@ -165,8 +165,7 @@ class Gate:
         started, outcome = self._clock(), "refused"
         kind = asked[0].spec.kind
         try:
-            with panics_as_errors:
-                shape = await self._shape(asked, endpoints, asker)
+            shape = await self._shape(asked, endpoints, asker)
             shape.can_be_judged = not is_echoed
             outcome = "checked"
         except QuarantinedError as e:
@@ -177,10 +176,10 @@ class Gate:
             raise
         except InferwayError:
             raise
-        except Exception as e:
+        except BaseException as e:
             log.error(
                 "a request's shape could not be checked, and the request passes: %s",
-                crash_report(e),
+                crash_report(panic_as_error(e)),
             )
             outcome = "unchecked"
             return None

@@ -19,7 +19,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
-from inferway.errors import PanicError, RenderError, panics_as_errors
+from inferway.errors import PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.expansion import check_expansion
 from inferway.prompts.tokenizer_class_names import AS_IT_IS, tokenizer_class
@@ -70,11 +70,11 @@ def build_engine_tokenizer(files: TokenizerFiles) -> EngineTokenizer:
     name = tokenizer_class(files.tokenizer_config, files.model_config)
     made_as = NO_CLASS if name == AS_IT_IS else TOKENIZER_CLASSES[name]
     try:
-        with panics_as_errors:
-            tokenizer, declared = _with_tokens(files, made_as)
-            _fix_mistral_regex(tokenizer, files)
+        tokenizer, declared = _with_tokens(files, made_as)
+        _fix_mistral_regex(tokenizer, files)
     # The Rust side raises bare Exception for a file it cannot read.
-    except Exception as e:
+    except BaseException as raised:
+        e = panic_as_error(raised)
         words = e.words if isinstance(e, PanicError) else str(e)
         why = f"{files.path}: it is no tokenizer that can be used: {words}"
         raise RenderError(why, reason=Reason.BAD_TOKENIZER) from e

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from inferway.errors import InferwayError, RenderError, crash_report, panics_as_errors
+from inferway.errors import InferwayError, RenderError, crash_report, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
@@ -28,15 +28,15 @@ async def load_prompts(
         follows_links=source.flags.tokenizer is not None,
     )
     try:
-        with panics_as_errors:
-            key = await renderer.get_or_create_tokenizer_key_async(request)
-            prompts = ModelPrompts(
-                renderer,
-                key,
-                flags=source.flags,
-                request_templates=request_templates,
-            )
-    except Exception as e:  # whatever it is: it is this model's, and others are served
+        key = await renderer.get_or_create_tokenizer_key_async(request)
+        prompts = ModelPrompts(
+            renderer,
+            key,
+            flags=source.flags,
+            request_templates=request_templates,
+        )
+    except BaseException as raised:  # whatever it is: it is this model's, and others are served
+        e = panic_as_error(raised)
         if not isinstance(e, InferwayError):
             log.error("the prompts of model %r could not be set up: %s", name, crash_report(e))
         reason = Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from functools import lru_cache
 
-from inferway.errors import InferwayError, PanicError, RenderError, panics_as_errors
+from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.model_files import ModelFiles, model_files
@@ -19,11 +19,11 @@ MAX_GIVEN_TEMPLATES = 32
 def load_model(raw: RawFiles) -> LoadedModel:
     """Raises RenderError: whatever the files make of us, ours or a library's, has their path."""
     try:
-        with panics_as_errors:
-            return LoadedModel(model_files(raw))
+        return LoadedModel(model_files(raw))
     except InferwayError:
         raise
-    except Exception as e:
+    except BaseException as raised:
+        e = panic_as_error(raised)
         words = e.words if isinstance(e, PanicError) else str(e)[:200]
         raise RenderError(
             f"{raw.path}: the model's files cannot be loaded: {type(e).__name__}: {words}",

@@ -22,7 +22,8 @@ from inferway.errors import (
     PanicError,
     RenderError,
     crash_report,
-    panics_as_errors,
+    is_panic,
+    panic_as_error,
 )
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.boundaries import Boundaries
@@ -72,12 +73,11 @@ class Tokenizer:
         tokens counted but not dropped."""
         self._check_followed(text)
         try:
-            with panics_as_errors:
-                body = self._starts.encode(text)
+            body = self._starts.encode(text)
         except (UnicodeEncodeError, TypeError) as e:  # fastokens says the one, HF the other
             raise _not_unicode() from e
-        except PanicError as e:
-            raise self._panicked(e) from e
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
         prefix, suffix = (self._prefix, self._suffix) if add_special_tokens else (_NO_IDS, _NO_IDS)
         if keep_last is not None:
             body = body[max(0, len(body) + len(prefix) + len(suffix) - keep_last) :]
@@ -106,26 +106,22 @@ class Tokenizer:
         """Ids, and where each stands in the text; slower, and always HF's encoder."""
         self._check_followed(text)
         try:
-            with panics_as_errors:
-                [encoding] = self._reference.get().encode_batch(
-                    [text], add_special_tokens=add_special_tokens
-                )
+            [encoding] = self._reference.get().encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
         except (UnicodeEncodeError, TypeError) as e:
             raise _not_unicode() from e
-        except PanicError as e:
-            raise self._panicked(e) from e
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
         offsets = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2)
         return np.array(encoding.ids, dtype=np.uint32), offsets
 
     def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         tokenizer = self._reference.get()
         try:
-            with panics_as_errors:
-                return tokenizer.decode(
-                    list(map(int, ids)), skip_special_tokens=skip_special_tokens
-                )
-        except PanicError as e:
-            raise self._panicked(e) from e
+            return tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
 
     def _check_followed(self, text: str) -> None:
         if self._not_followed is not None and self._not_followed in text:
@@ -138,21 +134,22 @@ class Tokenizer:
         fast = self._fast
         if fast is not None:
             try:
-                with panics_as_errors:
-                    return [_encode_fast(fast, text) for text in texts]
+                return [_encode_fast(fast, text) for text in texts]
             except UnicodeEncodeError:
                 raise
-            except PanicError as e:
-                self._give_up_fastokens(e)
             # Some vocabularies lack a byte (SmolLM2: 0x16, 0xf1 and others that hardly occur). HF
             # drops it, fastokens refuses the text.
             except ValueError:
                 pass
+            except BaseException as e:
+                if not is_panic(e):
+                    raise
+                self._give_up_fastokens(e)
         if self._pieces is not None:
             return [self._pieces.encode(text) for text in texts]
         return self._encode_reference(texts)
 
-    def _give_up_fastokens(self, e: PanicError) -> None:
+    def _give_up_fastokens(self, panic: BaseException) -> None:
         """For good: what state it has left behind, nobody knows, and one wrong id would make all
         ids after it worthless. What it cannot do, the truth can."""
         self._fast, self.encoder, self.why = None, "tokenizers", "fastokens has panicked on a text"
@@ -160,11 +157,13 @@ class Tokenizer:
             "%s: fastokens has panicked on a text; from now on `tokenizers` encodes, which is "
             "slower\n%s",
             self._path,
-            crash_report(e),
+            crash_report(panic),
         )
 
-    def _panicked(self, e: PanicError) -> RenderError:
-        """Of one text: others may do. Said once."""
+    def _error_of(self, e: Exception) -> Exception:
+        """What to raise for it. A panic is of one text: others may do. Said once."""
+        if not isinstance(e, PanicError):
+            return e
         self.num_panics += 1
         if self.num_panics == 1:
             log.error(
@@ -226,10 +225,9 @@ def _refusal(tokenizer: tokenizers.Tokenizer) -> str | None:
         if getattr(tokenizer, part) is not None:
             setattr(small, part, getattr(tokenizer, part))
     try:
-        with panics_as_errors:
-            fastokens.Tokenizer.from_json_str(small.to_str())
-    except (ValueError, PanicError) as e:
-        return f"fastokens refuses it: {e}"
+        fastokens.Tokenizer.from_json_str(small.to_str())
+    except BaseException as e:
+        return f"fastokens refuses it: {panic_as_error(e)}"
     return None
 
 
@@ -237,18 +235,16 @@ def _checked_fastokens(
     as_json: str, texts: Sequence[str], expected: Sequence[TokenIds]
 ) -> tuple[_FastEncoder | None, str]:
     try:
-        with panics_as_errors:
-            fast: _FastEncoder = fastokens.Tokenizer.from_json_str(as_json)
-    except (ValueError, PanicError) as e:
-        return None, f"fastokens refuses it: {e}"
+        fast: _FastEncoder = fastokens.Tokenizer.from_json_str(as_json)
+    except BaseException as e:
+        return None, f"fastokens refuses it: {panic_as_error(e)}"
     for number, (text, ids) in enumerate(zip(texts, expected, strict=True)):
         try:
-            with panics_as_errors:
-                same = np.array_equal(_encode_fast(fast, text), ids)
+            same = np.array_equal(_encode_fast(fast, text), ids)
         except ValueError:  # a byte that the vocabulary lacks; the text goes to `tokenizers`
             continue
-        except PanicError:
-            same = False
+        except BaseException as e:
+            return None, f"fastokens fails on check text {number}: {panic_as_error(e)}"
         if not same:
             return None, f"fastokens differs on check text {number}"
     return fast, f"agrees with tokenizers on {len(texts)} texts"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.errors import crash_report, panics_as_errors
+from inferway.errors import crash_report, panic_as_error
 from inferway.model import Candidates, Choice, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import (
@@ -40,9 +40,9 @@ class _Guard:
 
     def call(self, method: Callable[..., _Said], otherwise: _Said, *arguments: object) -> _Said:
         try:
-            with panics_as_errors:
-                return method(*arguments)
-        except Exception as e:
+            return method(*arguments)
+        except BaseException as raised:
+            e = panic_as_error(raised)
             self.tell(type(e).__name__, "failed", crash_report(e))
             return otherwise
 

@@ -18,7 +18,7 @@ from inferway.errors import (
     InferwayError,
     RenderError,
     crash_report,
-    panics_as_errors,
+    panic_as_error,
 )
 from inferway.index.protocol import Found, Index, Tier
 from inferway.index.speculative import SpeculativeOverlay
@@ -81,19 +81,18 @@ class Matcher:
         if not model.block_sizes:
             return Lookup({}, Reason.NO_BLOCK_SIZE)
         try:
-            with panics_as_errors:
-                return await self.match(model, body)
+            return await self.match(model, body)
         except RenderError as e:
             return Lookup({}, Reason(e.reason))
         except IndexAwayError:
             return Lookup({}, Reason.INDEX_AWAY)
         except InferwayError:
             raise
-        except Exception as e:
+        except BaseException as e:
             log.error(
                 "a prompt for model %r could not be derived, and its request goes by load only: %s",
                 model.name,
-                crash_report(e),
+                crash_report(panic_as_error(e)),
             )
             return Lookup({}, Reason.OUR_FAULT)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from inferway.errors import InferwayError, crash_report, panics_as_errors
+from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.eager import begun
 from inferway.frontends.ext_proc.access_log import line_of
 from inferway.frontends.ext_proc.counts import PickerCounts
@@ -120,10 +120,9 @@ class _Driver:
             self._kept.append(message)
             return
         try:
-            with panics_as_errors:
-                self._take(message)
-        except Exception as e:
-            self._crashed(e)
+            self._take(message)
+        except BaseException as e:
+            self._crashed(panic_as_error(e))
 
     def on_end(self) -> None:
         if self._task is not None:
@@ -161,13 +160,14 @@ class _Driver:
     async def _find_out(self, ask: Ask) -> None:
         exchange = self._exchange
         try:
-            with panics_as_errors:
-                answered = exchange.decided(await self._server.picker.pick(ask))
+            answered = exchange.decided(await self._server.picker.pick(ask))
         except InferwayError as e:
             answered = exchange.refused(e)
-        except Exception as e:
+        except BaseException as e:
             log.error(
-                "request %s failed by a fault of the picker: %s", ask.request_id, crash_report(e)
+                "request %s failed by a fault of the picker: %s",
+                ask.request_id,
+                crash_report(panic_as_error(e)),
             )
             error = InferwayError("internal error; the picker's log has the reason")
             answered = exchange.refused(error)
@@ -206,14 +206,13 @@ class _Driver:
             self._counts.open -= 1
             self._counts.closed[code] += 1
             try:
-                with panics_as_errors:
-                    self._exchange.close()
-                    if self._server.access_log is not None:
-                        self._note(self._server.access_log)
-            except Exception as e:  # other calls of the connection go on
+                self._exchange.close()
+                if self._server.access_log is not None:
+                    self._note(self._server.access_log)
+            except BaseException as e:  # other calls of the connection go on
                 log.error(
                     "a proxy's stream could not be ended cleanly, by a fault of the picker: %s",
-                    crash_report(e),
+                    crash_report(panic_as_error(e)),
                 )
 
     def _note(self, access_log: AccessLog) -> None:

@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import InferwayError, crash_report, panic_as_error, panics_as_errors
+from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
@@ -220,10 +220,9 @@ class HttpServer:
         self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder
     ) -> None:
         try:
-            with panics_as_errors:
-                await resumed(coroutine, waited)
-        except Exception as error:
-            self._raised(error, responder)
+            await resumed(coroutine, waited)
+        except BaseException as error:
+            self._raised(panic_as_error(error), responder)
         else:
             if responder.source is None and not responder.ended:
                 self._unanswered(responder)

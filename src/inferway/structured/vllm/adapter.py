@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferway.errors import panics_as_errors
+from inferway.errors import panic_as_error
 
 if TYPE_CHECKING:
     from inferway.structured.grammar import Grammar
@@ -47,11 +47,10 @@ class RequestGrammar:
         """False: the request ends as an error."""
         if self.failure is None:
             try:
-                with panics_as_errors:
-                    if self._grammar.accept(tokens):
-                        return True
-            except Exception as e:
-                self._fail(e)
+                if self._grammar.accept(tokens):
+                    return True
+            except BaseException as e:
+                self._fail(panic_as_error(e))
         self._ended(request_id, self.failure or _REFUSED)
         return False
 
@@ -59,29 +58,26 @@ class RequestGrammar:
         if self.failure is not None:
             return []
         try:
-            with panics_as_errors:
-                return tokens[: self._grammar.validate(tokens)]
-        except Exception as e:
-            self._fail(e)
+            return tokens[: self._grammar.validate(tokens)]
+        except BaseException as e:
+            self._fail(panic_as_error(e))
             return []
 
     def rollback(self, num_tokens: int) -> None:
         try:
-            with panics_as_errors:
-                self._grammar.rollback(num_tokens)
-        except Exception as e:
-            self._fail(e)
+            self._grammar.rollback(num_tokens)
+        except BaseException as e:
+            self._fail(panic_as_error(e))
 
     def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
         """`bitmask`: a torch tensor of int32 words, one row a position."""
         row = bitmask[batch_index].numpy()
         if self._failure is None:
             try:
-                with panics_as_errors:
-                    self._grammar.fill(row)
+                self._grammar.fill(row)
                 return
-            except Exception as e:
-                self._fail(e)
+            except BaseException as e:
+                self._fail(panic_as_error(e))
         row[:] = 0
         for token in self._ends:
             row[token >> 5] |= _bit(token)
@@ -91,10 +87,9 @@ class RequestGrammar:
         if self.failure is not None:
             return ()
         try:
-            with panics_as_errors:
-                return self._grammar.forced()
-        except Exception as e:
-            self._fail(e)
+            return self._grammar.forced()
+        except BaseException as e:
+            self._fail(panic_as_error(e))
             return ()
 
     def is_terminated(self) -> bool:

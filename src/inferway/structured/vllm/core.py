@@ -24,7 +24,7 @@ from inferway.errors import (
     InferwayError,
     SaturatedError,
     SpecError,
-    panics_as_errors,
+    panic_as_error,
 )
 from inferway.structured.failures import OF_THE_SHAPE
 from inferway.structured.spec import Kind, Options, Spec, from_vllm
@@ -86,9 +86,9 @@ class Core:
         try:
             params = request.sampling_params.structured_outputs
             spec = self.spec_of(params)
-            with panics_as_errors:
-                compiling = self._manager.compile(spec)
-        except Exception as e:
+            compiling = self._manager.compile(spec)
+        except BaseException as raised:
+            e = panic_as_error(raised)
             self._remember(request.request_id, e)
             grammar.set_exception(e)
             return grammar
@@ -101,10 +101,9 @@ class Core:
             if compiled.cancelled():
                 return  # and so is the request
             try:
-                with panics_as_errors:
-                    made = compiled.result()
-            except Exception as e:
-                self._fail(request, grammar, e)
+                made = compiled.result()
+            except BaseException as e:
+                self._fail(request, grammar, panic_as_error(e))
             else:
                 self._start(request, grammar, made, may_wait)
 
@@ -119,9 +118,9 @@ class Core:
             return
         stops = frozenset(request.sampling_params.all_stop_token_ids)
         try:
-            with panics_as_errors:
-                started = self._started(compiled, stops)
-        except Exception as e:
+            started = self._started(compiled, stops)
+        except BaseException as raised:
+            e = panic_as_error(raised)
             if may_wait and isinstance(e, SaturatedError):
                 self._coming[request.request_id] = grammar
                 again = partial(self._start, request, grammar, compiled, may_wait)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from inferway.errors import panics_as_errors
+from inferway.errors import panic_as_error
 from inferway.structured.vllm.adapter import RequestGrammar
 from inferway.structured.vllm.core import Core, core_of
 from inferway.structured.vllm.fit import Patch
@@ -50,14 +50,15 @@ def _validate_tokens(original: Function) -> Function:
         if core is None or not request.use_structured_output:
             return valid
         try:
-            with panics_as_errors:
-                must = forced(self, core, request)
-        except Exception:  # here it would end the engine
+            must = forced(self, core, request)
+        except BaseException as raised:  # here it would end the engine
+            error = panic_as_error(raised)
             core.settings = replace(core.settings, jump_forward=False)
-            log.exception(
+            log.error(
                 "process %d no longer proposes forced tokens as drafts (jump_forward), because "
                 "finding them failed",
                 os.getpid(),
+                exc_info=error,
             )
             return valid
         return must if len(must) > len(valid) else valid

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from inferway.errors import InferwayError, crash_report, panics_as_errors
+from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.http.responder import Responder, Source
 from inferway.gate.shape import Shape
 from inferway.model import Headers
@@ -188,12 +188,11 @@ class JudgedAnswer:
     async def _valid(self, said: Sequence[Said] | None) -> bool | None:
         """A fault of ours must not cost the answer."""
         try:
-            with panics_as_errors:
-                return await self._shape.judge(said)
-        except Exception as e:
+            return await self._shape.judge(said)
+        except BaseException as e:
             log.error(
                 "an answer could not be judged by the shape that was asked for: %s",
-                crash_report(e),
+                crash_report(panic_as_error(e)),
             )
             return None
 
