@@ -90,7 +90,8 @@ def test_the_seeds_eight_success_criteria(demo: RunningDemo) -> None:
     assert "<|im_start|>user" in demo.output
     # 6: scoring is real: what was 0 before is all blocks afterwards
     assert re.search(
-        r"Hello, how.* (pod-\d) .* 0/(\d+) (?s:.*)scored.*: \1 holds \2\b", demo.output
+        r"Hello, how.* (pod-\d) .* 0/(\d+) (?s:.*)scored successfully\n .*\b\1 holds \2\b",
+        demo.output,
     )
     # 7: events are published
     assert re.search(r"\d+ events published, chats on kv\.chat\.HuggingFaceTB_SmolLM2", demo.output)

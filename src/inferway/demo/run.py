@@ -143,7 +143,8 @@ class Demo:
             body = {"model": self._model.name, "prompt": prompt}
             row = await self._measured(question, "/v1/completions", body)
             scores = await self._scored("/score_completions", body, row.ours)
-        _done(self._console, f"{len(PROMPTS)} prompts scored successfully: {_held(scores)}")
+        _done(self._console, f"{len(PROMPTS)} prompts scored successfully")
+        self._console.print(_held(scores))
 
     async def complete_chats(self) -> None:
         """Phase 3: each chat's template is rendered, the chat answered and scored."""
@@ -164,7 +165,8 @@ class Demo:
             messages.append({"role": "assistant", "content": row.ours.text})
         for line in table.totals(self._rows):
             self._console.print(line, soft_wrap=True)
-        _done(self._console, f"KV-cache scoring integrated with the template: {_held(scores)}")
+        _done(self._console, "KV-cache scoring integrated with the template")
+        self._console.print(_held(scores))
         counts = self._published.counts
         chats_topic = next((topic for topic in counts if topic.startswith("kv.chat.")), "no topic")
         _done(self._console, f"{counts.total()} events published, chats on {chats_topic}")
@@ -298,8 +300,9 @@ async def _closing(console: Console, close: Callable[[], Awaitable[object]], wha
 
 
 def _held(scores: Mapping[str, int]) -> str:
+    """A line of its own: with three holders it would not fit behind another sentence."""
     holders = [f"{name} holds {blocks}" for name, blocks in scores.items() if blocks]
-    return f"{', '.join(holders)} blocks"
+    return f"   {', '.join(holders)} blocks of the last prompt"
 
 
 def _command() -> str:
