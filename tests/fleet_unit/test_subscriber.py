@@ -28,6 +28,11 @@ QUICK = ReplayLimits(idle=0.1, total=5.0, retry=0.01)
 END = b"\xff" * 8
 
 
+def batch(seq: int, *events: object) -> tuple[bytes, bytes, bytes]:
+    """Topic, number and payload."""
+    return b"kv@topic", seq.to_bytes(8, "big"), msgspec.msgpack.encode([1.5, list(events), 0])
+
+
 class Publisher:
     """vLLM's ZmqEventPublisher as seen from outside (0.32, distributed/kv_events.py).
 
@@ -61,11 +66,10 @@ class Publisher:
         assert await self.pub.recv() == b"\x01"
 
     async def publish(self, *events: object, lost: bool = False) -> None:
-        payload = msgspec.msgpack.encode([1.5, list(events), 0])
-        seq = len(self.batches)
-        self.batches.append((seq, payload))
+        topic, seq, payload = batch(len(self.batches), *events)
+        self.batches.append((len(self.batches), payload))
         if not lost:
-            await self.pub.send_multipart([b"kv@topic", seq.to_bytes(8, "big"), payload])
+            await self.pub.send_multipart([topic, seq, payload])
 
     async def serve(self) -> None:
         while True:
@@ -104,6 +108,20 @@ class Publisher:
         except zmq.ZMQError:
             return False
         return True
+
+    def restart_behind(self, follower: EventSubscriber, *left: object) -> None:
+        """While the event loop is held: the process publishes a batch of each of `left`, dies, and
+        another one with the same batches before these is linked when this returns."""
+        queue = follower._queue
+        assert queue is not None
+        for seq, event in enumerate(left, len(self.batches)):
+            zmq.Socket.shadow(self.pub).send_multipart(batch(seq, event))
+        self.pub.close(linger=1000)
+        self.pub = self.context.socket(zmq.XPUB)
+        while not self.bound_again():
+            pass
+        while not zmq.Socket.shadow(self.pub).poll(1):
+            queue.getsockopt(zmq.EVENTS)  # lets it subscribe again
 
     async def close(self) -> None:
         self.serving.cancel()
@@ -318,6 +336,37 @@ def test_a_message_left_from_a_lost_link_proves_nothing() -> None:
             assert len(publisher.requests) == num_asked
             assert follower.state is StreamState.STALE
             assert matched(index) == 3
+
+    run(scenario)
+
+
+def test_what_waits_when_a_link_is_up_again_is_not_believed() -> None:
+    """It is of the life before: here the new one has begun with the same batch, so that nothing in
+    the batches tells one from the other."""
+
+    async def scenario() -> None:
+        batches: list[Batch] = []
+
+        def on_batch(_: int, batch: Batch) -> None:
+            batches.append(batch)
+            if len(batches) == 1:
+                publisher.restart_behind(follower, stored(3, 4), stored(4, 5))
+
+        publisher, index = Publisher(), MemoryIndex()
+        # this clock has no turn end: what waits is read at once, before the monitor's task is run
+        follower = subscriber(publisher.source, index, on_batch=on_batch, clock=lambda: -1.0)
+        follower.start()
+        await publisher.subscribed()
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(stored(0, 3))
+        await wait_until(lambda: len(publisher.requests) == 2)
+        await settled(follower, StreamState.EXACT)
+
+        assert matched(index) == 3
+        assert len(batches) == 1
+
+        await follower.close()
+        await publisher.close()
 
     run(scenario)
 

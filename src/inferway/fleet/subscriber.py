@@ -262,8 +262,13 @@ class EventSubscriber:
                 self._queue.recv_multipart(zmq.NOBLOCK)
 
     async def _read_live(self, socket: zmq.asyncio.Socket) -> None:
+        assert self._queue is not None
         while True:
-            frames = await socket.recv_multipart()
+            try:  # and not awaited: else `_watch_link` may hear of a link while we hold a message
+                frames = self._queue.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                await socket.poll()
+                continue
             if await self._hear_of_link() or not (self._is_up or self.source.bind):
                 continue
             self.last_topic = frames[0][:200].decode(errors="replace")
