@@ -20,14 +20,16 @@ class EngineConnector(aiohttp.TCPConnector):
     """For any number of engines. aiohttp's own for Unix sockets knows one path each; what it does
     is done here for each path."""
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext | None, *, idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS
+    ) -> None:
         """`tls` says who is trusted to be an https engine; else whom the system trusts."""
         super().__init__(
             # no limit of connections: who does not answer must not keep others from being asked
             limit=0,
             # Requests take turns on the idle connections, so as many as were once needed at the
             # same time would stay open; and engines close theirs after 5 s.
-            keepalive_timeout=IDLE_KEEP_ALIVE_SECONDS,
+            keepalive_timeout=idle_keep_alive,
             ssl=tls or True,
         )
 
