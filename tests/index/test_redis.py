@@ -4,6 +4,7 @@ to get there."""
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from inferway.index.redis import RedisLimits
 from inferway.index.redis.asking import TOGETHER
 
 pytestmark = pytest.mark.tools
+
+DOCS = Path(__file__).parents[2] / "docs" / "redis.md"
 
 # how much
 
@@ -163,19 +166,24 @@ async def test_a_server_that_cannot_prove_who_it_is_is_away(
         assert index.num_leases == 0
 
 
-# What docs/redis.md tells to grant.
-RIGHTS = (
-    "~inferway:* -@all +select +evalsha +script|load +get +set +incr +del +unlink +exists "
-    "+rename +pexpire +hget +hset +hmget +sadd +srem +scard +sismember +smismember"
-)
+def documented_rights() -> list[str]:
+    """What docs/redis.md tells to grant."""
+    [told] = re.findall(r"^ACL SETUSER gw on >secret (.*?)```", DOCS.read_text(), re.M | re.S)
+    return [word for word in told.split() if word]
 
 
 async def test_an_acl_user_needs_the_documented_rights_and_no_more(
     gateway: MakeGateway, server: RedisServer
 ) -> None:
-    server.ask("ACL", "SETUSER", "gw", "on", ">p%ss", *RIGHTS.split())
+    rights = documented_rights()
+    server.ask("ACL", "SETUSER", "gw", "on", ">p%ss", *rights)
+    server.ask("CONFIG", "RESETSTAT")
     index = await gateway(3, url=f"unix://gw:p%25ss@{server.socket}?db=1")
     index.apply([Store(A, [1, 2], tier=CPU), Store(A, [1, 2], group=2), Window(A, 2, 1)])
+    await index.flushed()
+    assert await blocks(index, 1, 2) == {A: 2}
+    index.apply([Remove(A, [2], tier=CPU)])
+    await index.keep()
     await index.flushed()
     index.apply([Clear(A), Store(A, [1])])
     await index.flushed()
@@ -183,12 +191,27 @@ async def test_an_acl_user_needs_the_documented_rights_and_no_more(
     assert await blocks(index, 1, 2) == {A: 1}
     index.retire(A)
     await until(lambda: server.ask("EXISTS", "inferway:1:a", db=1) == 0, "its keys are gone")
+    assert not index.away
+    needed = {right[1:] for right in rights if right.startswith("+")}
+    called = {name.removeprefix("cmdstat_") for name in server.ask("INFO", "commandstats")}
+    assert needed - called == set()
+
+
+async def test_with_the_documented_rights_a_lease_without_an_end_is_taken(
+    gateway: MakeGateway, server: RedisServer
+) -> None:
+    server.ask("ACL", "SETUSER", "gw", "on", ">secret", *documented_rights())
+    server.ask("SET", "inferway:1:a:lease", "12 nobody")
+
+    index = await gateway(1, url=f"unix://gw:secret@{server.socket}")
+
+    assert (index.away, index.num_leases) == (False, 1)
 
 
 async def test_a_wrong_password_is_an_outage_that_does_not_show_it(
     gateway: MakeGateway, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.ask("ACL", "SETUSER", "gw", "on", ">right", *RIGHTS.split())
+    server.ask("ACL", "SETUSER", "gw", "on", ">right", *documented_rights())
     index = await gateway(1, url=f"unix://gw:geheim@{server.socket}")
 
     assert index.away

@@ -8,11 +8,11 @@ import pytest
 from tests.index.conftest import A, B, MakeGateway, blocks
 from tests.index.redis_server import RedisServer
 
-from inferway.index.protocol import CPU, Store, Window
+from inferway.index.protocol import CPU, Clear, Store, Window
 
 pytestmark = pytest.mark.tools
 
-NAME = "inferway:1:a"
+NAME, FENCE = "inferway:1:a", "inferway:1:fence"
 DAMAGE: dict[str, list[tuple[str | bytes, ...]]] = {
     "a record that is text": [("SET", NAME, "x")],
     "a record that is a list": [("DEL", NAME), ("LPUSH", NAME, "x")],
@@ -71,6 +71,38 @@ async def test_the_key_is_named_once_with_the_cure(
     assert f"the key {NAME}:held is not as gateways write it" in caplog.text
     assert f"redis-cli UNLINK {NAME}:held" in caplog.text
     assert "away" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("LPUSH", "x"),
+        ("SET", "x"),
+        ("SET", ""),
+        ("SET", "-3"),
+        ("SET", "9" * 30),
+    ],
+)
+async def test_a_damaged_fence_begins_anew(
+    gateway: MakeGateway, server: RedisServer, damage: tuple[str, str]
+) -> None:
+    """Every lease needs a number of it: no gateway could write."""
+    writer = await gateway(offers=1)
+    writer.apply([Store(A, [1, 2])])
+    await writer.flushed()
+    server.ask("DEL", FENCE)
+    server.ask(damage[0], FENCE, damage[1])
+
+    other = await gateway(offers=2)
+    writer.apply([Clear(A), Store(A, [1, 2, 3])])  # another picture has a number, too
+    other.apply([Store(B, [1])])
+    for index in (writer, other):
+        await index.flushed()
+
+    assert (writer.num_leases, other.num_leases) == (1, 1)
+    assert await blocks(other, 1, 2, 3) == {A: 3, B: 1}
+    assert not writer.away
+    assert not other.away
 
 
 async def test_a_damaged_lease_is_left_alone_by_who_cannot_write(

@@ -14,6 +14,17 @@ local function wrong_type(failure)
 end
 """
 
+# The next number of the fence. One that cannot be counted on begins anew, as in an empty server:
+# no gateway could take a lease otherwise.
+_NEXT_NUMBER = """
+local function next_number(fence)
+  local last = redis.pcall('GET', fence)
+  local is_ours = not last or type(last) == 'string' and string.match(last, '^%d+$') and #last < 19
+  if not is_ours and (type(last) == 'string' or wrong_type(last)) then call('UNLINK', fence) end
+  return call('INCR', fence)
+end
+"""
+
 # KEYS: the holders. ARGV: the prompt's keys in one string.
 # Answers one string of decimal numbers, for each holder of the first key: its place in KEYS, how
 # many keys it holds from the start on, in how many lower tiers some of those lie, and for each of
@@ -120,6 +131,7 @@ WRITE = (
 local call, name = redis.call, KEYS[1]
 """
     + _WRONG_TYPE
+    + _NEXT_NUMBER
     + """
 local lease, number, mode, complete, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 if call('GET', name .. ':lease') ~= lease then return 'fenced' end
@@ -179,7 +191,7 @@ if complete or not fresh then
   call('HSET', name, 'lease', lease, 'sets', ARGV[6], 'windows', ARGV[7], 'lower', ARGV[8])
 end
 if mode == 'wipe' or (complete and fresh) then
-  call('HSET', name, 'epoch', call('INCR', KEYS[2]))
+  call('HSET', name, 'epoch', next_number(KEYS[2]))
 end
 if complete then call('HSET', name, 'state', ARGV[9], 'seq', ARGV[10], 'digest', ARGV[11]) end
 call('PEXPIRE', name, ttl)
@@ -198,6 +210,7 @@ KEEP = (
 local call, gateway, lease_ms, ttl = redis.call, ARGV[1], ARGV[2], ARGV[3]
 """
     + _WRONG_TYPE
+    + _NEXT_NUMBER
     + """
 local bad
 local function read(command, key, ...)
@@ -220,7 +233,7 @@ for i = 2, #KEYS do
     call('DEL', name .. ':lease')
     ours, lease = false, false
   elseif not lease and able then
-    lease, ours = call('INCR', KEYS[1]) .. ' ' .. gateway, true
+    lease, ours = next_number(KEYS[1]) .. ' ' .. gateway, true
     call('SET', name .. ':lease', lease, 'PX', lease_ms)
   elseif ours then
     call('PEXPIRE', name .. ':lease', lease_ms)
