@@ -167,6 +167,17 @@ async def test_a_client_does_not_say_where_blocks_come_from(path: str, field: st
     assert "10.0.0.1" not in answer.decode()
 
 
+async def test_a_client_does_not_say_it_in_a_form_either() -> None:
+    engine = Recorder()
+    async with in_front_of(engine) as front:
+        form = aiohttp.FormData({"model": "m", "vllm_xargs": '{"kv_transfer_params": "x"}'})
+        form.add_field("file", b"RIFF", filename="a.wav")
+        status, _, answer = await front.ask("/v1/audio/transcriptions", form)
+
+    assert (status, engine.seen) == (400, [])
+    assert json.loads(answer)["error"]["param"] == "vllm_xargs.kv_transfer_params"
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_no_client_says_which_place_it_has_in_an_engines_queue(path: str) -> None:
     engine = Recorder()

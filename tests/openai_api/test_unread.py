@@ -50,11 +50,59 @@ def test_a_form_names_its_model(body: bytes, content_type: bytes) -> None:
         b"--xx",
         b"\r\n",
         b"--xx\r\n" + b"a" * 9000,
-        form(*[part(b'name="a"', b"1")] * 100, MODEL),
     ],
 )
 def test_a_form_may_name_none(body: bytes) -> None:
     assert read_unread(body, FORM).model is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(part(b'name="a"\r\nx: ' + b"a" * 9000, b"1"), MODEL),
+        form(*[part(b'name="a"', b"1")] * 1001, MODEL),
+    ],
+)
+def test_a_form_of_which_not_all_is_known_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match=r"form: .*over the limit"):
+        read_unread(body, FORM)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b'name="vllm_xargs"',
+        b"NAME=vllm_xargs",
+        b'filename=""; name="vllm_xargs"',
+        b"name*=utf-8''vllm%5Fxargs",
+        b'name*0="vllm_"; name*1="xargs"',
+        b"name=<vllm_xargs>",
+        b'name="other"\r\nContent-Disposition: form-data; name="vllm_xargs"',
+    ],
+)
+def test_what_a_form_says_below_vllm_xargs_is_known(name: bytes) -> None:
+    plain = part(b'name="vllm_xargs"', b'{"a": 1}')
+    value = b'{"\\u006bv_transfer_params": "x"}'
+
+    read = read_unread(form(*[FILE] * 70, plain, part(name, value), plain, MODEL), FORM)
+
+    assert read.members.vllm_xargs == {"a": 1, "kv_transfer_params": "x"}
+    assert (read.model, read.is_json) == ("whisper", False)
+
+
+@pytest.mark.parametrize("value", [b"", b"[1]", b'{"a"', b"1"])
+def test_what_vllm_refuses_below_vllm_xargs_says_nothing(value: bytes) -> None:
+    assert read_unread(form(part(b'name="vllm_xargs"', value)), FORM).members.vllm_xargs is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig"])
+def test_an_object_that_says_it_is_a_form_is_read_as_an_object(encoding: str) -> None:
+    body = '{"model": "m", "kv_transfer_params": {"a": 1}}'.encode(encoding)
+
+    read = read_unread(body, FORM)
+
+    assert (read.model, read.is_json) == ("m", True)
+    assert read.members.kv_transfer_params == {"a": 1}
 
 
 def test_a_form_s_model_is_replaced_and_nothing_else() -> None:

@@ -4,29 +4,33 @@ body                                      its model
 JSON, or no content type                  the member `model`; must be a JSON object
 multipart/form-data                       the first field `model`
 anything else                             not known, unless it happens to be a JSON object
+
+A form that is a JSON object is read as one: not every engine asks what a body says that it is. Of
+forms vLLM reads `vllm_xargs`, too (speech to text), in which a client may not say all (trust).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from email.message import Message
 from typing import Any
 
 import msgspec
 
 from inferway.errors import InvalidRequestError
 from inferway.openai_api.edits import with_model
+from inferway.openai_api.lenient import json_object
 from inferway.openai_api.requests import decode_body
 from inferway.openai_api.shapes import Guided
 
-_MAX_PARTS = 64
+_MAX_PARTS = 1000  # Starlette takes no more
 _MAX_PART_HEAD_BYTES = 4096
 _MAX_MODEL_BYTES = 1024
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_BEFORE_AN_OBJECT = b" \t\r\n\0\xef\xbb\xbf\xff\xfe"  # UTF-16 and -32, byte order marks
 _JSON = re.compile(rb"\s*(?:application/(?:[\w.+-]+\+)?json)?\s*(?:;|$)", re.IGNORECASE)
-_NAME = re.compile(
-    rb'^content-disposition:\s*form-data\s*;(?:[^\r\n]*;)?\s*name="?model"?\s*(?:;|$)',
-    re.IGNORECASE | re.MULTILINE,
-)
+_DISPOSITION = b"content-disposition:"
 
 
 class _Members(Guided, frozen=True, kw_only=True):
@@ -56,9 +60,11 @@ class UnreadBody(msgspec.Struct, frozen=True):
     place: tuple[int, int] | None = None  # where a form's field names the model
     edits: tuple[bytes, ...] = ()  # what of the client's bytes was changed
 
+    is_form: bool = False
+
     @property
     def is_json(self) -> bool:
-        return self.members is not _NOTHING
+        return self.members is not _NOTHING and not self.is_form
 
     def with_model(self, model: str) -> bytes:
         """Its bytes with another model. It must name one."""
@@ -73,20 +79,21 @@ def read_unread(raw: bytes, content_type: bytes = b"") -> UnreadBody:
     if not raw:
         return UnreadBody(raw)
     boundary = _boundary(content_type)
-    if boundary is not None:
-        place = _model_field(raw, boundary)
-        if place is None:
-            return UnreadBody(raw)
-        name = raw[slice(*place)].decode("utf-8", "replace")
-        return UnreadBody(raw, name or None, place=place)
+    if boundary is not None and raw.startswith((b"--", b"\r\n")):  # no JSON begins so
+        return _read_form(raw, boundary)
     is_json = _JSON.match(content_type) is not None
     try:
         members = decode_body(raw, _MEMBERS)
     except InvalidRequestError:
-        if is_json or raw.lstrip()[:1] == b"{":
+        if is_json or begins_an_object(raw):
             raise
-        return UnreadBody(raw)
+        return UnreadBody(raw) if boundary is None else _read_form(raw, boundary)
     return UnreadBody(raw, members.model or None, members)
+
+
+def begins_an_object(raw: bytes) -> bool:
+    """In any encoding of JSON that Python's parser reads."""
+    return raw.lstrip(_BEFORE_AN_OBJECT)[:1] == b"{"
 
 
 def _boundary(content_type: bytes) -> bytes | None:
@@ -98,20 +105,56 @@ def _boundary(content_type: bytes) -> bytes | None:
     return found[1] or found[2]
 
 
-def _model_field(raw: bytes, boundary: bytes) -> tuple[int, int] | None:
-    """Where the value of the first field `model` stands (RFC 7578). A part cannot contain the
-    delimiter, so that no file is taken for a field."""
+def _read_form(raw: bytes, boundary: bytes) -> UnreadBody:
+    """Raises InvalidRequestError for one of which not all fields can be known."""
+    place, xargs = None, {}
+    for names, start, end in _fields(raw, boundary):
+        if "model" in names and place is None and end <= start + _MAX_MODEL_BYTES:
+            place = start, end
+        elif "vllm_xargs" in names:
+            xargs.update(_object_of(raw[start:end]))
+    members = _Members(vllm_xargs=xargs) if xargs else _NOTHING
+    model = None if place is None else raw[slice(*place)].decode("utf-8", "replace")
+    return UnreadBody(raw, model or None, members, place, is_form=True)
+
+
+def _object_of(value: bytes) -> dict[str, Any]:
+    """As vLLM reads a field that is JSON; empty for what it refuses."""
+    try:
+        return json_object(value)
+    except InvalidRequestError:
+        return {}
+
+
+def _fields(raw: bytes, boundary: bytes) -> Iterator[tuple[list[str], int, int]]:
+    """Of each part that is whole (RFC 7578): its names, of which an engine takes one, and where its
+    value stands. A part cannot contain the delimiter, so that no file is taken for a field."""
     delimiter = b"\r\n--" + boundary
     at = 0 if raw.startswith(delimiter[2:]) else raw.find(delimiter) + 2
-    if at == 1:
-        return None
-    for _ in range(_MAX_PARTS):
+    num = 0
+    while at != 1:
         head = raw.find(b"\r\n\r\n", at, at + _MAX_PART_HEAD_BYTES)
         end = -1 if head < 0 else raw.find(delimiter, head + 2)
         if end < 0:
-            return None
-        if _NAME.search(raw[at:head].replace(b"\r\n", b"\n")):
-            start = head + 4
-            return (start, end) if start <= end <= start + _MAX_MODEL_BYTES else None
+            if head < 0 and raw.find(b"\r\n\r\n", at) >= 0:
+                raise InvalidRequestError(
+                    f"form: the head of a part is over the limit of {_MAX_PART_HEAD_BYTES} bytes"
+                )
+            return
+        num += 1
+        if num > _MAX_PARTS:
+            raise InvalidRequestError(f"form: over the limit of {_MAX_PARTS} parts")
+        yield _names(raw[at:head]), min(head + 4, end), end
         at = end + 2
-    return None
+
+
+def _names(head: bytes) -> list[str]:
+    """As Starlette reads them (python-multipart), whatever way of writing them the client chose."""
+    names = []
+    for line in head.split(b"\r\n"):
+        if line[: len(_DISPOSITION)].lower() == _DISPOSITION:
+            message = Message()
+            message["content-type"] = line[len(_DISPOSITION) :].strip().decode("latin-1")
+            name = message.get_param("name")
+            names.append(name[-1] if isinstance(name, tuple) else str(name))
+    return names

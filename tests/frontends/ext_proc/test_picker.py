@@ -74,9 +74,7 @@ async def test_they_go_to_the_least_loaded_of_their_model(body: bytes, content_t
     assert made.picker.counts.unread == 1
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"query":"q"}', b'{"model":"nobody"}', b"{broken", b"\x00\xff", b"[1]"]
-)
+@pytest.mark.parametrize("body", [b'{"query":"q"}', b'{"model":"nobody"}', b"\x00\xff", b"[1]"])
 async def test_what_names_no_model_that_is_there_goes_to_the_least_loaded_of_all(
     body: bytes,
 ) -> None:
@@ -110,6 +108,31 @@ async def test_a_body_with_two_content_types_is_refused() -> None:
     multipart = ("content-type", "multipart/form-data; boundary=b")
 
     [reply] = await asked(stream(), b'{"model":"large"}', JSON, multipart)
+
+    assert reply.immediate_response.status.code == InvalidRequestError.status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{broken",
+        b'{"model":"large","stop":"\\ud800","kv_transfer_params":{"remote_host":"evil"}}',
+        b'{"model":"large","cache_salt":5,"priority":-1}',
+        '{"kv_transfer_params":{"remote_host":"evil"},"model":5}'.encode("utf-16"),
+        b'{"kv_transfer_params":{"remote_host":"evil"},"x":%b%b}' % (b"[" * 5000, b"]" * 5000),
+    ],
+)
+async def test_an_object_that_cannot_be_read_goes_nowhere(body: bytes) -> None:
+    """An engine may read it: where it does not know a field that we do, or goes deeper."""
+    [reply] = await asked(stream(), body, JSON)
+
+    assert reply.immediate_response.status.code == InvalidRequestError.status
+
+
+async def test_an_object_that_says_it_is_a_form_is_read_as_an_object() -> None:
+    body = b'{"model":"large","kv_transfer_params":{"remote_host":"evil"}}'
+
+    [reply] = await asked(stream(), body, ("content-type", "multipart/form-data; boundary=b"))
 
     assert reply.immediate_response.status.code == InvalidRequestError.status
 

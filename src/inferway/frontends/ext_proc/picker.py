@@ -30,7 +30,7 @@ from inferway.gate.turns import Asker
 from inferway.model import Candidates, Headers, Reason, Target
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
-from inferway.openai_api.unread import UnreadBody, read_unread
+from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
 from inferway.steps import unread
 from inferway.steps.eligible import Within
 from inferway.steps.objectives import named_tenant, objectives
@@ -144,7 +144,9 @@ class Picker:
         return Pick(passing, by_load(candidates, self.random))
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
-        """None: no model is named that somebody serves. What is wrong with it, an engine says."""
+        """None: no model is named that somebody serves; or it is no object, and what is wrong with
+        it, an engine says. Raises InvalidRequestError for an object that cannot be read: an engine
+        that reads it all the same would take what clients may not say."""
         if not ask.body or not ask.is_read:
             return None
         types = [value for name, value in ask.head.headers if name == b"content-type"]
@@ -154,6 +156,8 @@ class Picker:
         try:
             found = await self.director.parse(read, ask.body)
         except InvalidRequestError:
+            if begins_an_object(ask.body):
+                raise
             return None
         self.trust.check(found.members)
         try:
