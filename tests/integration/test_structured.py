@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import openai
 import pydantic
 import pytest
+from tests.cpu import slowness
 from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.integration.recorders import Recorder, in_front_of
 
@@ -375,6 +377,7 @@ HOSTILE = [
 
 
 async def test_a_stream_does_not_notice_hostile_shapes_beside_it(start_fleet: StartFleet) -> None:
+    """What a turn of the event loop takes of the CPU; engine and clients run in it, too."""
     engine = simulated(
         structured=True, events=NO_EVENTS, latency=Latency(inter_token_latency=0.002)
     )
@@ -382,28 +385,33 @@ async def test_a_stream_does_not_notice_hostile_shapes_beside_it(start_fleet: St
     chat = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     bodies = [json.dumps({**chat, **fields}).encode() for fields in HOSTILE]
     stream = {**chat, "max_tokens": 400, "stream": True, "ignore_eos": True}
-    loop = asyncio.get_running_loop()
-    gaps: list[float] = []
 
     async def good() -> bytes:
-        last, lines = loop.time(), b""
+        lines = b""
         async with fleet.http.post(fleet.url + "/v1/chat/completions", json=stream) as r:
             async for line in r.content:
-                now = loop.time()
-                gaps.append(now - last)
-                last, lines = now, line.strip() or lines
+                lines = line.strip() or lines
         return lines
 
-    streaming = asyncio.ensure_future(good())
-    statuses = []
-    while not streaming.done():
-        answers = [await fleet.post("/v1/chat/completions", body) for body in bodies]
-        statuses = [answer.status for answer in answers]
+    async def beside() -> bytes:
+        streaming = asyncio.ensure_future(good())
+        while not streaming.done():
+            answers = [await fleet.post("/v1/chat/completions", body) for body in bodies]
+            statuses[:] = [answer.status for answer in answers]
+        return await streaming
 
-    assert await streaming == b"data: [DONE]"
+    await fleet.post("/v1/chat/completions", bodies[0])  # loads the libraries
+    statuses: list[int] = []
+    turns = []
+    asking = asyncio.ensure_future(beside())
+    while not asking.done():
+        began = time.thread_time()
+        await asyncio.sleep(0)
+        turns.append(time.thread_time() - began)
+
+    assert asking.result() == b"data: [DONE]"
     assert statuses[: len(BAD)] == [400] * len(BAD)
-    # what stalls the loop for long shows in all of these; the clients run in it, too
-    assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.1
+    assert max(turns) / slowness() < 0.1
 
 
 MESSAGES = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing, suppress
 
+from tests.cpu import slowness
 from tests.structured.compiling import PATIENT, smollm2
 from tests.structured.hostile_draws import hostile_specs
 
@@ -60,18 +61,21 @@ def main(which: str, seed: str, count: str) -> None:
     manager = CompilationManager(Light(cascade), limits, trials=TrialJobs(cascade))
     with closing(manager):
         for name, spec in specs:
+            slow = slowness()
             before, began = _peak_bytes(), time.process_time()
             with suppress(SpecError, HeavyError):  # as an API server looks at it
                 light_verdict(spec)
             judged = time.process_time()
             future = manager.compile(spec)
             error = future.exception(120)
+            ended = time.process_time()
+            slow = max(slow, slowness())
             assert error is None or isinstance(error, InferwayError), repr(error)
             told = {
                 "name": name,
                 "chars": len(spec.text),
-                "judged": round(judged - began, 3),
-                "compiled": round(time.process_time() - judged, 3),
+                "judged": round((judged - began) / slow, 3),
+                "compiled": round((ended - judged) / slow, 3),
                 "grown": _peak_bytes() - before,
                 "error": "" if error is None else f"{type(error).__name__}: {error}"[:120],
                 "left_out": [] if error else [one.keyword for one in future.result().unenforced],

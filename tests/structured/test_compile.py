@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
@@ -468,11 +467,11 @@ def test_closing_does_not_wait_for_a_thread_that_hangs(make: MakeManager) -> Non
     running = manager.compile(spec("running"))
     source.wait_for_build()
 
-    before = time.monotonic()
     manager.close()
 
-    assert time.monotonic() - before < 5
-    assert all(thread.daemon for thread in compile_threads())
+    hanging = compile_threads()
+    assert hanging
+    assert all(thread.daemon for thread in hanging)
     with pytest.raises(CompileError):
         running.result(0)
 

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 LOADING = """
-import json, sys, time
+import json, sys
 before = set(sys.modules)
-began = time.process_time()
 from inferway.structured.vllm import register
 register()
-seconds = time.process_time() - began
-loaded = {name.split(".")[0] for name in set(sys.modules) - before}
-print(json.dumps([seconds, sorted(loaded - set(sys.stdlib_module_names))]))
+loaded = set(sys.modules) - before
+print(json.dumps([one for one in loaded if one.split(".")[0] not in sys.stdlib_module_names]))
 """
 
 # A vLLM of a few lines: what the plugin patches, as 0.32 has it.
@@ -98,11 +96,12 @@ def a_vllm(folder: Path, **changed: str) -> Path:
     return folder
 
 
-def test_switched_off_it_loads_nothing_and_takes_less_than_20_ms() -> None:
-    runs = [run(LOADING)[0] for _ in range(5)]
+def test_switched_off_it_loads_nothing_but_its_switch() -> None:
+    """Each of vLLM's processes pays for it, wanted or not."""
+    loaded, _ = run(LOADING)
 
-    assert {tuple(loaded) for _, loaded in runs} == {("inferway",)}
-    assert min(seconds for seconds, _ in runs) < 0.02
+    vllm = "inferway.structured.vllm"
+    assert sorted(loaded) == ["inferway", "inferway.structured", vllm, f"{vllm}.switch"]
 
 
 def test_without_a_word_in_the_configuration_vllm_stays_as_it_is(tmp_path: Path) -> None:
@@ -218,9 +217,7 @@ def test_where_it_is_required_processes_started_later_are_only_told_that_it_is_o
 
 def test_an_error_in_the_plugin_leaves_vllm_as_it_is(tmp_path: Path) -> None:
     vllm = a_vllm(tmp_path, arg_utils="class EngineArgs:\n    pass")
-    code = LOADING.replace(
-        "register()\nseconds", "import vllm.engine.arg_utils\nregister()\nseconds"
-    )
+    code = LOADING.replace("register()\nloaded", "import vllm.engine.arg_utils\nregister()\nloaded")
 
     _, log = run(code, path=vllm)
 
