@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,3 +174,13 @@ def test_counters_are_plain_integers_that_one_collector_reads() -> None:
         }
 
         assert not named & live, path
+
+
+def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
+    """A plain dict goes through all that was deleted before its first item, each time: to take
+    50,000 away one by one took 8 s."""
+    first = re.compile(r"next\(iter\(self\.(\w+)\b")
+    for path in modules():
+        source = path.read_text()
+        for name in first.findall(source):
+            assert not re.search(rf"\b{name}: (list\[)?dict\[", source), f"{path}: {name}"

@@ -329,6 +329,16 @@ def test_a_step_keeps_to_its_budget() -> None:
     assert finder.has_work
 
 
+def test_of_a_long_event_no_more_is_looked_at_than_hashed() -> None:
+    event = stored(Dialect(), prompt(1, 100))
+    assert event.extra_keys is not None
+    event.extra_keys[80] = [["picture", 0]]
+
+    finder = after(event)
+
+    assert finder.num_checked == 64
+
+
 def test_an_event_without_blocks_is_nothing() -> None:
     event = BlockStored(block_hashes=[], parent_hash=None, token_ids=[], block_size=SIZE)
 

@@ -14,8 +14,9 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
 from inferway.events.follower import EngineFollower, Steps
 from inferway.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
-from inferway.events.wire import SMALL_BYTES, Batch
+from inferway.events.wire import SMALL_BYTES, Batch, decode_batch
 from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Remove, Store
 
 HOLDER = 2
 SIZE = 2
@@ -142,6 +143,31 @@ def test_a_big_batch_gives_others_a_turn_while_it_is_read() -> None:
 
     assert len(payload) > SMALL_BYTES
     assert len(steps) == 4_000
+
+
+def test_a_long_event_is_applied_in_pieces_between_which_others_have_a_turn() -> None:
+    blocks = 50_000
+    of_all = [{"lora_name": "alice", "extra_keys": [["alice"]] * blocks}, {}]
+    hashes = range(1000, 1000 + blocks)
+    gone = {"type": "BlockRemoved", "block_hashes": [*hashes][100:], "medium": "GPU"}
+
+    for fields in of_all:
+        gateway = following()
+        whole = EngineBlocks(HOLDER, SIZE)
+        [event] = decode_batch(batch(stored(0, blocks, **fields))).events
+        [told] = whole.apply(event)
+        assert isinstance(told, Store)
+        for seq, said in enumerate([stored(0, blocks, **fields), gone]):
+            for step in gateway.follower.live(seq, batch(said)):
+                assert not isinstance(step, Replay)
+                assert sum(len(op.keys) for op in step if isinstance(op, Store | Remove)) <= 512
+                gateway.index.apply(step)
+            left = 100 if seq else blocks
+            assert gateway.index.match_now(told.keys).blocks == {HOLDER: left}
+
+        assert gateway.state is EXACT
+        assert gateway.follower.stats.events == 2
+        assert [len(each.events) for each in gateway.batches] == [1, 1]
 
 
 def test_a_picture_from_a_journal_is_stale_until_the_engine_proves_it() -> None:

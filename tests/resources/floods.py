@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 import uvloop
 from tests.fleet.program import Program
-from tests.frontends.http.clients import get
+from tests.frontends.http.clients import Client, get
 from tests.resources.attacks import ATTACKS, chat, connect, shaped
 from tests.resources.worlds import resident_kb
 
@@ -35,6 +35,7 @@ from inferway.flow.callers import hash_of, new_key
 
 SLOTS = ("inferway_engine_in_flight", "inferway_flow_in_flight", "inferway_flow_waiting")
 VICTIMS = ("stream", "health", "chat", "shape")
+TOKEN_MS = 25.0  # between two tokens of the engines
 MAX_MS = 150.0  # the 99th percentile of each victim
 MAX_MIB = 64.0  # that may stay resident
 
@@ -46,6 +47,7 @@ class World:
     gateway: Program
     key: str
     attacker: str
+    numbers: itertools.count[int] = field(default_factory=itertools.count)  # of new schemas
 
     @property
     def port(self) -> int:
@@ -92,7 +94,7 @@ async def world(directory: Path) -> AsyncIterator[World]:
         f"keys:\n- {{name: attacker, hash: '{hash_of(attacker)}'}}\n"
         f"- {{name: victim, hash: '{hash_of(key)}', admin: true}}\n"
     )
-    simulate = ["simulate", "--structured", "--inter-token-latency", "25ms"]
+    simulate = ["simulate", "--structured", "--inter-token-latency", f"{TOKEN_MS:g}ms"]
     large = ["--max-model-len", "2000000", "--kv-cache-size", "200000"]
     engines = [
         Program([*simulate, "--served-model-name", "calm"], directory / "calm.log"),
@@ -124,7 +126,6 @@ class Victims:
     def __init__(self, world: World) -> None:
         self._world = world
         self.taken: dict[str, list[float]] = {name: [] for name in VICTIMS}
-        self._numbers = itertools.count()
 
     async def watch(self, during: Awaitable[dict[str, int]]) -> dict[str, int]:
         """Until `during` is over."""
@@ -136,7 +137,7 @@ class Victims:
                 self._ask("chat", 0.05, lambda: chat(key, "calm", "Who is it?", max_tokens=1))
             ),
             asyncio.create_task(
-                self._ask("shape", 0.1, lambda: shaped(key, "calm", f"v_{self._next()}", 2))
+                self._ask("shape", 0.1, lambda: shaped(key, "calm", self._new_name(), 2))
             ),
         ]
         try:
@@ -149,29 +150,46 @@ class Victims:
                 if not isinstance(error, asyncio.CancelledError | None):
                     raise error
 
-    def _next(self) -> int:
-        return next(self._numbers)
+    def _new_name(self) -> str:
+        return f"v_{next(self._world.numbers)}"
 
     async def _stream(self) -> None:
-        client = await connect(self._world.port)
-        request = chat(self._world.key, "calm", "Say much.", stream=True, max_tokens=8000)
-        await client.send(request)
-        assert (await client.head()).status == 200
-        await client.chunk()
-        before = monotonic()
-        while await client.chunk():
-            now = monotonic()
-            self.taken["stream"].append((now - before) * 1e3)
-            before = now
+        say = {"stream": True, "max_tokens": 8000, "ignore_eos": True}
+        async with connection(self._world.port) as client:
+            await client.send(chat(self._world.key, "calm", "Say much.", **say))
+            assert (await client.head()).status == 200
+            await client.chunk()
+            before = monotonic()
+            while await client.chunk():
+                now = monotonic()
+                self.taken["stream"] += each_late((now - before) * 1e3)
+                before = now
+        raise AssertionError("the stream has ended")
 
     async def _ask(self, name: str, seconds: float, request: Callable[[], bytes]) -> None:
-        client = await connect(self._world.port)
-        due = monotonic()
-        while True:
-            await asyncio.sleep(max(0.0, due - monotonic()))
-            assert (await client.ask(request())).status == 200, name
-            self.taken[name].append((monotonic() - due) * 1e3)
-            due += seconds
+        async with connection(self._world.port) as client:
+            due = monotonic()
+            while True:
+                await asyncio.sleep(max(0.0, due - monotonic()))
+                assert (await client.ask(request())).status == 200, name
+                self.taken[name].append((monotonic() - due) * 1e3)
+                due += seconds
+
+
+@asynccontextmanager
+async def connection(port: int) -> AsyncIterator[Client]:
+    client = await connect(port)
+    try:
+        yield client
+    finally:
+        client.reset()
+
+
+def each_late(milliseconds: float) -> list[float]:
+    """Of a pause between two tokens: how long it took from then on for each token that was due in
+    it."""
+    missed = int(milliseconds / TOKEN_MS) - 1
+    return [milliseconds - TOKEN_MS * i for i in range(max(1, missed + 1))]
 
 
 async def measure(name: str, alone: float, seconds: float) -> dict[str, object]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.resources.floods import MAX_MIB, VICTIMS, row, world, wrong
+from tests.resources.floods import (
+    MAX_MIB,
+    VICTIMS,
+    Victims,
+    each_late,
+    row,
+    world,
+    wrong,
+)
 from tests.resources.worlds import resident_kb
 
 
@@ -32,6 +40,27 @@ async def test_each_request_of_a_flood_is_answered_and_no_slot_is_left(
     assert answers.pop("sent") > 0
     assert answers
     assert set(answers) <= {"200", "400", "429", "503"}
+
+
+@pytest.mark.slow
+async def test_victims_go_on_as_long_as_the_flood_and_each_schema_is_new(tmp_path: Path) -> None:
+    async with world(tmp_path) as one:
+        calm, flooded = Victims(one), Victims(one)
+        for victims in (calm, flooded):
+            await victims.watch(one.flood("nobody", 3))
+        asked = next(one.numbers)
+
+    taken = [*calm.taken["shape"], *flooded.taken["shape"]]
+    assert len(taken) <= asked <= len(taken) + 2
+    for victims in (calm, flooded):
+        assert (
+            sum(victims.taken["stream"]) > 2_000
+        )  # milliseconds; an answer of its own length: 0.4
+
+
+def test_a_pause_delays_each_token_that_was_due_in_it() -> None:
+    assert each_late(26.0) == [26.0]
+    assert each_late(100.0) == [100.0, 75.0, 50.0, 25.0]
 
 
 def test_a_victim_that_waits_and_memory_that_stays_are_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.scheduling.idle import idle
-from inferway.steps.match import Matched, Matcher
+from inferway.steps.match import LONG_BLOCKS, Matched, Matcher
 
 A, B = 0, 1
 PROMPTS = [np.arange(first, first + 12, dtype=np.uint32) for first in (100, 200, 300)]
@@ -66,6 +67,28 @@ async def test_of_each_engine_counts_what_it_has_of_the_adapter_from_its_own_pla
 
     assert dict(found.prompts[4][0].held) == {A: 1, B: 2}
     assert found.prompts[4][0].prompt.block_keys == keys["/a"]
+
+
+@pytest.mark.parametrize("salt", [None, "tenant"])
+async def test_a_long_prompt_is_keyed_in_pieces_between_which_others_have_a_turn(
+    salt: str | None,
+) -> None:
+    turns = 0
+
+    async def breathe() -> None:
+        nonlocal turns
+        turns += 1
+
+    ids = np.arange(4 * 50_000 + 3, dtype=np.uint32)
+    nothing = NoPrompts(Reason.NO_TOKENIZER, "these are tokens")
+    model = ServedModel("tuned", nothing, (4,), lora="tuned", lora_paths={"/a": frozenset({A})})
+    matcher = Matcher(MemoryIndex(), SpeculativeOverlay(), breathe=breathe)
+
+    found = await matcher.look_up(model, Tokenized([ids]), salt)
+
+    extras = request_extras("tuned", salt, "/a")
+    assert found.prompts[4][0].prompt.block_keys == BlockHasher(4).keys(ids, extras)
+    assert turns > 50_000 / LONG_BLOCKS
 
 
 @given(

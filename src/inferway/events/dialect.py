@@ -303,7 +303,8 @@ class DialectFinder:
         return hashes
 
     def _extras(self, event: BlockStored) -> Sequence[tuple[HashExtra, ...] | None] | None:
-        """What is hashed beside the tokens of each block, with tags; None: that is not known."""
+        """What is hashed beside the tokens of each block, with tags, as far as blocks are looked
+        at; None: that is not known."""
         lora: Lora | None = None
         if event.lora_name is None and event.lora_id is not None:
             return None
@@ -312,7 +313,8 @@ class DialectFinder:
             if path is None:
                 return None
             lora = Lora(event.lora_name, path)
-        entries = event.extra_keys or [None] * len(event.block_hashes)
+        num_blocks = min(len(event.block_hashes), _MAX_BLOCKS)
+        entries = (event.extra_keys or [None] * num_blocks)[:num_blocks]
         extras = []
         for i, entry in enumerate(entries):
             rest = list(entry) if isinstance(entry, list | tuple) else []

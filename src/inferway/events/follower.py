@@ -2,8 +2,8 @@
 (`wire`) and what they mean (`apply`) in one object. No socket, no clock, no index.
 
 Whatever is handed in answers with steps, to be done in order, each before the next is taken:
-operations for the index (one event's at a time, none while a big batch is decoded: a place to
-give others a turn), or a Replay to ask the engine for.
+operations for the index (those of one event, or of a piece of a long one, at a time, none while a
+big batch is decoded: a place to give others a turn), or a Replay to ask the engine for.
 
 What cannot be read. A batch that is unreadable, or has an unreadable event that may have said
 that blocks are gone, is asked for again by a replay. If the engine really sends it so, all that
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from inferway.events.apply import EngineBlocks
 from inferway.events.orphans import MAX_ORPHANS
@@ -36,6 +37,8 @@ from inferway.events.wire import (
     SMALL_BYTES,
     AllBlocksCleared,
     Batch,
+    BlockRemoved,
+    BlockStored,
     Event,
     EventError,
     RawBatch,
@@ -49,6 +52,7 @@ Steps = Iterator[Step]
 _Hear = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
+_PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
 
 
@@ -188,7 +192,7 @@ class EngineFollower:
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
                 for item in opened.items:
-                    yield self._apply(item, is_last_life)
+                    yield from self._apply(item, is_last_life)
                 self._applied(action, opened)
             elif isinstance(action, Replay):
                 yield action
@@ -212,19 +216,23 @@ class EngineFollower:
             yield []
         return _opened(payload, raw, items)
 
-    def _apply(self, item: Event | EventError, is_last_life: bool) -> list[Op]:
+    def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
         if isinstance(item, EventError):
             self.skip(item.reason, item.message)
             ops = self._forget() if item.may_remove else []
             self._left_out = True
-            return ops
+            yield ops
+            return
         self.stats.events += 1
-        ops = self.blocks.apply(item)
         if isinstance(item, AllBlocksCleared):
+            ops = self.blocks.apply(item)
             self._cleared(is_last_life)
-        elif item.medium not in _GPU:
+            yield ops
+            return
+        if item.medium not in _GPU:
             self._see_other_medium()
-        return ops
+        for piece in _pieces(item):
+            yield self.blocks.apply(piece)
 
     def _applied(self, batch: Apply, opened: _Opened) -> None:
         """And the index has it."""
@@ -273,6 +281,27 @@ class EngineFollower:
         if stats.skipped:
             lost += sum(n for reason, n in stats.skipped.items() if reason not in _NOT_MISSED)
         return lost
+
+
+def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
+    """As an engine says it that computes a long prompt in pieces."""
+    hashes = event.block_hashes
+    if len(hashes) <= _PIECE_BLOCKS:
+        yield event
+        return
+    for start in range(0, len(hashes), _PIECE_BLOCKS):
+        end = start + _PIECE_BLOCKS
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=hashes[start:end])
+            continue
+        size, keys = event.block_size, event.extra_keys
+        yield replace(
+            event,
+            block_hashes=hashes[start:end],
+            parent_hash=hashes[start - 1] if start else event.parent_hash,
+            token_ids=event.token_ids[start * size : end * size],
+            extra_keys=None if keys is None else keys[start:end],
+        )
 
 
 def _opened(

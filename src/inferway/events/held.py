@@ -7,6 +7,7 @@ Both return the operations that keep the index true.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -88,7 +89,7 @@ class HeldBlocks:
         # Keys of blocks removed a moment ago, of an engine with several tiers: a copy may be told
         # of after the block it was made of is gone. Records have the keys of such copies, but no
         # record says what was removed lately: whoever redoes them remembers nothing.
-        self._lately: dict[int, BlockKey] = {}
+        self._lately: OrderedDict[int, BlockKey] = OrderedDict()
         self._has_tiers = False
         self._holder = holder
         self._record = on_record
@@ -296,10 +297,10 @@ class HeldBlocks:
             key = self.bridge.key(block_hash)
             if key is None:
                 continue
-            self._lately.pop(block_hash, None)  # so that the oldest stay first
             self._lately[block_hash] = key
+            self._lately.move_to_end(block_hash)
             if len(self._lately) > MAX_LATELY:
-                del self._lately[next(iter(self._lately))]
+                self._lately.popitem(last=False)
 
     def _not_there(self, place: Place, block_hash: int) -> None:
         """A block was removed from where it has no key."""

@@ -13,6 +13,7 @@ can be remembered, older orphans vouch no more.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from inferway.index.protocol import GPU, Tier
@@ -32,10 +33,11 @@ class Orphans:
     def __init__(self, max_orphans: int = MAX_ORPHANS) -> None:
         self.num_dropped = 0  # for want of room
         self._max = max_orphans
-        self.tiers: dict[int, tuple[Tier, ...]] = {}  # to be read, where speed counts
+        self.tiers: OrderedDict[int, tuple[Tier, ...]] = OrderedDict()  # read where speed counts
         self._time = 0  # counts what happens
         self._since: dict[int, int] = {}  # orphan -> when its ancestors were all there
-        self._removed: dict[int, int] = {}  # any hash -> when it was last removed from the GPU
+        # any hash -> when it was last removed from the GPU
+        self._removed: OrderedDict[int, int] = OrderedDict()
         self._floor = 0  # what was removed until then may have been left out
 
     def __len__(self) -> int:
@@ -89,10 +91,10 @@ class Orphans:
             return
         self._time += 1
         for block_hash in hashes:
-            self._removed.pop(block_hash, None)  # so that the oldest stay first
             self._removed[block_hash] = self._time
+            self._removed.move_to_end(block_hash)
         while len(self._removed) > _REMOVALS * self._max:
-            self._floor = self._removed.pop(next(iter(self._removed)))
+            _, self._floor = self._removed.popitem(last=False)
 
     def known_of(self, chain: Sequence[int]) -> list[tuple[Tier, ...]]:
         """For each block of a chain, from a prompt's start or anywhere: the tiers its copies lie

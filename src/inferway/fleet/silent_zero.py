@@ -8,6 +8,7 @@ a match has come or the cause has changed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ class SilentZeroAlarm:
     misses: int = 0  # in a row, of requests with at least one full block
     short: int = 0  # in a row, of requests with none
     last_cause: str | None = None
-    _first_keys: dict[int, None] = field(default_factory=dict)
+    _first_keys: OrderedDict[int, None] = field(default_factory=OrderedDict)
     _repeats: int = 0  # missed requests whose first block had been asked for before
     _first_prompt: TokenIds | None = None
 
@@ -76,7 +77,7 @@ class SilentZeroAlarm:
             self._repeats += 1
             return
         if len(self._first_keys) >= REMEMBERED_FIRST_KEYS:
-            self._first_keys.pop(next(iter(self._first_keys)))
+            self._first_keys.popitem(last=False)
         self._first_keys[first_key] = None
 
     def _short(self, streams: Sequence[StreamEvidence]) -> str | None:

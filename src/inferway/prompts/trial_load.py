@@ -8,6 +8,7 @@ first, whole, with limits that go by the size of the files; what it survives, we
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
@@ -57,7 +58,7 @@ class TrialLoads:
         self.stats = HelperStats()  # of all its processes
         self._limits = limits
         self._lock = Lock()  # one at a time: memory for one is what a machine must have
-        self._failed: dict[bytes, RenderError] = {}
+        self._failed: OrderedDict[bytes, RenderError] = OrderedDict()
         self._running: Helper | None = None
         self._closed = False
 
@@ -81,7 +82,7 @@ class TrialLoads:
                 if e.reason != Reason.HELPER_BUSY:
                     self._failed[key] = e
                     if len(self._failed) > MAX_REMEMBERED:
-                        del self._failed[next(iter(self._failed))]
+                        self._failed.popitem(last=False)
                 raise
 
     def _try(self, raw: RawFiles, packed: bytes) -> None:

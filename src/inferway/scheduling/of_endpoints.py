@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -21,13 +22,13 @@ class OfEndpoints(Generic[_T]):
     def __init__(self, compute: Callable[[Sequence[Endpoint]], _T]) -> None:
         self._compute = compute
         # The list is kept too: while it is, no other has its id.
-        self._found: dict[int, tuple[Sequence[Endpoint], _T]] = {}
+        self._found: OrderedDict[int, tuple[Sequence[Endpoint], _T]] = OrderedDict()
 
     def __call__(self, endpoints: Sequence[Endpoint]) -> _T:
         found = self._found.get(id(endpoints))
         if found is None:
             if len(self._found) >= MOST_LISTS:
-                del self._found[next(iter(self._found))]
+                self._found.popitem(last=False)
             found = self._found[id(endpoints)] = (endpoints, self._compute(endpoints))
         return found[1]
 

@@ -132,9 +132,7 @@ class Matcher:
         prompts: list[Prompt] = []
         for block_size in model.block_sizes:
             for ids in tokenized.token_ids:
-                keys = self._keys(block_size, ids, extras)
-                prompts.append(Prompt(ids, keys))
-                await self._breathe(keys)
+                prompts.append(Prompt(ids, await self._keys(block_size, ids, extras)))
         return prompts
 
     async def _found(self, prompts: Sequence[Prompt]) -> Sequence[Found]:
@@ -181,14 +179,23 @@ class Matcher:
 
     async def _breathe(self, keys: Sequence[BlockKey]) -> None:
         """Between two steps that each take a millisecond or more."""
-        if self.breathe is not None and len(keys) > LONG_BLOCKS:
+        if self.breathe is not None and len(keys) >= LONG_BLOCKS:
             await self.breathe()
 
-    def _keys(self, block_size: int, ids: TokenIds, extras: BlockExtras | None) -> list[int]:
+    async def _keys(
+        self, block_size: int, ids: TokenIds, extras: BlockExtras | None
+    ) -> list[BlockKey]:
         hasher = self._hashers.get(block_size)
         if hasher is None:
             hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
-        return hasher.keys(ids, extras)
+        keys = hasher.keys(ids[: LONG_BLOCKS * block_size], extras)
+        behind = None if extras is None else BlockExtras(extras.every)  # a request's are no others
+        for start in range(LONG_BLOCKS, len(ids) // block_size, LONG_BLOCKS):
+            await self._breathe(keys)
+            piece = ids[start * block_size : (start + LONG_BLOCKS) * block_size]
+            keys += hasher.keys(piece, behind, keys[-1])
+        await self._breathe(keys)
+        return keys
 
 
 def with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:

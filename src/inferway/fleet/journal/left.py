@@ -6,6 +6,7 @@ and without an index. A property test holds them together.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from inferway.events.orphans import MAX_ORPHANS
@@ -33,7 +34,7 @@ class Left:
     def __init__(self) -> None:
         self.sources: dict[Place, dict[int, Source]] = {}  # hash -> who told its key
         self.more: dict[Place, dict[int, int]] = {}  # hash -> copies beyond the first
-        self.orphans: dict[int, tuple[Tier, ...]] = {}
+        self.orphans: OrderedDict[int, tuple[Tier, ...]] = OrderedDict()
         self.awaited: dict[int, list[Place]] = {}
         self.kind: dict[object, Record] = {}  # what kind of engine it is
         self.counting = True
@@ -119,7 +120,7 @@ class Left:
             if self.counting or tier not in tiers:
                 self.orphans[block_hash] = (*tiers, tier)
         while len(self.orphans) > MAX_ORPHANS:
-            del self.orphans[next(iter(self.orphans))]
+            self.orphans.popitem(last=False)
 
     def _remove(self, block_hash: int, place: Place) -> None:
         table = self.sources.get(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 
 from redis.exceptions import RedisError
 
@@ -30,7 +31,8 @@ class Flushing:
         self._rest_seconds = rest_seconds
         self._resting: dict[HolderId, float] = {}  # refused -> until when, by the loop's clock
         self._busy: dict[HolderId, None] = {}  # may have something to write, longest waiting first
-        self._rubble: dict[HolderId, HolderWriter] = {}  # were cleared, and have memory to free
+        # were cleared, and have memory to free
+        self._rubble: OrderedDict[HolderId, HolderWriter] = OrderedDict()
         self._wanted = asyncio.Event()
         self._settled = asyncio.Event()
 

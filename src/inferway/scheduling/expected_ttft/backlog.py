@@ -12,6 +12,7 @@ A place is an engine's column.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -39,7 +40,8 @@ class Backlog:
     since_ms: Column = field(default_factory=lambda: np.zeros(0))  # when the first's turn came
     first_tokens: Column = field(default_factory=lambda: np.zeros(0))  # of that one; 0: none waits
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
-    _queues: list[dict[Waiting, None]] = field(default_factory=list)  # in the order they came
+    # in the order they came
+    _queues: list[OrderedDict[Waiting, None]] = field(default_factory=list)
     # Of those whose answer comes in one piece nobody sees the beginning: it is assumed.
     _unseen: list[tuple[float, int, Waiting]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
@@ -50,7 +52,7 @@ class Backlog:
         for name in ("tokens", "requests", "since_ms", "first_tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), missing]))
         self.first_alone_ms = np.concatenate([self.first_alone_ms, missing + np.inf])
-        self._queues += [{} for _ in missing]
+        self._queues += [OrderedDict() for _ in missing]
 
     def add(self, waiting: Waiting, now: float) -> None:
         place, queue = waiting.place, self._queues[waiting.place]
