@@ -48,33 +48,38 @@ def model_config(model: str) -> SimpleNamespace:
     )
 
 
+def rendered(body: dict, tokenizer, config: SimpleNamespace, flags: dict) -> object:
+    """A text, or ids. Raises what vLLM does. `flags` of the engine, by their names in inferway's
+    settings."""
+    hf._CONTENT_FORMATS.clear()
+    request = ChatCompletionRequest.model_validate(copy.deepcopy(body))
+    excluded = request.tool_choice == "none" and flags.get(EXCLUDE)
+    shown = None if excluded else request.tools
+    tools = None if shown is None else [tool.model_dump() for tool in shown]
+    params = request.build_chat_params(
+        flags.get("chat_template"), flags.get("chat_template_content_format", "auto")
+    ).with_defaults(
+        merge_kwargs(flags.get("chat_template_kwargs"), {"tools": tools, "tokenize": False})
+    )
+    content_format = hf.resolve_chat_template_content_format(
+        chat_template=params.chat_template,
+        tools=params.chat_template_kwargs.get("tools"),
+        given_format=params.chat_template_content_format,
+        tokenizer=tokenizer,
+        model_config=config,
+    )
+    messages, _, _ = parse_chat_messages(request.messages, config, content_format)
+    arguments = params.get_apply_chat_template_kwargs()
+    return hf.safe_apply_chat_template(config, tokenizer, messages, **arguments)
+
+
 def render(
     body: dict, template: str, tokenizer, config: SimpleNamespace, flags: dict | None = None
-) -> str | None:
-    """`flags` of the engine, by their names in inferway's settings."""
-    flags = flags or {}
+) -> object | None:
+    """None if it is refused."""
     tokenizer.chat_template = template
-    hf._CONTENT_FORMATS.clear()
     try:
-        request = ChatCompletionRequest.model_validate(copy.deepcopy(body))
-        excluded = request.tool_choice == "none" and flags.get(EXCLUDE)
-        shown = None if excluded else request.tools
-        tools = None if shown is None else [tool.model_dump() for tool in shown]
-        params = request.build_chat_params(
-            flags.get("chat_template"), flags.get("chat_template_content_format", "auto")
-        ).with_defaults(
-            merge_kwargs(flags.get("chat_template_kwargs"), {"tools": tools, "tokenize": False})
-        )
-        content_format = hf.resolve_chat_template_content_format(
-            chat_template=params.chat_template,
-            tools=params.chat_template_kwargs.get("tools"),
-            given_format=params.chat_template_content_format,
-            tokenizer=tokenizer,
-            model_config=config,
-        )
-        messages, _, _ = parse_chat_messages(request.messages, config, content_format)
-        arguments = params.get_apply_chat_template_kwargs()
-        return hf.safe_apply_chat_template(config, tokenizer, messages, **arguments)
+        return rendered(body, tokenizer, config, flags or {})
     except (ValueError, VLLMValidationError):
         return None
 

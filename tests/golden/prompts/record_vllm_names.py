@@ -6,17 +6,13 @@ of MODEL_DIR, with each of `MODELS` for its templates and each of `FLAGS`.
 """
 # mypy: ignore-errors
 
-import copy
 import gzip
 import json
 import sys
 
-from record_vllm_chats import HERE, model_config
+from record_vllm_chats import HERE, model_config, rendered
 from transformers import AutoTokenizer
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers import hf, merge_kwargs
-from vllm.renderers.chat_utils import parse_chat_messages
 
 NAMES = HERE / "vllm_names.jsonl.gz"
 
@@ -108,25 +104,8 @@ def bodies() -> list[dict]:
 
 def made(body: dict, tokenizer, config, flags: dict) -> dict:
     """`text` or `ids`, or why there is neither: "refused" (400), "crash" (500)."""
-    hf._CONTENT_FORMATS.clear()
     try:
-        request = ChatCompletionRequest.model_validate(copy.deepcopy(body))
-        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
-        params = request.build_chat_params(
-            flags.get("chat_template"), flags.get("chat_template_content_format", "auto")
-        ).with_defaults(
-            merge_kwargs(flags.get("chat_template_kwargs"), {"tools": tools, "tokenize": False})
-        )
-        content_format = hf.resolve_chat_template_content_format(
-            chat_template=params.chat_template,
-            tools=params.chat_template_kwargs.get("tools"),
-            given_format=params.chat_template_content_format,
-            tokenizer=tokenizer,
-            model_config=config,
-        )
-        messages, _, _ = parse_chat_messages(request.messages, config, content_format)
-        arguments = params.get_apply_chat_template_kwargs()
-        found = hf.safe_apply_chat_template(config, tokenizer, messages, **arguments)
+        found = rendered(body, tokenizer, config, flags)
     except (ValueError, VLLMValidationError):
         return {"fails": "refused"}
     except Exception:
