@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -41,11 +42,13 @@ class Helper:
         patience_seconds: float = 1.0,
         keep_spare: bool = True,
         prepare: tuple[str, bytes] | None = None,
+        stats: HelperStats | None = None,
     ) -> None:
         """`prepare`: a function of the modules and what it is called with, once in each process,
-        before the limits hold: what all jobs need, and a job cannot read."""
+        before the limits hold: what all jobs need, and a job cannot read. `stats`: of all helpers
+        for this kind of work; None: its own."""
         self.limits = limits
-        self.stats = HelperStats()
+        self.stats = HelperStats() if stats is None else stats
         self._modules = modules
         self._max_waiting = max_waiting
         self._patience_seconds = patience_seconds
@@ -57,10 +60,21 @@ class Helper:
         self._closed = False
         # The one at work, then the spare. Written by the thread; under the lock, for `close`.
         self._processes: list[HelperProcess] = []
+        # At the latest when nobody knows us any more.
+        self._let_go = weakref.finalize(self, _let_go, self._processes, self._preparation)
 
-    def start(self) -> None:
-        """Starts the processes now, in the background, instead of with the first job."""
-        self._thread.submit(self._started)
+    def start(self) -> Future[None]:
+        """Starts the processes now, in the background, instead of with the first job. Done, or a
+        HelperError, when the first of them is ready."""
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            return self._thread.submit(self._make_ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next job need not wait until its process is prepared."""
+        return any(process.is_ready for process in self._processes[:1])
 
     def call(self, function: str, argument: bytes) -> bytes:
         """Raises HelperBusyError if too many wait or this job waited for too long, JobKilledError
@@ -93,12 +107,7 @@ class Helper:
             for process in self._processes:
                 process.kill()
         self._thread.shutdown(wait=True)
-        for process in self._processes:
-            process.close()
-        self._processes.clear()
-        if self._preparation is not None:
-            os.close(self._preparation.fd)
-            self._preparation = None
+        self._let_go()
 
     def submit(self, function: str, argument: bytes) -> Future[bytes]:
         """As `call`, for who waits in his own way, and as long as he likes: cancel it then. What
@@ -135,6 +144,20 @@ class Helper:
         finally:
             if not process.usable:
                 self._drop(process)
+                with self._lock:
+                    if not self._closed:
+                        self._thread.submit(self._make_ready)
+
+    def _make_ready(self) -> None:
+        """What fails here is tried again with the next job."""
+        process = self._started()
+        try:
+            process.wait_until_ready()
+        except HelperError:
+            self._drop(process)
+            if self._closed:
+                raise _closed() from None
+            raise
 
     def _started(self) -> HelperProcess:
         """The process for the next job. The spare, if it is missing, starts meanwhile."""
@@ -152,9 +175,15 @@ class Helper:
     def _drop(self, process: HelperProcess) -> None:
         with self._lock:
             self._processes.remove(process)
-            if not self._closed:
-                self._thread.submit(self._started)
         process.close()
+
+
+def _let_go(processes: list[HelperProcess], preparation: Preparation | None) -> None:
+    for process in processes:
+        process.close()
+    processes.clear()
+    if preparation is not None:
+        os.close(preparation.fd)
 
 
 def in_memory(function: str, argument: bytes) -> Preparation:

@@ -55,6 +55,11 @@ class Conversation:
         self._ready = False
         self.usable = True  # for another job
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said so."""
+        return self._ready
+
     def do(self, function: str, argument: bytes) -> bytes:
         """The job's result. Raises JobKilledError, JobFailedError or HelperError; `usable` says
         whether the child has survived it."""

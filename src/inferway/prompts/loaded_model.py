@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.model_files import ModelFiles, model_files
+from inferway.prompts.outside_encoder import OutsideEncoder
 from inferway.prompts.raw_files import RawFiles
 from inferway.prompts.tokenizer import Tokenizer
 
@@ -16,10 +18,13 @@ from inferway.prompts.tokenizer import Tokenizer
 MAX_GIVEN_TEMPLATES = 32
 
 
-def load_model(raw: RawFiles) -> LoadedModel:
-    """Raises RenderError: whatever the files make of us, ours or a library's, has their path."""
+def load_model(
+    raw: RawFiles, outside: Callable[[RawFiles], OutsideEncoder] | None = None
+) -> LoadedModel:
+    """Raises RenderError: whatever the files make of us, ours or a library's, has their path.
+    `outside` as of a Tokenizer."""
     try:
-        return LoadedModel(model_files(raw))
+        return LoadedModel(model_files(raw), None if outside is None else partial(outside, raw))
     except InferwayError:
         raise
     except BaseException as raised:
@@ -34,10 +39,12 @@ def load_model(raw: RawFiles) -> LoadedModel:
 class LoadedModel:
     """One model's tokenizer and compiled templates."""
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(
+        self, files: ModelFiles, outside: Callable[[], OutsideEncoder] | None = None
+    ) -> None:
         self.own_renderer = files.own_renderer
         self.media_first = files.media_first
-        self.tokenizer = Tokenizer(files.tokenizer)
+        self.tokenizer = Tokenizer(files.tokenizer, outside)
         self._sources = files.templates
         self._named = files.templates if files.names_templates else {}
         self._processor_source = files.processor_template

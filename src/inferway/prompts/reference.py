@@ -41,6 +41,10 @@ class Reference:
         self._packed = zlib.compress(as_json.encode(), level=1)
         self._tokenizer = None
 
+    def drop(self) -> None:
+        """For good, where all is encoded elsewhere."""
+        self._tokenizer = None
+
     def get(self) -> tokenizers.Tokenizer:
         tokenizer = self._tokenizer
         if tokenizer is not None:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from inferway.errors import (
     HeavyError,
@@ -28,6 +29,7 @@ from inferway.errors import (
     PromptTooLongError,
     RenderError,
 )
+from inferway.helper.helper import HelperStats
 from inferway.model import Reason
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
@@ -50,6 +52,8 @@ from inferway.prompts.trial_load import TrialLoads
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
+    from inferway.prompts.outside_encoder import OutsideEncoder
+    from inferway.prompts.raw_files import RawFiles
     from inferway.prompts.tokenizer import Tokenizer
 
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
@@ -61,6 +65,7 @@ MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
 # its text is new.
 MAX_SECONDS_ON_LOOP = 0.001
 
+MAX_WAITERS = 16  # several times as many as may wait for one model's process
 
 # Model files of the package itself: they are not tried first.
 _OURS = Path(__file__).resolve().parent
@@ -90,15 +95,26 @@ class Renderer:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="render")
         # Loading takes seconds, or all the time that a trial is given: no request waits for that.
         self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
+        # Who waits for a process that encodes; many, so that one model's texts hold up no other's.
+        self._waiters = ThreadPoolExecutor(MAX_WAITERS, thread_name_prefix="outside")
+        self._outside: WeakSet[OutsideEncoder] = WeakSet()
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
         self.trials = TrialLoads()
+        self.outside_stats = HelperStats()  # of all processes that encode
+        self._closed = False
 
     def close(self) -> None:
         """Ends the threads; what they are at is finished first, but for a model's loading."""
         self.trials.close()
+        with self._lock:
+            self._closed = True
+            encoders = list(self._outside)
+        for encoder in encoders:
+            encoder.close()
         self._loaders.shutdown(wait=True)
+        self._waiters.shutdown(wait=True)
         self._threads.shutdown(wait=True)
         self.large_chats.close()
 
@@ -141,13 +157,25 @@ class Renderer:
             raw = read_raw_files(path, follows_links=request.follows_links)
             if not path.resolve().is_relative_to(_OURS):
                 self.trials.check(raw)
-            loading.set_result(load_model(raw))
+            loading.set_result(load_model(raw, self._start_outside))
         except BaseException as e:
             # The next caller tries again; those who wait now get this error.
             with self._lock:
                 del self._models[slot]
             loading.set_exception(e)
         give_back_memory()
+
+    def _start_outside(self, raw: RawFiles) -> OutsideEncoder:
+        from inferway.prompts.outside_encoder import OutsideEncoder
+
+        encoder = OutsideEncoder(raw, self.outside_stats)
+        with self._lock:
+            self._outside.add(encoder)
+            closed = self._closed
+        if closed:
+            encoder.close()
+        encoder.wait_until_loaded()
+        return encoder
 
     async def get_or_create_tokenizer_key_async(
         self, request: GetOrCreateTokenizerKeyRequest
@@ -219,12 +247,12 @@ class Renderer:
             return await self._render_large_chat(make)
         is_small = self._is_small(key, size.to_render_and_encode)
         try:
-            if is_small:
+            if is_small and not self._is_outside(key):
                 return self._encoded(self._written(make()))
             if self._paces[key].foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
                 return await self._encoded_async(self._timed(key, size, make))
             self.num_off_loop += 1
-            return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)))
+            return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)), key)
         except HeavyError as e:
             return await self._render_heavy(make, e, mark=is_small)
 
@@ -277,16 +305,23 @@ class Renderer:
 
     async def off_loop_if_large(self, key: str, size: int, work: Callable[[], _Made]) -> _Made:
         """What `work` makes of so many characters for the model `key`."""
-        if self._is_small(key, size):
+        if self._is_small(key, size) and not self._is_outside(key):
             return work()
         self.num_off_loop += 1
-        return await self._off_loop(work)
+        return await self._off_loop(work, key)
 
     def _is_small(self, key: str, size: int) -> bool:
         return size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]
 
-    async def _off_loop(self, work: Callable[[], _Made]) -> _Made:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def _is_outside(self, key: str) -> bool:
+        """Whether to encode is to wait."""
+        return self.loaded(key).tokenizer.is_outside
+
+    async def _off_loop(self, work: Callable[[], _Made], key: str | None = None) -> _Made:
+        """`key`: of the model with which `work` encodes, if it does."""
+        waits = key is not None and self._is_outside(key)
+        threads = self._waiters if waits else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def _render_large_chat(self, make: Callable[[], RenderChatRequest]) -> RenderResult:
         """In the helper process; what needs the model's files is done here, in a thread."""
@@ -294,8 +329,8 @@ class Renderer:
         request, job = await self._off_loop(lambda: self._large_job(make()))
         text = None if job is None else await self.large_chats.render(job)
         if text is None:
-            return await self._off_loop(partial(self.render_chat, request))
-        return await self._off_loop(partial(self._encoded, _Written(request, text)))
+            return await self._off_loop(partial(self.render_chat, request), request.key)
+        return await self._off_loop(partial(self._encoded, _Written(request, text)), request.key)
 
     def _large_job(self, request: RenderChatRequest) -> tuple[RenderChatRequest, bytes | None]:
         """What the helper process is to do; None for what it cannot."""

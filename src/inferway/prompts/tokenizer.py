@@ -9,7 +9,7 @@ with the truth on `check_texts` when the tokenizer is loaded. Of HF's methods on
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import fastokens
@@ -30,8 +30,10 @@ from inferway.prompts.boundaries import Boundaries
 from inferway.prompts.check_texts import check_texts
 from inferway.prompts.cuts import find_cuts
 from inferway.prompts.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
+from inferway.prompts.outside_encoder import OutsideEncoder
 from inferway.prompts.piece_cache import PieceCache
 from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
+from inferway.prompts.regexes import unbounded_regex
 from inferway.prompts.start_cache import StartCache
 
 log = logging.getLogger("inferway")
@@ -47,7 +49,11 @@ class Tokenizer:
     """One model's tokenizer; any thread may use it. `encoder` and `why` say what encodes.
     `num_panics`: texts on which the engine's own encoder has panicked; written by any thread."""
 
-    def __init__(self, files: TokenizerFiles) -> None:
+    def __init__(
+        self, files: TokenizerFiles, outside: Callable[[], OutsideEncoder] | None = None
+    ) -> None:
+        """`outside` starts what encodes if a regex may take long for a text; None: it is done here
+        whatever it takes. Raises RenderError."""
         self.num_panics = 0
         self._path = files.path
         built = build_engine_tokenizer(files)
@@ -58,8 +64,13 @@ class Tokenizer:
         self._not_followed = built.not_followed
         cuts = find_cuts(built.tokenizer)
         self._reference = Reference(built.tokenizer)
+        regex = unbounded_regex(built.tokenizer)
+        self._outside = None if outside is None or regex is None else outside()
         del built  # the last but the reference's own, which may be packed away
-        self._fast, self.why = _agreeing_fastokens(self._reference)
+        if self._outside is None:
+            self._fast, self.why = _agreeing_fastokens(self._reference)
+        else:
+            self._fast, self.why = None, self._goes_outside(str(regex))
         self.encoder: EncoderName = "tokenizers" if self._fast is None else "fastokens"
         self._pieces: PieceCache | None = None
         if cuts.cuts and not self._reference.is_packed:
@@ -90,6 +101,11 @@ class Tokenizer:
         return self._starts.num_new_chars(text)
 
     @property
+    def is_outside(self) -> bool:
+        """Whether each text is encoded in another process, for which the caller waits."""
+        return self._outside is not None
+
+    @property
     def num_specials_before(self) -> int:
         """How many special tokens are put in front of a text."""
         return len(self._prefix)
@@ -106,6 +122,10 @@ class Tokenizer:
         """Ids, and where each stands in the text; slower, and always HF's encoder."""
         self._check_followed(text)
         try:
+            if self._outside is not None:
+                return self._outside.encode_with_offsets(
+                    text, add_special_tokens=add_special_tokens
+                )
             [encoding] = self._reference.get().encode_batch(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -117,9 +137,12 @@ class Tokenizer:
         return np.array(encoding.ids, dtype=np.uint32), offsets
 
     def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        tokenizer = self._reference.get()
         try:
-            return tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+            if self._outside is not None:
+                return self._outside.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self._reference.get().decode(
+                list(map(int, ids)), skip_special_tokens=skip_special_tokens
+            )
         except BaseException as e:
             raise self._error_of(panic_as_error(e)) from None
 
@@ -130,7 +153,22 @@ class Tokenizer:
                 reason=Reason.NO_TOKENIZER,
             )
 
+    def _goes_outside(self, regex: str) -> str:
+        """Why; said once."""
+        self._reference.drop()
+        why = f"its regex {regex[:200]!r} is neither a known model's nor a simple one"
+        log.warning(
+            "%s: %s, so some texts may take long: all are encoded in a helper process, which is"
+            " slower and gives the same tokens; those that take too long go by load (reason"
+            " helper-busy). The cure: have the regex listed in inferway/prompts/regexes.py",
+            self._path,
+            why,
+        )
+        return f"in a helper process: {why}"
+
     def _encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
+        if self._outside is not None:
+            return [self._outside.encode(text) for text in texts]
         fast = self._fast
         if fast is not None:
             try:
@@ -183,8 +221,9 @@ class Tokenizer:
 
 def _added_specials(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds]:
     """What the post-processor puts before and behind a text."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    full = tokenizer.encode("a", add_special_tokens=True).ids
+    [encoded] = tokenizer.encode_batch_fast(["a"], add_special_tokens=False)
+    [with_specials] = tokenizer.encode_batch_fast(["a"], add_special_tokens=True)
+    plain, full = encoded.ids, with_specials.ids
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
             end = start + len(plain)

@@ -10,7 +10,7 @@ import contextlib
 import fastokens
 import msgspec
 import tokenizers
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 
 import inferway.prompts.template_jobs  # noqa: F401  it imports what templates make Jinja import
 from inferway.errors import InferwayError, RenderError
@@ -27,11 +27,16 @@ _CHAT = ChatInput([{"role": "user", "content": "Hi"}])
 
 
 def _start_threads() -> None:
-    """Both libraries start theirs with their first work, which later is not allowed any more."""
-    small = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
+    """Both libraries start theirs with their first work, and fastokens more of them with the first
+    long text for a regex of the file's own; later that is not allowed any more."""
+    vocabulary = {"a": 0, "b": 1, "ab": 2, " ": 3}
+    small = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    small.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(" ?[ab]+"), "isolated")
     small.encode_batch_fast(["ab", "a"])
     with contextlib.suppress(ValueError):
-        fastokens.Tokenizer.from_json_str(small.to_str()).encode_batch_flat(["ab", "a"])
+        fast = fastokens.Tokenizer.from_json_str(small.to_str())
+        fast.encode_batch_flat(["ab", "a"])
+        fast.encode_batch_flat([200_000 * " ab"])
 
 
 _start_threads()

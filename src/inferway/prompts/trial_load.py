@@ -87,7 +87,10 @@ class TrialLoads:
 
     def _try(self, raw: RawFiles, packed: bytes) -> None:
         helper = self._running = Helper(
-            "inferway.prompts.trial_jobs", limits=self._limits(raw.num_bytes), keep_spare=False
+            "inferway.prompts.trial_jobs",
+            limits=self._limits(raw.num_bytes),
+            keep_spare=False,
+            stats=self.stats,
         )
         try:
             if self._closed:
@@ -102,13 +105,5 @@ class TrialLoads:
         finally:
             self._running = None
             helper.close()
-            self._count(helper.stats)
         if fault is not None:
             raise RenderError(fault.why, reason=fault.reason)
-
-    def _count(self, stats: HelperStats) -> None:
-        ours = self.stats
-        ours.jobs += stats.jobs
-        ours.started += stats.started
-        for limit, times in stats.kills.items():
-            ours.kills[limit] = ours.kills.get(limit, 0) + times

@@ -228,6 +228,7 @@ class MetricsPage(Collector):
         helpers |= structured_helpers(self._director.gate)
         stats = {(work,): helper.stats for work, helper in helpers.items()}
         stats["model-files",] = self._renderer.trials.stats
+        stats["texts",] = self._renderer.outside_stats
 
         def each(name: str, text: str, value: Callable[[HelperStats], int]) -> Family:
             return counter(name, text, ["work"], {key: value(s) for key, s in stats.items()})

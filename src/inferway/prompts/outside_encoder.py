@@ -1,0 +1,114 @@
+"""A tokenizer in a process of its own, with limits for each text.
+
+For a tokenizer with a regex that may take longer than in proportion to a text (`regexes.py`): here
+it would keep the event loop, or the GIL, for as long as it takes. Who calls waits without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from inferway.errors import (
+    HelperBusyError,
+    HelperError,
+    JobFailedError,
+    PanicError,
+    RenderError,
+)
+from inferway.helper.helper import Helper, HelperStats
+from inferway.helper.process import Limits
+from inferway.model import Offsets, Reason, TokenIds
+from inferway.prompts.raw_files import RawFiles
+
+# Hugging Face's encoder needs a second and 70 MB for a million characters of ordinary text. To kill
+# the process earlier gains nothing: loading the model again takes as long.
+LIMITS = Limits(memory_bytes=2 << 30, cpu_seconds=5, wall_seconds=20, result_bytes=256 << 20)
+
+MAX_WAITING = 4
+# For one text; after that it goes by load, and the process has it to itself.
+PATIENCE_SECONDS = 4.0
+
+_JOBS = "inferway.prompts.encode_jobs"
+
+
+class OutsideEncoder:
+    """One model's. Any thread may call, once it is loaded. Close it."""
+
+    def __init__(
+        self, raw: RawFiles, stats: HelperStats | None = None, limits: Limits = LIMITS
+    ) -> None:
+        """`stats` as of a Helper."""
+        self._path = raw.path
+        self.helper = Helper(
+            _JOBS,
+            limits=limits,
+            max_waiting=MAX_WAITING,
+            keep_spare=False,
+            prepare=(f"{_JOBS}:prepare", msgspec.msgpack.encode(raw)),
+            stats=stats,
+        )
+        self._loading = self.helper.start()  # written by whoever finds it done, and no process
+
+    def wait_until_loaded(self) -> None:
+        """Raises RenderError."""
+        with self._errors():
+            self._loading.result()
+
+    def close(self) -> None:
+        self.helper.close()
+
+    def encode(self, text: str) -> TokenIds:
+        """Without special tokens around it. Raises UnicodeEncodeError; PanicError; or RenderError:
+        for what takes too long, or comes while the model is loaded again, `helper-busy`."""
+        argument = text.encode()
+        with self._errors():
+            return np.frombuffer(self._call("encode", argument), dtype=np.uint32)
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[TokenIds, Offsets]:
+        """Raises as `encode` does."""
+        argument = bytes([add_special_tokens]) + text.encode()
+        with self._errors():
+            answer = self._call("encode_with_offsets", argument)
+            ids, offsets = msgspec.msgpack.decode(answer, type=tuple[bytes, bytes])
+            places = np.frombuffer(offsets, dtype=np.uint32).reshape(-1, 2)
+            return np.frombuffer(ids, dtype=np.uint32), places
+
+    def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Raises PanicError or RenderError."""
+        argument = bytes([skip_special_tokens]) + np.asarray(ids, dtype=np.uint32).tobytes()
+        with self._errors():
+            return self._call("decode", argument).decode()
+
+    def _call(self, function: str, argument: bytes) -> bytes:
+        if not self.helper.is_ready:
+            if self._loading.done():
+                self._loading = self.helper.start()
+            raise HelperBusyError("it is loading the model again")
+        job = self.helper.submit(f"{_JOBS}:{function}", argument)
+        try:
+            return job.result(PATIENCE_SECONDS)
+        except TimeoutError:
+            job.cancel()
+            raise HelperBusyError(f"no answer in {PATIENCE_SECONDS:g} s") from None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What the process, or what it says, means for a text."""
+        try:
+            yield
+        except JobFailedError as e:  # its tokenizer fails where ours would have panicked
+            raise PanicError(str(e)) from e
+        except HelperError as e:
+            raise self._error(str(e), Reason.HELPER_BUSY) from e
+        except (ValueError, msgspec.MsgspecError) as e:
+            raise self._error("its answer cannot be read", Reason.BAD_TOKENIZER) from e
+
+    def _error(self, words: str, reason: Reason) -> RenderError:
+        why = f"{self._path}: the helper process has not encoded the text: {words}"
+        return RenderError(why, reason=reason)
