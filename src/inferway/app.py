@@ -52,6 +52,7 @@ from inferway.indexer import Indexer
 from inferway.model import HolderId
 from inferway.openai_api.trust import Trust
 from inferway.prompts.given import check_given
+from inferway.prompts.memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.steps.rewrite import Rewrites
 from inferway.steps.salt import TenantSalt
@@ -168,6 +169,7 @@ class Gateway:
 
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        give_back_large()
         settings = self.settings
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all, give_back_memory
+from inferway.prompts.memory import give_back_memory
+from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
 
 
 def tokenizer() -> tokenizers.Tokenizer:

@@ -6,8 +6,6 @@ back for who asks for offsets, text or a byte that the other encoder refuses.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import zlib
 from collections.abc import Sequence
 from threading import Lock
@@ -62,10 +60,3 @@ def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[To
     """Ids of each text, without special tokens around it. Other threads run meanwhile."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [token_ids(encoding.ids) for encoding in encodings]
-
-
-def give_back_memory() -> None:
-    """Freed memory goes back to the system: after a tokenizer was loaded that is 100 to 300 MB,
-    which glibc would keep. Takes 5 to 20 ms; elsewhere than on glibc nothing happens."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -35,6 +35,7 @@ from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.hub import fetch_model_files, file_versions
 from inferway.prompts.large_chats import LargeChats
+from inferway.prompts.memory import give_back_memory
 from inferway.prompts.pace import Pace
 from inferway.prompts.render_requests import (
     GetOrCreateTokenizerKeyRequest,
@@ -150,7 +151,6 @@ class Renderer:
         # Tokenizers' libraries are 5 MiB that a gateway without a model of its own need not have.
         from inferway.prompts.loaded_model import load_model
         from inferway.prompts.raw_files import read_raw_files
-        from inferway.prompts.reference import give_back_memory
 
         try:
             path = _locate(request, self._hub)
