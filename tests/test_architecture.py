@@ -178,7 +178,7 @@ def test_counters_are_plain_integers_that_one_collector_reads() -> None:
 
 def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
     """A plain dict goes through all that was deleted before its first item, each time: to take
-    50,000 away one by one took 8 s."""
+    50,000 of 150,000 away one by one took 3.5 s."""
     first = re.compile(r"next\(iter\(self\.(\w+)\b")
     for path in modules():
         source = path.read_text()

@@ -12,6 +12,7 @@ from tests.integration.recorders import Recorder, in_front_of
 
 from inferway import __version__
 from inferway.config import EngineSettings
+from inferway.frontends.http.signposts import near
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,14 @@ async def test_a_path_like_none_is_a_404_that_says_where_all_are_listed() -> Non
     assert status == 404
     message = msgspec.json.decode(body)["error"]["message"]
     assert message == "no path '/docs' here; GET / lists all paths"
+
+
+def test_a_path_is_compared_in_full_with_those_alone_of_which_it_has_one_half() -> None:
+    known = ("/health", "/metrics", "/v1/models", "/v1/embeddings", "/tokenize")
+
+    assert near("/nothing", known) == []
+    assert near("/v1/modles", known) == ["/v1/models"]
+    assert near("/v2/models", known) == ["/v1/models"]
 
 
 async def test_the_root_lists_the_paths_with_their_methods() -> None:

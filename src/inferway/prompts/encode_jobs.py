@@ -7,8 +7,8 @@ import numpy as np
 
 import inferway.prompts.trial_jobs  # noqa: F401  it starts the libraries' threads while it can
 from inferway.prompts.loaded_model import load_model
+from inferway.prompts.memory import give_back_memory
 from inferway.prompts.raw_files import RawFiles
-from inferway.prompts.reference import give_back_memory
 from inferway.prompts.tokenizer import Tokenizer
 
 # The one of this process, put there by `prepare` before its first job.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 
 import msgspec
 
@@ -48,18 +49,29 @@ class VersionPage:
 
 def unknown_path(path: str, known: Iterable[str]) -> UnknownPathError:
     """Names the path that was meant, if there is one like it."""
-    meant = _meant(path[:_MAX_COMPARED], [*known])
+    meant = _meant(path[:_MAX_COMPARED], (*known,))
     hint = f"did you mean {meant!r}? " if meant else ""
     return UnknownPathError(f"no path {path[:_MAX_SHOWN]!r} here; {hint}GET / lists all paths")
 
 
-def _meant(path: str, known: list[str]) -> str | None:
+@lru_cache(maxsize=128)
+def _meant(path: str, known: tuple[str, ...]) -> str | None:
     """A base URL with one /v1 too many or too few is the most frequent mistake."""
     bare = path.rstrip("/")
     for guess in (bare, _BASE + bare, bare.removeprefix(_BASE)):
         if guess in known and guess != "/":
             return guess
-    return next(iter(get_close_matches(bare, known, n=1, cutoff=0.8)), None)
+    return next(iter(get_close_matches(bare, near(bare, known), n=1, cutoff=0.8)), None)
+
+
+def near(path: str, known: Iterable[str]) -> list[str]:
+    """Those of which `path` has one half: what is mistyped in one place leaves the other as it was.
+    To compare a path with all of them takes as long as answering the request."""
+    return [
+        each
+        for each in known
+        if path.startswith(each[: -(-len(each) // 2)]) or path.endswith(each[len(each) // 2 :])
+    ]
 
 
 def _numbers(version: str) -> list[int]:
