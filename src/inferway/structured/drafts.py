@@ -5,7 +5,7 @@ forbids. By jsonschema_rs, which fetches nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from urllib.parse import quote
@@ -41,18 +41,32 @@ def validator_of(schema: SchemaObject | bool) -> Any:
 
 def is_ordinary(nodes: Sequence[Node], text: str) -> bool:
     """Whether `validator_of` surely takes the schema of these nodes, whose references all lead
-    somewhere: told by the rules of its draft alone, in a tenth of the time. `text`: what it was
-    read from."""
+    somewhere: told by the rules of its draft, and its patterns, in a tenth of the time. `text`:
+    what it was read from."""
     import jsonschema_rs as library
 
     root = nodes[0].schema
     draft = _DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
     if draft is None or "\\u" in text:  # half of a surrogate pair: what is built refuses it
         return False
+    patterns: dict[str, None] = {}
+    names: dict[str, None] = {}
+    references: set[str] = set()
     for node in nodes:
-        if not _BUILT.isdisjoint(node.schema) and not _is_resolved(node, root, draft):
-            return False
-    return bool(library.meta.is_valid(root))
+        if _BUILT.isdisjoint(node.schema):
+            continue
+        for word, said in node.schema.items():
+            if word == "pattern" and isinstance(said, str):
+                patterns[said] = None
+            elif word == "patternProperties" and isinstance(said, dict):
+                names |= dict.fromkeys(said)
+            elif word == "$ref" and isinstance(said, str):
+                references.add(said)
+            elif word in _BUILT and not _is_usual(word, said, node.schema is root, draft):
+                return False
+    if not all(_is_ordinary_reference(said, draft) for said in references):
+        return False
+    return bool(library.meta.is_valid(root)) and _are_taken(patterns, names, draft)
 
 
 # What the rules of the draft do not tell: patterns, and where references lead.
@@ -66,21 +80,30 @@ _ORDINARY_REFERENCE = re.compile(r"#(?:/(definitions|\$defs)/[\w.:-]+)?", re.ASC
 _ORDINARY_ID = re.compile(r"https?://[\w.-]+(?:/[\w.-]+)*/?#?", re.ASCII)
 
 
-def _is_resolved(node: Node, root: SchemaObject, draft: str) -> bool:
-    """Whether all libraries find the same where it refers to: what the draft's rules hold for."""
-    for word in _BUILT & node.schema.keys():
-        said = node.schema[word]
-        if word == "$ref" and isinstance(said, str):
-            found = _ORDINARY_REFERENCE.fullmatch(said)
-            if found is None or (found[1] == "$defs" and draft not in ("2019-09", "2020-12")):
-                return False
-            continue
-        if word == "$schema" and _DRAFTS.get(str(said).rstrip("#")) == draft:
-            continue
-        is_id = word in ("$id", "id") and isinstance(said, str) and _ORDINARY_ID.fullmatch(said)
-        if not is_id or node.schema is not root:
-            return False
-    return True
+def _is_ordinary_reference(said: str, draft: str) -> bool:
+    """Whether all libraries find the same there, which the draft's rules hold for."""
+    found = _ORDINARY_REFERENCE.fullmatch(said)
+    return found is not None and (found[1] != "$defs" or draft in ("2019-09", "2020-12"))
+
+
+def _is_usual(word: str, said: object, is_at_root: bool, draft: str) -> bool:
+    if not isinstance(said, str):
+        return False
+    if word == "$schema" and _DRAFTS.get(said.rstrip("#")) == draft:
+        return True
+    return is_at_root and word in ("$id", "id") and _ORDINARY_ID.fullmatch(said) is not None
+
+
+def _are_taken(patterns: Iterable[str], names: Iterable[str], draft: str) -> bool:
+    """Whether all of them are where they stand alone; False where that is told of some only."""
+    alone: list[SchemaObject] = [{"pattern": one} for one in patterns]
+    alone += [{"patternProperties": {one: {}}} for one in names]
+    if not alone:
+        return True
+    try:
+        return _built({"allOf": alone}, draft) is not None
+    except SpecError:
+        return False
 
 
 def _by_first(drafts: Sequence[str], schema: SchemaObject) -> Any:

@@ -42,8 +42,9 @@ def _check_graph(found: Graph, limits: Limits) -> None:
     _check_counts(found, limits)
     _check_patterns(found, limits)
     _check_references(found)
-    # No way is longer than all there is.
-    if len(found.nodes) > limits.max_path and longest_path(found) > limits.max_path:
+    # No way is longer than all that leads on, and its end.
+    num_leading = sum([bool(node.here or node.below) for node in found.nodes])
+    if num_leading >= limits.max_path and longest_path(found) > limits.max_path:
         words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
         raise SpecError(f"{words}; write fewer definitions, or inside each other")
     strings = [node for node in found.nodes if not _STRINGS.isdisjoint(node.schema)]
@@ -78,8 +79,11 @@ def _check_counts(found: Graph, limits: Limits) -> None:
     entries = {"enum": limits.max_enum}
     entries |= dict.fromkeys(_NAMES, limits.max_object_properties)
     entries |= dict.fromkeys(_BRANCHES, limits.max_branches)
+    bounded = numbers.keys() | entries.keys()
     items = properties = 0
     for node in found.nodes:
+        if bounded.isdisjoint(node.schema):
+            continue
         most_items = 0
         for keyword, value in node.schema.items():
             if keyword in numbers:
@@ -185,10 +189,9 @@ def _leaves_first(found: Graph) -> list[Node]:
     circle of these, which says nothing about any value and never ends."""
     done: set[int] = set()
     order: list[Node] = []
-    for part in found.circles:
-        for start in reversed(part):  # as they were found
-            if start.here and id(start) not in done:
-                _add_leaves_first(start, done, order)
+    for start in found.nodes:
+        if start.here and id(start) not in done:
+            _add_leaves_first(start, done, order)
     return order
 
 

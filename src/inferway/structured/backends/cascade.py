@@ -14,7 +14,7 @@ from inferway.structured.backends import llguidance
 from inferway.structured.backends.llguidance import LLGuidance
 from inferway.structured.backends.schemas import plain
 from inferway.structured.backends.schemas.lowering import Lowering
-from inferway.structured.backends.schemas.nodes import Document
+from inferway.structured.backends.schemas.nodes import Document, parsed
 from inferway.structured.backends.schemas.texts import How, Words
 from inferway.structured.backends.schemas.weight import weight_of
 from inferway.structured.backends.schemas.work import CHARS_READ, TooLargeError, Work
@@ -289,7 +289,7 @@ def _ways_to_say(spec: Spec, light: _Light | None) -> Generator[Way, str, None]:
     text = None if closed else plain.as_it_came(spec.text)
     if text is not None and weight_of(text) <= MAX_WEIGHT:
         yield replace(spec, text=text), ()
-    document = Document(json.loads(spec.text))
+    document = Document(parsed(spec.text))
     alone: frozenset[str] = frozenset()
     unsaid: frozenset[str] = frozenset()
     refused: dict[str, str] = {}  # what was said already -> why it was refused

@@ -234,7 +234,9 @@ def _json(schema: str, options: Options) -> str:
     check_numbers(schema)
     try:
         said = with_short_rows(schema)
-        return llguidance.LLMatcher.grammar_from_json_schema(said, overrides=_ways(options))
+        ways = _ways(options)  # to add them, the library reads the whole schema
+        overrides = None if ways == _ways(Options()) else ways
+        return llguidance.LLMatcher.grammar_from_json_schema(said, overrides=overrides)
     except ValueError as error:
         raise SpecError(refusal(str(error))) from None
 

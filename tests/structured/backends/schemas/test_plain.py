@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from inferway.structured.backends.schemas.nodes import parsed
 from inferway.structured.backends.schemas.plain import as_it_came
 
 WIDE = "^[^\\\\]+$"  # llguidance lets a backslash through
@@ -56,3 +57,11 @@ def test_only_patterns_are_said_otherwise_and_the_order_stays(schema: Any, tried
 )
 def test_what_would_be_refused_or_misread_is_not_tried(schema: Any) -> None:
     assert said(schema) is None
+
+
+@pytest.mark.parametrize("word", ["pattern", "\\u0070attern"])
+def test_what_is_parsed_once_for_all_stays_as_it_was_said(word: str) -> None:
+    text = json.dumps({"type": "string", "pattern": WIDE}).replace('"pattern"', f'"{word}"')
+
+    assert as_it_came(text) != text
+    assert parsed(text) == {"type": "string", "pattern": WIDE}

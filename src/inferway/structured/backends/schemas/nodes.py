@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -81,6 +82,12 @@ _COUNTS = frozenset(
     }
 )
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+
+
+@lru_cache(maxsize=1)  # who compiles a text asks for it several times in a row
+def parsed(text: str) -> JsonValue:
+    """To be read only: it is everybody's."""
+    return json.loads(text)
 
 
 class Document:

@@ -19,9 +19,11 @@ from inferway.errors import SpecError
 _EXACT = 2**53
 _EDGE = 2**63
 _COUNTABLE = 2**31
-# Without one of these every number is kept, or none ends the process. What begins in one way is
-# searched for five times as fast as two branches.
-_LOSES = re.compile(r"[0-9](?:[0-9]{9}|\.?[eE])")
+# Without one of these every number is kept, or none ends the process. What begins with one
+# character of its own is searched for several times as fast.
+_LOSES = [
+    re.compile(rf"{before}\s*-?[0-9][0-9.]*(?:[0-9]{{9}}|[eE])") for before in (":", ",", r"\[")
+]
 _ENDS = re.compile(r"-(?:[0-9]{19}|[0-9.]+[eE])")
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
@@ -56,7 +58,7 @@ def all_kept(raw: Any) -> bool:
 
 def may_lose(text: str) -> bool:
     """Whether a document may have a number that is not kept; takes no time."""
-    return _LOSES.search(text) is not None
+    return any(loses.search(text) for loses in _LOSES)
 
 
 def check_numbers(text: str) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from inferway.structured.backends.schemas import numbers
-from inferway.structured.backends.schemas.nodes import DATA, RESTRICTING, Document, JsonValue
+from inferway.structured.backends.schemas.nodes import (
+    DATA,
+    RESTRICTING,
+    Document,
+    JsonValue,
+    parsed,
+)
 from inferway.structured.backends.schemas.strings import KNOWN_FORMATS, in_rust
 
 # What it refuses for sure, and x-guidance, which would be an order to it.
@@ -17,30 +24,35 @@ _REFUSED = frozenset(
         "x-guidance",
     }
 )
-_DOUBTFUL = [
-    f'"{word}"' for word in (*sorted(_REFUSED), "format", "$ref", "pattern", "patternProperties")
-]
 NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
 
 
 def as_it_came(text: str) -> str | None:
     """What is worth a try: the schema itself, its patterns as Rust writes them. None: nothing."""
-    may_lose = numbers.may_lose(text)
-    if not may_lose and not any(word in text for word in _DOUBTFUL):  # looked for as text: most
-        return text  # are done here
-    document = Document(json.loads(text))
-    if may_lose and not numbers.all_kept(document.raw):
+    document = Document(parsed(text))
+    if numbers.may_lose(text) and not numbers.all_kept(document.raw):
         return None
-    if _has_trouble(document.raw, document.names_draft and document.draft <= 7):
+    with_patterns = _with_patterns(document)
+    if with_patterns is None:
         return None
-    if '"pattern' not in text:
+    if not any(_is_changed(schema) for schema in with_patterns):
         return text
-    said = _in_rust(document.raw)
-    return text if said == document.raw else json.dumps(said, ensure_ascii=False)
+    own = Document(json.loads(text))  # what was parsed is everybody's
+    for schema in _with_patterns(own) or ():
+        schema |= _written_in_rust(schema)
+    return json.dumps(own.raw, ensure_ascii=False)
 
 
-def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
-    waiting = [raw]
+def _is_changed(schema: dict[str, JsonValue]) -> bool:
+    return any(schema[word] != rule for word, rule in _written_in_rust(schema).items())
+
+
+def _with_patterns(document: Document) -> Sequence[dict[str, JsonValue]] | None:
+    """The schemas that have some. None: there is trouble."""
+    # an older draft ignores what stands beside a reference; llguidance does not
+    ignores_siblings = document.names_draft and document.draft <= 7
+    found = []
+    waiting = [document.raw]
     while waiting:
         one = waiting.pop()
         if isinstance(one, list):
@@ -48,38 +60,32 @@ def _has_trouble(raw: JsonValue, ignores_siblings: bool) -> bool:
         if not isinstance(one, dict):
             continue
         if not _REFUSED.isdisjoint(one) or ("format" in one and _is_unknown(one["format"])):
-            return True
+            return None
         if ignores_siblings and "$ref" in one and not RESTRICTING.isdisjoint(one):
-            return (
-                True  # an older draft ignores what stands beside a reference; llguidance does not
-            )
+            return None
+        if "pattern" in one or "patternProperties" in one:
+            found.append(one)
         for word, inner in one.items():
+            if not isinstance(inner, _HOLDERS):
+                continue
             if word in NAMED and isinstance(inner, dict):
                 waiting += inner.values()
-            elif word not in DATA and isinstance(inner, _HOLDERS):
+            elif word not in DATA:
                 waiting.append(inner)
-    return False
+    return found
 
 
 _HOLDERS = (dict, list)
 
 
-def _in_rust(raw: JsonValue) -> JsonValue:
-    """The same schema; what is no schema stays as it is."""
-    if isinstance(raw, list):
-        return [_in_rust(one) for one in raw]
-    if not isinstance(raw, dict):
-        return raw
+def _written_in_rust(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Its patterns."""
+    pattern, named = schema.get("pattern"), schema.get("patternProperties")
     said: dict[str, JsonValue] = {}
-    for word, inner in raw.items():
-        if word == "pattern" and isinstance(inner, str):
-            said[word] = in_rust(inner)
-        elif word == "patternProperties" and isinstance(inner, dict):
-            said[word] = {in_rust(pattern): _in_rust(one) for pattern, one in inner.items()}
-        elif word in NAMED and isinstance(inner, dict):
-            said[word] = {name: _in_rust(one) for name, one in inner.items()}
-        else:
-            said[word] = inner if word in DATA else _in_rust(inner)
+    if isinstance(pattern, str):
+        said["pattern"] = in_rust(pattern)
+    if isinstance(named, dict):
+        said["patternProperties"] = {in_rust(name): one for name, one in named.items()}
     return said
 
 

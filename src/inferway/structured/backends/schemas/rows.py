@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
 from inferway.errors import SpecError
-from inferway.structured.backends.schemas.nodes import DATA
+from inferway.structured.backends.schemas.nodes import DATA, parsed
 from inferway.structured.backends.schemas.plain import NAMED
 
 Said = Any
@@ -36,9 +36,9 @@ def with_short_rows(text: str) -> str:
     """The schema, said so. Raises SpecError where it cannot be: with the place, and the limit."""
     if text.count('":') <= MAX_OPTIONAL:
         return text
-    said = json.loads(text)
-    if not _may_be_long(said):
+    if not _may_be_long(parsed(text)):
         return text
+    said = json.loads(text)
     grouped = [node for _, node in _schemas(said) if _group(node, MAX_OPTIONAL)]
     if _most_at_once(said)[0] > MAX_AT_ONCE:  # of alternatives
         grouped += [node for _, node in _schemas(said) if _group(node, _FEW)]
@@ -56,18 +56,24 @@ def with_short_rows(text: str) -> str:
 def _may_be_long(said: Said) -> bool:
     """Whether an object or alternatives have so many properties, optional or not. Quick: nearly
     all schemas end here."""
-    waiting = [said] if isinstance(said, _HOLDERS) else []
-    while waiting:
-        node = waiting.pop()
-        inside: Iterable[Said] = node
-        if isinstance(node, dict):
-            if len(node) > MAX_OPTIONAL:
-                return True
-            if ("anyOf" in node or "oneOf" in node) and _num_in_branches(node) > MAX_AT_ONCE:
-                return True
-            inside = node.values()
-        waiting += [inner for inner in inside if isinstance(inner, _HOLDERS)]
+    level = [said] if isinstance(said, _HOLDERS) else []
+    while level:
+        objects = [node for node in level if isinstance(node, dict)]
+        if objects and max(map(len, objects)) > MAX_OPTIONAL:
+            return True
+        if any(_num_in_branches(node) > MAX_AT_ONCE for node in objects if _has_branches(node)):
+            return True
+        level = [
+            inner
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, _HOLDERS)
+        ]
     return False
+
+
+def _has_branches(node: dict[str, Said]) -> bool:
+    return "anyOf" in node or "oneOf" in node
 
 
 _HOLDERS = (dict, list)

@@ -12,15 +12,14 @@ All are upper bounds: what is light by them is light, what is heavy may be.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import inf, isinf, prod
 from typing import Any, NamedTuple
 
-from inferway.structured.backends.schemas.nodes import RESTRICTING
+from inferway.structured.backends.schemas.nodes import RESTRICTING, parsed
 from inferway.structured.backends.schemas.shapes import matches
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
@@ -58,6 +57,7 @@ class _Weight(NamedTuple):
     patterns: float = 0  # that may meet others, counted in the size as such
 
 
+_NONE = _Weight(0, 1)
 _ONE = _Weight(1, 1)
 _UNBOUNDED = _Weight(inf, inf)
 _UNKNOWN = _Weight(10_000, 1)  # a circle, or a reference to elsewhere
@@ -69,7 +69,7 @@ def weight_of(text: str) -> float:
     if not any(word in text for word in _HEAVY_WORDS):
         return text.count("{")
     try:
-        return _Weigher(json.loads(text), _HAS_PLACES.search(text) is not None).total()
+        return _Weigher(parsed(text), _HAS_PLACES.search(text) is not None).total()
     except (RecursionError, AttributeError, TypeError, ValueError, ArithmeticError):
         return inf  # too deep, or not of the form that a schema has
 
@@ -101,14 +101,14 @@ class _Weigher:
         """`_of(schema, False).size`, without the figures that only matter where schemas meet."""
         if not isinstance(schema, dict):
             return _UNKNOWN.size if schema is None else 1
-        if _WEIGHED.isdisjoint(schema):
-            return 1
-        own, all_of = not _OWN.isdisjoint(schema), schema.get("allOf", ())
-        num_parts = own + len(all_of) + sum([word in schema for word in _OTHERS])
-        if num_parts > 1:
+        if _PARTS.isdisjoint(schema):
+            return self._own_size(schema)
+        all_of = schema.get("allOf", ())
+        num_parts = len(all_of) + sum([word in schema for word in _OTHERS])
+        if num_parts > 1 or (num_parts and not _OWN.isdisjoint(schema)):
             return self._of(schema, False).size
         if all_of:
-            return sum([self._size(part) for part in all_of])
+            return self._sum(all_of)
         for word in _ANY:
             if word in schema:
                 return _any_size([self._size(branch) for branch in schema[word]], word)
@@ -116,23 +116,29 @@ class _Weigher:
             return self._reference(schema["$ref"], False).size
         return self._own_size(schema)
 
+    def _sum(self, schemas: Iterable[Any]) -> float:
+        total = 0.0
+        for schema in schemas:
+            is_light = isinstance(schema, dict) and _WEIGHED.isdisjoint(schema)
+            total += 1 if is_light else self._size(schema)
+        return total
+
     def _own_size(self, schema: Mapping[str, Any]) -> float:
         is_formed = isinstance(schema.get("properties", {}), dict)
         if not is_formed or ("patternProperties" in schema and _meets_own(schema)):
             return self._of(schema, False).size
-        unlisted = _num_unlisted(schema) if "required" in schema else 0
         named, rest, patterns = 1.0, 0.0, 0.0
         for word, rule in schema.items():
-            if not isinstance(rule, _HOLDERS) or word not in RESTRICTING:
+            if not isinstance(rule, _HOLDERS) or word not in _HOLDING:
                 continue
-            size = sum([self._size(inner) for inner in _inside(word, rule)])
+            size = self._sum(_inside(word, rule))
             if word == "patternProperties":
                 patterns += size
             elif word in self._rest:
                 rest += size
             else:
                 named += size
-        own = named + patterns + rest * (1 + unlisted)
+        own = named + patterns + (rest and rest * (1 + _num_unlisted(schema)))
         return own if _PRICED.isdisjoint(schema) else own + _priced(schema, False).size
 
     def _of(self, schema: Any, is_met: bool) -> _Weight:
@@ -141,6 +147,8 @@ class _Weigher:
             return _UNKNOWN if schema is None else _ONE
         if _WEIGHED.isdisjoint(schema):
             return _ONE
+        if _PARTS.isdisjoint(schema):
+            return self._own(schema, is_met)
         own = not _OWN.isdisjoint(schema)
         all_of = schema.get("allOf", ())
         num_parts = own + len(all_of) + sum(word in schema for word in _OTHERS)
@@ -202,21 +210,20 @@ class _Weigher:
     def _inside(self, schema: Mapping[str, Any], is_met: bool, meets_own: bool) -> _Weight:
         """Of all schemas in it, and itself. `meets_own`: its patterns are for names that it lists,
         too."""
-        named, rest, patterns = _ONE, _Weight(0, 1), _Weight(0, 1)
+        named, rest, patterns = _ONE, _NONE, _NONE
         for word, rule in schema.items():
-            if word not in RESTRICTING or word in _PARTS:
+            if not isinstance(rule, _HOLDERS) or word not in _HOLDING:
                 continue
-            for inner in _inside(word, rule):
-                found = self._of(inner, is_met)
-                if word == "patternProperties":
-                    patterns = _beside(patterns, _as_rest(found))
-                elif word in self._rest:
-                    rest = _beside(rest, _as_rest(found))
-                else:
-                    num_names = float(word in _MANY or word == "prefixItems")
-                    named = _beside(named, found._replace(names=found.names + num_names))
+            found = [self._of(inner, is_met) for inner in _inside(word, rule)]
+            if word == "patternProperties":
+                patterns = _all_beside(patterns, map(_as_rest, found))
+            elif word in self._rest:
+                rest = _all_beside(rest, map(_as_rest, found))
+            else:
+                named = _named_beside(named, found, word in _MANY or word == "prefixItems")
         unlisted = _num_unlisted(schema)
-        named = named._replace(names=named.names + unlisted)
+        if unlisted:
+            named = named._replace(names=named.names + unlisted)
         own = _met([named, patterns]) if meets_own else _beside(named, patterns)
         return _beside(own, _times(rest, 1 + unlisted))
 
@@ -224,6 +231,7 @@ class _Weigher:
 _ANY = ("anyOf", "oneOf")
 _OTHERS = (*_ANY, "$ref")
 _HOLDERS = (dict, list)
+_HOLDING = _OWN.difference(("enum", "required", "type", "const"))
 _PRICED = _COUNTS | {"enum", "pattern", "patternProperties", "multipleOf"}
 
 
@@ -262,15 +270,33 @@ def _num_unlisted(schema: Mapping[str, Any]) -> int:
 
 def _meets_own(schema: Mapping[str, Any]) -> bool:
     """Whether one of its patterns may match one of the names that it lists."""
-    patterns = schema.get("patternProperties", ())
+    if "patternProperties" not in schema:
+        return False
+    patterns = schema["patternProperties"]
     names = {*schema.get("properties", ()), *schema.get("required", ())}
     if len(patterns) * len(names) > _MAX_MATCHED:
         return True
     return any(matches(pattern, name) is not False for pattern in patterns for name in names)
 
 
+def _named_beside(one: _Weight, others: Sequence[_Weight], have_names: bool) -> _Weight:
+    """Most are of ordinary cost, and need no figures."""
+    heavy = [other for other in others if other is not _ONE]
+    found = _all_beside(one, heavy) if heavy else one
+    return found._replace(
+        size=found.size + len(others) - len(heavy),
+        names=found.names + (len(others) if have_names else 0),
+    )
+
+
+def _all_beside(one: _Weight, others: Iterable[_Weight]) -> _Weight:
+    return reduce(_beside, others, one)
+
+
 def _beside(one: _Weight, other: _Weight) -> _Weight:
     """Where no value is both."""
+    if other is _NONE:
+        return one
     return _Weight(
         one.size + other.size,
         max(one.ways, other.ways),
@@ -299,6 +325,8 @@ def _all_of(parts: Sequence[_Weight]) -> _Weight:
 
 
 def _times(one: _Weight, num: float) -> _Weight:
+    if num == 1 or one is _NONE:
+        return one
     return _Weight(
         one.size * num,
         one.ways,
