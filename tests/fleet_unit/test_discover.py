@@ -15,6 +15,7 @@ from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.discovery import (
+    MAX_PAGE_BYTES,
     EngineFacts,
     EventSource,
     ModelCard,
@@ -216,3 +217,14 @@ async def test_a_question_without_an_answer_is_not_taken_for_a_no(ask: Ask, sile
 async def test_what_is_no_engine_is_named_so(ask: Ask) -> None:
     with pytest.raises(UpstreamError, match="not a list of models"):
         await ask({"/v1/models": "<html>"})
+
+
+async def test_models_without_end_are_no_engine_s(ask: Ask) -> None:
+    with pytest.raises(UpstreamError, match=f"more than {MAX_PAGE_BYTES} bytes"):
+        await ask({**HEALTHY, "/v1/models": " " * (MAX_PAGE_BYTES + 1)})
+
+
+async def test_metrics_without_end_are_read_as_far_as_they_may_be(ask: Ask) -> None:
+    more = "vllm:other 1\n" * (MAX_PAGE_BYTES // 12)
+
+    assert (await ask({**HEALTHY, "/metrics": HEALTHY["/metrics"] + more})).block_size == 32

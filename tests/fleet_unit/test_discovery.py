@@ -5,10 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inferway.errors import UpstreamError
 from inferway.fleet.discovery import (
+    MAX_BASE_MODELS,
+    MAX_CARD_FINDINGS,
+    MAX_MODELS,
+    MAX_PAGE_BYTES,
+    MAX_RANKS,
+    MAX_SOURCES_BYTES,
     EventSource,
     ModelCard,
+    NoEngineError,
     parse_block_size,
     parse_models,
     resolve_sources,
@@ -90,14 +96,89 @@ def test_an_adapter_names_its_parent() -> None:
     raw += b'{"id":"a","root":"/a","parent":"m"}]}'
 
     assert parse_models(raw) == (
-        ModelCard("m", "/m", None, 4096),
-        ModelCard("a", "/a", "m", None),
+        (ModelCard("m", "/m", None, 4096), ModelCard("a", "/a", "m", None)),
+        (),
     )
 
 
+@pytest.mark.parametrize(
+    "bad", ['{"id":"b","root":5}', '{"root":"/b"}', "null", f"{'[' * 600}{']' * 600}"]
+)
+def test_a_card_that_cannot_be_read_costs_its_model_alone(bad: str) -> None:
+    cards, findings = parse_models(f'{{"data":[{{"id":"m"}},{bad},{{"id":"n"}}]}}'.encode())
+
+    assert [card.name for card in cards] == ["m", "n"]
+    (finding,) = findings
+    assert finding.startswith("/v1/models: data[1] cannot be read, and is not served: ")
+
+
+def test_many_cards_that_cannot_be_read_are_few_warnings() -> None:
+    raw = msgspec.json.encode({"data": [{"id": "m"}, *[{"id": 5}] * 1000]})
+
+    assert len(parse_models(raw)[1]) == MAX_CARD_FINDINGS
+
+
 def test_something_that_is_no_engine_is_named_so() -> None:
-    with pytest.raises(UpstreamError, match="/v1/models is not a list of models"):
+    with pytest.raises(NoEngineError, match="/v1/models is not a list of models"):
         parse_models(b"<html>")
+    with pytest.raises(NoEngineError, match="/v1/models is not a list of models"):
+        parse_models(b'{"data":[{"id":"\\ud800"}]}')
+    with pytest.raises(NoEngineError, match=r"/v1/models: data\[0\] cannot be read"):
+        parse_models(b'{"data":[5, 6]}')
+
+
+@pytest.mark.parametrize(
+    ("num_base", "num_adapters", "most"),
+    [(MAX_BASE_MODELS + 1, 0, MAX_BASE_MODELS), (1, MAX_MODELS, MAX_MODELS)],
+)
+def test_more_models_than_an_engine_can_have_are_none(
+    num_base: int, num_adapters: int, most: int
+) -> None:
+    cards = [{"id": f"m{n}"} for n in range(num_base)]
+    cards += [{"id": f"a{n}", "parent": "m0"} for n in range(num_adapters)]
+
+    with pytest.raises(NoEngineError, match=f"expected at most {most}; give the URL of one"):
+        parse_models(msgspec.json.encode({"data": cards}))
+    assert len(parse_models(msgspec.json.encode({"data": cards[:-1]}))[0]) == len(cards) - 1
+
+
+def test_the_adapters_of_a_large_fleet_have_place_on_a_page() -> None:
+    # as vLLM 0.32 tells one
+    permission = {
+        "id": f"modelperm-{'0' * 32}",
+        "object": "model_permission",
+        "created": 1_764_000_000,
+        **dict.fromkeys(("allow_create_engine", "allow_sampling", "allow_logprobs"), False),
+        **dict.fromkeys(("allow_search_indices", "allow_view", "allow_fine_tuning"), False),
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    path = "/mnt/models/adapters/" + 40 * "a"
+    card = {"id": path, "object": "model", "created": 1_764_000_000, "owned_by": "vllm"}
+    card |= {"root": path, "parent": "m", "max_model_len": None, "permission": [permission]}
+
+    assert MAX_MODELS * len(msgspec.json.encode(card)) < MAX_PAGE_BYTES
+
+
+def test_more_ranks_than_an_engine_can_have_are_none() -> None:
+    one = msgspec.json.decode(sources("tcp://*:5557"))["0"]
+    raw = msgspec.json.encode({str(rank): one for rank in range(MAX_RANKS + 1)})
+
+    assert resolve_sources("h", raw) == (
+        (),
+        (
+            f"/kv_event_sources names {MAX_RANKS + 1} ranks; expected at most {MAX_RANKS}; "
+            "give the sockets by hand: --engine URL,events=tcp://HOST:PORT",
+        ),
+    )
+
+
+def test_sources_without_end_are_not_read() -> None:
+    found, (finding,) = resolve_sources("h", b" " * (MAX_SOURCES_BYTES + 1))
+
+    assert found == ()
+    assert f"expected at most {MAX_SOURCES_BYTES}; give the sockets by hand" in finding
 
 
 def test_the_block_size_is_a_label_and_not_its_namesakes() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.fleet.load import Load, RankLoad, parse_load
+from inferway.fleet.load import (
+    MAX_ADAPTER_SAMPLES,
+    MAX_LINE,
+    MAX_SAMPLES,
+    Load,
+    RankLoad,
+    parse_load,
+)
 from inferway.model import Adapters
 
 PAGE = """# HELP vllm:num_requests_running Number of requests.
@@ -87,6 +94,20 @@ def test_the_last_sample_tells_the_adapters() -> None:
     adapters = parse_load(ADAPTERS).adapters
 
     assert adapters == Adapters(frozenset({"a", "b"}), frozenset({"c"}), 4)
+
+
+def test_of_more_sets_of_adapters_than_are_read_none_is_taken_for_the_last() -> None:
+    page = lora("a", "", "1.7635e+09") + lora("b", "", "1") * (MAX_ADAPTER_SAMPLES - 2)
+
+    assert parse_load(page).adapters.running == {"a"}
+    assert parse_load(page + lora("c", "", "1.7636e+09")).adapters == Adapters()
+
+
+def test_no_more_is_read_of_a_name_than_an_engine_can_have() -> None:
+    sample = "vllm:num_requests_running 1\n"
+
+    assert parse_load(sample * (MAX_SAMPLES + 1)).running == MAX_SAMPLES
+    assert parse_load(f'vllm:num_requests_running{{a="{"x" * MAX_LINE}"}} 1\n{sample}').running == 1
 
 
 def test_an_engine_without_adapters_has_none() -> None:

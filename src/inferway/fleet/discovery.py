@@ -14,8 +14,9 @@ that names another would make us open connections to wherever it likes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,10 +26,16 @@ from yarl import URL
 from inferway.config import unix_path
 from inferway.decoding import UNREADABLE
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.load import load_names
+from inferway.fleet.load import load_names, samples
 from inferway.fleet.posting import read_answer
 
 METRICS = "/metrics"
+MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
+MAX_MODELS = 4096  # most of them adapters
+MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
+MAX_RANKS = 512  # each takes sockets
+MAX_SOURCES_BYTES = 1024 * 1024  # some 200 a rank
+MAX_CARD_FINDINGS = 3  # each is a warning in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,10 @@ class EventSource:
     place: int = 0  # among the ranks that the engine told: what its X-data-parallel-rank takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineFacts:
-    """All an engine told. `findings` are sentences for the log, each with its cure."""
+    """All an engine told. `findings` are sentences for the log, each with its cure. What is made of
+    the models is made once: there may be thousands of adapters, and each asks."""
 
     models: tuple[ModelCard, ...]
     sources: tuple[EventSource, ...]
@@ -64,6 +72,20 @@ class EngineFacts:
     version: str | None = None  # vLLM's, as it says
     has_plugin: bool = False  # our structured output (inferway.structured.vllm)
     load_path: str = METRICS  # where its load is asked for, again and again
+
+    @cached_property
+    def base_models(self) -> Sequence[ModelCard]:
+        """Without adapters: the names of what it is."""
+        return [card for card in self.models if not card.parent]
+
+    @cached_property
+    def adapter_paths(self) -> Mapping[str, str | None]:
+        """By name; None for one whose path was not told."""
+        return {card.name: card.root for card in reversed(self.models) if card.parent}
+
+
+class NoEngineError(UpstreamError):
+    """Something answered, and not as an engine does."""
 
 
 class StatusError(UpstreamError):
@@ -86,8 +108,8 @@ async def discover(
     except StatusError as e:
         if e.answered != 404:  # not everything that speaks OpenAI's API has it
             raise
-    models = parse_models(await fetch(session, f"{url}/v1/models", headers))
-    findings: list[str] = []
+    models, card_findings = parse_models(await fetch(session, f"{url}/v1/models", headers))
+    findings = list(card_findings)
     try:
         raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)
     except StatusError as e:
@@ -156,9 +178,11 @@ async def _has_plugin(session: aiohttp.ClientSession, url: str, headers: Mapping
 async def fetch_metrics(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> str:
-    """The engine's metrics page; empty if it has none. Raises UpstreamError as `fetch` does."""
+    """The engine's metrics page, cut after MAX_PAGE_BYTES; empty if it has none. Raises
+    UpstreamError as `fetch` does."""
     try:
-        return (await fetch(session, f"{url}{METRICS}", headers)).decode(errors="replace")
+        page = await fetch(session, f"{url}{METRICS}", headers, cut=True)
+        return whole_lines(page).decode(errors="replace")
     except StatusError as e:
         if e.answered != 404:
             raise
@@ -171,16 +195,26 @@ def _host(url: str) -> str:
     return "127.0.0.1" if unix_path(parts.netloc) else parts.hostname or ""
 
 
-async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes:
+def whole_lines(page: bytes) -> bytes:
+    """A page of metrics as it came, without the line that was cut if it was too long. vLLM adds a
+    sample for each set of adapters that it has ever run together: with many adapters its page
+    grows for weeks."""
+    return page if len(page) <= MAX_PAGE_BYTES else page[: page.rfind(b"\n", 0, MAX_PAGE_BYTES) + 1]
+
+
+async def fetch(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, cut: bool = False
+) -> bytes:
     """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
-    in time, UpstreamError for no connection."""
+    in time, UpstreamError for no connection, and for more than MAX_PAGE_BYTES; these and a little
+    more are given where it may be `cut`."""
     try:
         async with session.get(
             URL(url, encoded=True), headers=headers, allow_redirects=False
         ) as response:
             if response.status != 200:
                 raise StatusError(f"{url} answered {response.status}", response.status)
-            return await read_answer(response)
+            return await read_answer(response, MAX_PAGE_BYTES, cut=cut)
     except TimeoutError as e:
         raise UpstreamTimeoutError(f"{url} did not answer in time") from e
     except (aiohttp.ClientError, OSError) as e:
@@ -196,16 +230,38 @@ class _Card(msgspec.Struct):
 
 
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[msgspec.Raw]
 
 
-def parse_models(raw: bytes) -> tuple[ModelCard, ...]:
-    """/v1/models. Raises UpstreamError for anything else."""
+def parse_models(raw: bytes) -> tuple[tuple[ModelCard, ...], tuple[str, ...]]:
+    """/v1/models -> (models, findings: which of them cannot be read). Raises NoEngineError for
+    anything else, and for more models than an engine has."""
     try:
-        cards = msgspec.json.decode(raw, type=_Cards).data
+        raw_cards = msgspec.json.decode(raw, type=_Cards).data
     except UNREADABLE as e:
-        raise UpstreamError(f"/v1/models is not a list of models: {e}") from e
-    return tuple(ModelCard(c.id, c.root, c.parent, c.max_model_len, c.owned_by) for c in cards)
+        raise NoEngineError(f"/v1/models is not a list of models: {e}") from e
+    if len(raw_cards) > MAX_MODELS:
+        raise NoEngineError(
+            f"/v1/models lists {len(raw_cards)} models; expected at most {MAX_MODELS}; give the "
+            "URL of one inference engine"
+        )
+    cards, findings = [], []
+    for place, raw_card in enumerate(raw_cards):
+        try:
+            c = msgspec.json.decode(raw_card, type=_Card)
+        except UNREADABLE as e:
+            findings.append(f"/v1/models: data[{place}] cannot be read, and is not served: {e}")
+        else:
+            cards.append(ModelCard(c.id, c.root, c.parent, c.max_model_len, c.owned_by))
+    if findings and not cards:
+        raise NoEngineError(findings[0])
+    num_base = sum([not card.parent for card in cards])
+    if num_base > MAX_BASE_MODELS:
+        raise NoEngineError(
+            f"/v1/models lists {num_base} models that are no adapters (parent: null); expected at "
+            f"most {MAX_BASE_MODELS}; give the URL of one inference engine"
+        )
+    return tuple(cards), tuple(findings[:MAX_CARD_FINDINGS])
 
 
 class _Source(msgspec.Struct):
@@ -217,10 +273,21 @@ class _Source(msgspec.Struct):
 
 def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:
     """/kv_event_sources of an engine on `host` -> (sources we may use, findings)."""
+    by_hand = "give the sockets by hand: --engine URL,events=tcp://HOST:PORT"
+    if len(raw) > MAX_SOURCES_BYTES:
+        return (), (
+            f"/kv_event_sources has {len(raw)} bytes; expected at most {MAX_SOURCES_BYTES}; "
+            f"{by_hand}",
+        )
     try:
         by_rank = msgspec.json.decode(raw, type=dict[int, _Source], strict=False)
     except UNREADABLE as e:
         return (), (f"/kv_event_sources cannot be read: {e}",)
+    if len(by_rank) > MAX_RANKS:
+        return (), (
+            f"/kv_event_sources names {len(by_rank)} ranks; expected at most {MAX_RANKS}; "
+            f"{by_hand}",
+        )
     sources, findings = [], []
     for place, (rank, source) in enumerate(sorted(by_rank.items())):
         if not source.enable_kv_cache_events or source.publisher != "zmq" or not source.endpoint:
@@ -274,12 +341,11 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
     )
 
 
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
-_BLOCK_SIZE = re.compile(r'(?:^|,)block_size="(?P<size>\d+)"')
+_BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<size>\d{1,9})"')
 
 
 def parse_block_size(metrics: str) -> int | None:
     """The `block_size` label of `vllm:cache_config_info`, in tokens."""
-    line = _CACHE_CONFIG.search(metrics)
-    found = _BLOCK_SIZE.search(line["labels"]) if line else None
+    configs = samples(metrics, ("vllm:cache_config_info",))
+    found = _BLOCK_SIZE.search(configs[0][0]) if configs else None
     return int(found["size"]) if found else None

@@ -122,9 +122,9 @@ class Engine:
         return [card.name for card in self._cards]
 
     @property
-    def base_models(self) -> list[ModelCard]:
+    def base_models(self) -> Sequence[ModelCard]:
         """Without adapters: the names of what it is."""
-        return [card for card in self._cards if not card.parent]
+        return self.facts.base_models if self.facts is not None else ()
 
     @property
     def max_model_len(self) -> int | None:
@@ -133,7 +133,7 @@ class Engine:
 
     def adapter_path(self, name: str) -> str | None:
         """Where it has an adapter from; None if it has not told."""
-        return next((c.root for c in self._cards if c.parent and c.name == name), None)
+        return None if self.facts is None else self.facts.adapter_paths.get(name)
 
     def evidence(self) -> list[StreamEvidence]:
         """What each of its event streams has brought; one without a socket if there is none."""

@@ -23,7 +23,7 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.fleet.connector import EngineConnector
-from inferway.fleet.discovery import METRICS, EventSource, discover
+from inferway.fleet.discovery import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
 from inferway.fleet.load import parse_load
@@ -335,9 +335,9 @@ class Fleet:
             return
         if engine.healthy or not engine.warned:
             engine.warned = True
-            log.warning(
-                "engine %s does not answer: %s; the gateway asks it again", engine.name, error
-            )
+            readable = not isinstance(error, NoEngineError)
+            fault = "does not answer" if readable else "answers, but not as an engine does"
+            log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
         if engine.healthy:
             engine.healthy = False
             for model in engine.proofs:

@@ -47,7 +47,11 @@ _ENDED = (
 _LORA = "vllm:lora_requests_info"  # has no sample until an adapter is used
 _ALL = (*_RUNNING, *_WAITING, *_KV_USAGE, *_FIRSTS, *_ENDED)
 
-_RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d+)"')
+MAX_SAMPLES = 4096  # of one name; there is one a rank
+MAX_ADAPTER_SAMPLES = 16384  # one for each set of adapters that ever ran together
+MAX_LINE = 256 * 1024  # thousands of adapters' names
+
+_RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d{1,9})"')
 _LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)="([^"]*)"')
 
 
@@ -91,9 +95,9 @@ def load_names(metrics: str) -> tuple[str, ...]:
 
 def parse_load(metrics: str) -> Load:
     """Absent metrics count as zero: an engine that does not tell is not thereby busy."""
-    running, waiting = _samples(metrics, _RUNNING), _samples(metrics, _WAITING)
-    usage = _samples(metrics, _KV_USAGE)
-    firsts, ended = _samples(metrics, _FIRSTS), _samples(metrics, _ENDED)
+    running, waiting = samples(metrics, _RUNNING), samples(metrics, _WAITING)
+    usage = samples(metrics, _KV_USAGE)
+    firsts, ended = samples(metrics, _FIRSTS), samples(metrics, _ENDED)
     return Load(
         running=sum([value for _, value in running]),
         waiting=sum([value for _, value in waiting]),
@@ -104,15 +108,15 @@ def parse_load(metrics: str) -> Load:
     )
 
 
-_Sample = tuple[str, float]  # labels, with their brace; value
+Sample = tuple[str, float]  # labels, with their brace; value
 
 
 def _by_rank(
-    running: Sequence[_Sample],
-    waiting: Sequence[_Sample],
-    usage: Sequence[_Sample],
-    firsts: Sequence[_Sample],
-    ended: Sequence[_Sample],
+    running: Sequence[Sample],
+    waiting: Sequence[Sample],
+    usage: Sequence[Sample],
+    firsts: Sequence[Sample],
+    ended: Sequence[Sample],
 ) -> dict[int, RankLoad]:
     """Empty if the samples do not tell them apart."""
     columns = [_ranked(samples) for samples in (running, waiting, usage)]
@@ -127,13 +131,13 @@ def _by_rank(
     }
 
 
-def _answering(firsts: Sequence[_Sample], ended: Sequence[_Sample]) -> float | None:
+def _answering(firsts: Sequence[Sample], ended: Sequence[Sample]) -> float | None:
     if not firsts or not ended:
         return None
     return sum([value for _, value in firsts]) - sum([value for _, value in ended])
 
 
-def _ranked(samples: Sequence[_Sample]) -> dict[int, float]:
+def _ranked(samples: Sequence[Sample]) -> dict[int, float]:
     """Empty if one does not say its rank, or two say the same."""
     found = [(_RANK.search(labels), value) for labels, value in samples]
     by_rank = {int(rank[1]): value for rank, value in found if rank is not None}
@@ -142,10 +146,10 @@ def _ranked(samples: Sequence[_Sample]) -> dict[int, float]:
 
 def _adapters(metrics: str) -> Adapters:
     """Each change makes a new sample, whose value is when: the last one is true."""
-    samples = _samples(metrics, (_LORA,))
-    if not samples:
+    found = samples(metrics, (_LORA,), MAX_ADAPTER_SAMPLES)
+    if not found or len(found) == MAX_ADAPTER_SAMPLES:  # the true one may be behind
         return Adapters()
-    labels, _ = max(samples, key=lambda sample: sample[1])
+    labels, _ = max(found, key=lambda sample: sample[1])
     told = dict(_LABEL.findall(labels))
     most = told.get("max_lora", "")
     return Adapters(
@@ -159,39 +163,41 @@ def _names(joined: str) -> frozenset[str]:
     return frozenset(name for name in joined.split(",") if name)
 
 
-def _samples(metrics: str, names: Sequence[str]) -> list[_Sample]:
-    """Of the first of `names` that has any. Samples of a name stand together: what comes behind
-    them is not looked at."""
+def samples(metrics: str, names: Sequence[str], most: int = MAX_SAMPLES) -> list[Sample]:
+    """Of the first of `names` that has any: those of its first `most` lines, but for lines of more
+    than MAX_LINE characters. Samples of a name stand together: what comes behind them is not looked
+    at."""
     for name in names:
         at = _first_sample(metrics, name)
         if at != -1:
-            return _run_of_samples(metrics, name, at)
+            return _run_of_samples(metrics, name, at, most)
     return []
 
 
 def _first_sample(metrics: str, name: str) -> int:
     """Where its line begins; -1 if there is none."""
-    end = len(name)
-    at = metrics.find(name)
-    while at != -1:
-        begins_line = at == 0 or metrics[at - 1] == "\n"
-        if begins_line and metrics[at + end : at + end + 1] in ("{", " "):
-            return at
-        at = metrics.find(name, at + end)
-    return -1
+    if name not in metrics:  # which most are not
+        return -1
+    if metrics.startswith((f"{name}{{", f"{name} ")):
+        return 0
+    found = [at for mark in "{ " if (at := metrics.find(f"\n{name}{mark}")) != -1]
+    return min(found) + 1 if found else -1
 
 
-def _run_of_samples(metrics: str, name: str, at: int) -> list[_Sample]:
-    samples: list[_Sample] = []
-    while metrics.startswith((f"{name}{{", f"{name} "), at):
+def _run_of_samples(metrics: str, name: str, at: int, most: int) -> list[Sample]:
+    found: list[Sample] = []
+    for _ in range(most):
+        if not metrics.startswith((f"{name}{{", f"{name} "), at):
+            break
         end = metrics.find("\n", at)
         end = end if end != -1 else len(metrics)
-        labels, _, rest = metrics[at + len(name) : end].rpartition("}")
-        value = _number(rest)
-        if value is not None:
-            samples.append((labels, value))
+        if end - at <= MAX_LINE:
+            labels, _, rest = metrics[at + len(name) : end].rpartition("}")
+            value = _number(rest)
+            if value is not None:
+                found.append((labels, value))
         at = end + 1
-    return samples
+    return found
 
 
 def _number(rest: str) -> float | None:

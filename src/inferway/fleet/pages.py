@@ -9,12 +9,10 @@ import ssl
 
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import StatusError
+from inferway.fleet.discovery import MAX_PAGE_BYTES, StatusError, whole_lines
 from inferway.model import Headers
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
-
-MAX_BYTES = 16 * 1024 * 1024  # vLLM's metrics have 61 KB, with many ranks some hundred
 
 
 class Pages:
@@ -36,7 +34,8 @@ class Pages:
             await self._pool.close()
 
     async def get(self, url: str, path: str, headers: Headers) -> str:
-        """The body of a 200 from the engine at `url`; empty if it has no such page. Raises
+        """The body of a 200 from the engine at `url`, cut after MAX_PAGE_BYTES; empty if it has no
+        such page. Raises
         StatusError for another answer, UpstreamTimeoutError for none in time, UpstreamError for no
         connection."""
         assert self._pool is not None
@@ -54,11 +53,11 @@ class Pages:
             return ""
         if page.status != 200:
             raise StatusError(f"{name} answered {page.status}", page.status)
-        return body.decode(errors="replace")
+        return whole_lines(body).decode(errors="replace")
 
 
 class _Page:
-    """Takes one answer, whole."""
+    """Takes one answer, up to a little more than MAX_PAGE_BYTES."""
 
     __slots__ = ("_pieces", "_size", "body", "status")
 
@@ -72,11 +71,12 @@ class _Page:
         self.status = status
 
     def on_chunk(self, chunk: bytes) -> None:
+        if self.body.done():
+            return  # it was longer, and the connection is about to be closed
         self._size += len(chunk)
-        if self._size <= MAX_BYTES:
-            self._pieces.append(chunk)
-        else:
-            self.on_error(UpstreamError(f"more than {MAX_BYTES:,} bytes of metrics"))
+        self._pieces.append(chunk)
+        if self._size > MAX_PAGE_BYTES:
+            self.body.set_result(b"".join(self._pieces))
 
     def on_end(self, chunk: bytes) -> None:
         if not self.body.done():

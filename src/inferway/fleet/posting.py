@@ -44,15 +44,20 @@ async def post(
         raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
 
 
-async def read_answer(response: aiohttp.ClientResponse) -> bytes:
-    """Its body. Raises UpstreamError for one over MAX_ANSWER_BYTES."""
+async def read_answer(
+    response: aiohttp.ClientResponse, limit: int = MAX_ANSWER_BYTES, *, cut: bool = False
+) -> bytes:
+    """Its body. One over `limit` bytes raises UpstreamError, or is not read on if it may be
+    `cut`."""
     pieces, size = [], 0
     async for piece in response.content.iter_any():
         pieces.append(piece)
         size += len(piece)
-        if size > MAX_ANSWER_BYTES:
+        if size > limit and cut:
+            break
+        if size > limit:
             raise UpstreamError(
-                f"{response.url.path}: its answer has more than {MAX_ANSWER_BYTES} bytes, and no "
-                "engine's has; give the URL of an inference engine"
+                f"{response.url.path}: its answer has more than {limit} bytes, and no engine's has;"
+                " give the URL of an inference engine"
             )
     return b"".join(pieces)
