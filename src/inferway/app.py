@@ -18,7 +18,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import zmq
-import zmq.asyncio
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.discovery.members import Members, build_members
@@ -26,6 +25,7 @@ from inferway.events.dialect import SEEDS
 from inferway.events.wire import Batch, normalise
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
+from inferway.fleet.subscriber import sockets_context
 from inferway.frontends.fleet_gate import FleetGate
 from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.admission import Admission, build_admission, read_keys
@@ -94,7 +94,7 @@ class Gateway:
         self.members: Members | None = None
         self._picks = picks
         self._stack = AsyncExitStack()
-        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self._context = sockets_context()
         self.indexer = Indexer(
             settings,
             renderer=renderer,
@@ -176,7 +176,8 @@ class Gateway:
         tracing = self._open_tracing()
         self._certificate = _certificate(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._limits = within_file_limit(settings.limits, num_files)
+        num_ports = 1 if settings.admin_port is None else 2
+        self._limits = within_file_limit(settings.limits, num_files, num_ports)
         if settings.publish is not None:
             self._publisher = Publisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", _soon(self._publisher.close))

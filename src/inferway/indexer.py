@@ -39,7 +39,7 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.fleet.subscriber import REPLAYS_AT_ONCE, EventSubscriber
+from inferway.fleet.subscriber import REPLAYS_AT_ONCE, EventSubscriber, sockets_context
 from inferway.index.build import build_index
 from inferway.index.protocol import CPU, GPU
 from inferway.index.speculative import SpeculativeOverlay
@@ -136,7 +136,7 @@ class Indexer:
         trusted = self.settings.trust_request_chat_template
         self.request_templates = RequestTemplates() if trusted else None
         self._own_context = context is None
-        self._context = context or zmq.asyncio.Context()
+        self._context = context or sockets_context()
         self._on_batch = on_batch
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._closed = False

@@ -19,7 +19,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.stream import StreamState, digest_of
 from inferway.events.wire import Batch, BlockStored
 from inferway.fleet.discovery import EventSource
-from inferway.fleet.subscriber import EventSubscriber, ReplayLimits
+from inferway.fleet.subscriber import EventSubscriber, ReplayLimits, sockets_context
 from inferway.index.memory import MemoryIndex
 
 HOLDER = 2
@@ -439,6 +439,32 @@ def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
         run(scenario)
 
     assert "engine e1: the gateway cannot bind tcp://127.0.0.1:" in caplog.text
+
+
+def test_a_socket_that_cannot_be_had_leaves_us_blind_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        with zmq.asyncio.Context() as context:
+            context.set(zmq.MAX_SOCKETS, 1)
+            with context.socket(zmq.PAIR):
+                source = EventSource(0, "tcp://127.0.0.1:1", None)
+                follower = subscriber(source, MemoryIndex(), context=context)
+                follower.start()
+
+                assert follower.state is StreamState.BLIND
+
+                await follower.close()
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+
+    assert "engine e1: the gateway cannot connect to tcp://127.0.0.1:1" in caplog.text
+
+
+def test_there_are_sockets_for_thousands_of_engines() -> None:
+    with sockets_context() as context:
+        assert context.get(zmq.MAX_SOCKETS) >= 3 * 10_000
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ class ReplayLimits:
     slot: float = 0.3  # a slot is given back when no answer has come for so long
 
 
+def sockets_context() -> zmq.asyncio.Context:
+    """For as many sockets as ZeroMQ can have. The default is 1,023; a subscriber takes three."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
+
+
 class EventSubscriber:
     """Keeps `index` true for one holder. `start` on the event loop, `close` at the end.
 
@@ -109,7 +116,7 @@ class EventSubscriber:
         self._answer_seconds = answer_seconds
         self._clock = clock
         self._own_context = context is None
-        self._context = context or zmq.asyncio.Context()
+        self._context = context or sockets_context()
         self._socket: zmq.asyncio.Socket | None = None
         self._queue: zmq.Socket[bytes] | None = None  # the same, and its monitor, not to be
         self._monitor: zmq.Socket[bytes] | None = None  # awaited
@@ -154,6 +161,19 @@ class EventSubscriber:
         self._open()
 
     def _open(self) -> None:
+        try:
+            self._connect()
+        except zmq.ZMQError as e:
+            log.error(
+                "engine %s: the gateway cannot %s %s, where its KV events come from: %s",
+                self._name,
+                "bind" if self.source.bind else "connect to",
+                self.source.endpoint,
+                e,
+            )
+
+    def _connect(self) -> None:
+        """Raises ZMQError, also where this process may open no more files."""
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)  # what is dropped here would have to be replayed
@@ -164,21 +184,10 @@ class EventSubscriber:
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         monitor = socket.get_monitor_socket(events)
         self._monitor, self._queue = zmq.Socket.shadow(monitor), zmq.Socket.shadow(socket)
-        try:
-            if self.source.bind:
-                socket.bind(self.source.endpoint)
-            else:
-                socket.connect(self.source.endpoint)
-        except zmq.ZMQError as e:
-            verb = "bind" if self.source.bind else "connect to"
-            log.error(
-                "engine %s: the gateway cannot %s %s, where its KV events come from: %s",
-                self._name,
-                verb,
-                self.source.endpoint,
-                e,
-            )
-            return
+        if self.source.bind:
+            socket.bind(self.source.endpoint)
+        else:
+            socket.connect(self.source.endpoint)
         self._tasks.spawn(self._watch_link(monitor))
         self._tasks.spawn(self._miss_the_engine())
         self._tasks.spawn(self._read_live(socket))

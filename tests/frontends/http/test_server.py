@@ -219,7 +219,13 @@ async def test_bodies_are_refused_above_what_all_may_take() -> None:
 
 @pytest.mark.parametrize(("num_files", "most"), [(100, 50), (1, 1), (40, 20), (50, 20), (-1, 20)])
 def test_clients_take_half_of_the_files_that_may_be_open(num_files: int, most: int) -> None:
-    assert within_file_limit(LimitSettings(connections=20), num_files).connections == min(most, 20)
+    limits = LimitSettings(connections=20)
+
+    assert within_file_limit(limits, num_files).connections == min(most, 20)
+
+
+def test_all_ports_together_leave_half_of_the_files_to_engines() -> None:
+    assert within_file_limit(LimitSettings(), 100, num_ports=2).connections == 25
 
 
 @pytest.mark.parametrize("sent", [100_000, 500_000])
