@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,19 @@ def test_clear_takes_effect_at_once_and_is_swept_in_pieces() -> None:
     assert index.num_keys > 19_000
     assert swept(index) > 100
     assert index.num_keys == 10
+
+
+def test_a_long_chain_that_nobody_holds_is_freed_in_pieces() -> None:
+    index = MemoryIndex(slice_blocks=100)
+    for last in (Clear(A), Remove(A, [19_999])):
+        index.apply([Store(A, range(20_000)), Remove(A, range(19_999))])
+        index.apply([last])
+        left = [20_000, index.num_keys]
+        while index.sweep(50):
+            left.append(index.num_keys)
+
+        assert max(before - after for before, after in pairwise(left)) <= 1000
+        assert index.num_keys == 0
 
 
 def test_applying_sweeps_a_little_each_time() -> None:

@@ -72,8 +72,9 @@ class Clearing:
 
     def _free(self, budget: int) -> int:
         slots, states = self._slots, self._states
-        count = min(budget, len(self._found))
-        for _ in range(count):
+        count = 0
+        while self._found and count < budget:
+            count += 1
             slot = self._found.pop()
             state = slots.states[slot]
             if state == NOBODY or not states.is_empty(state):
@@ -83,5 +84,5 @@ class Clearing:
                 states.move(state, NOBODY)
             else:
                 states.release(state)
-                self._tree.free_slot(slot)
+                count += self._tree.free_slot(slot) - 1
         return count

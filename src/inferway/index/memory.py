@@ -94,7 +94,7 @@ class MemoryIndex:
                 case Window():
                     holder = self._holders.get_or_add(op.holder)
                     self._holders.set_window(holder, op.group, op.blocks)
-        if self._tree.unsettled or self._tree.states.dead:
+        if self._has_left_over:
             self.sweep(_WITH_EACH_APPLY)
         if self._eviction is not None:
             self._make_room(self._eviction)
@@ -103,12 +103,18 @@ class MemoryIndex:
         """Does what operations left over, looking at about so many blocks (~1 µs each). Whether
         there is more to do."""
         tree, budget = self._tree, self._settle(max_blocks)
+        budget = tree.free_lapsed(budget)
         if self._clearing is None and tree.states.dead:
             self._clearing = Clearing(tree)
         if self._clearing is not None and self._clearing.run(budget):
             self._holders.free(self._clearing.bits)
             self._clearing = None
-        return bool(tree.unsettled or tree.states.dead)
+        return self._has_left_over
+
+    @property
+    def _has_left_over(self) -> bool:
+        tree = self._tree
+        return bool(tree.unsettled or tree.states.dead or tree.lapsed)
 
     def _settle(self, budget: int) -> int:
         """Returns what is left of the budget."""

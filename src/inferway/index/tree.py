@@ -2,7 +2,8 @@
 `states`), and what each holder can reuse kept closed under "parent of" (`settling`).
 
 Operations are one holder's. How long they take depends on what they name and on what that
-detaches or attaches; beyond `slice_blocks` of the latter, the rest is left for `settle`.
+detaches, attaches or frees; beyond `slice_blocks` of the latter, the rest is left for `settle` and
+`free_lapsed`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Tree:
         self.states = States()
         self.settling: dict[int, Settling] = {}  # bit -> what is left to do
         self.unsettled = 0  # those bits
+        self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
         self._slice = slice_blocks
 
     def slot(self, key: BlockKey) -> int:
@@ -144,22 +146,36 @@ class Tree:
         self.free_slot(slot)
         return parent if parent and slots.states[parent] and not slots.first[parent] else 0
 
-    def free_slot(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> int:
         """Of a block without children that nobody holds (its state is released), and of parents
-        that only stood for it."""
+        that only stood for it; of a long chain the rest is `lapsed`. Returns how many."""
         slots, states, shards = self.slots, self.states, self.shards
         at, shift = shards.at, shards.shift
-        while slot:
+        for count in range(1, self._slice + 1):
             for settling in self.settling.values() if self.settling else ():
                 settling.released(slot, slots.next[slot])
             key = slots.keys[slot]
             del at[key >> shift][key]
             slot = slots.release(slot)
-            if slot:
-                state = slots.states[slot]
-                if states.planes[state]:
-                    return
+            if not slot or states.planes[slots.states[slot]]:
+                return count
+            if count < self._slice:
+                states.release(slots.states[slot])
+        self.lapsed.append(slot)
+        return self._slice
+
+    def free_lapsed(self, budget: int) -> int:
+        """About so many. Returns what is left of the budget."""
+        slots, states, lapsed = self.slots, self.states, self.lapsed
+        while lapsed and budget > 0:
+            slot = lapsed.pop()
+            state = slots.states[slot]
+            if not states.is_empty(state) or slots.first[slot]:
+                continue  # meanwhile held again
+            if self.slot(slots.keys[slot]) == slot:  # else meanwhile freed
                 states.release(state)
+                budget -= self.free_slot(slot)
+        return max(budget, 0)
 
     # steps
 
