@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, TOKENIZE, DETOKENIZE = "/v1/embeddings", "/tokenize", "/detokenize"
+MESSAGES, COUNT_TOKENS, RERANK = "/v1/messages", "/v1/messages/count_tokens", "/rerank"
 MODEL = "smollm2"
 
 
@@ -28,6 +29,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"model": MODEL, "input": "Hi"},
     TOKENIZE: {"model": MODEL, "prompt": "Hi"},
     DETOKENIZE: {"model": MODEL, "tokens": [1]},
+    MESSAGES: {"model": MODEL, "messages": [HI], "max_tokens": 1},
+    COUNT_TOKENS: {"model": MODEL, "messages": [HI]},
+    RERANK: {"model": MODEL, "query": "Hi", "documents": ["Hi"]},
 }
 
 HALF = "\ud800"
@@ -74,7 +78,15 @@ _TYPED: dict[str, dict[str, list[Any]]] = {
     EMBEDDINGS: {"model": _TEXTS},
     TOKENIZE: {"model": _TEXTS, "add_special_tokens": _TRUTHS},
     DETOKENIZE: {"model": _TEXTS},
+    **{path: {"model": _TEXTS} for path in (MESSAGES, COUNT_TOKENS, RERANK)},
 }
+
+# Fields that one of the paths has; what has another one must be able to bring them.
+_ELSEWHERE = (
+    *("cache_salt", "messages", "input", "tools", "tool_choice", "structured_outputs"),
+    *("output_config", "return_assistant_tokens_mask", "guided_json", "structural_tag"),
+)
+_NO_SUCH_FIELD: list[Any] = [HALF, 5, "x", ["x"], {"x": 1}, True]
 
 # What asks for a shape.
 _FLAGS: list[Any] = ["true", 1, 0.0, "no", 2, "x", None]
@@ -196,6 +208,11 @@ def odd_bodies() -> Iterator[Odd]:
     yield from _odd_shapes()
     yield from _odd_chats()
     yield from _drawn(300)
+    for path, needed in NEEDED.items():
+        for name in _ELSEWHERE:
+            for value in _NO_SUCH_FIELD:
+                yield _odd(f"{name}: {value!r}", path, {**needed, name: value})
+    yield from _choices_of_unknown_tools()
 
 
 def _odd_inputs() -> Iterator[Odd]:
@@ -232,6 +249,19 @@ def _odd_chats() -> Iterator[Odd]:
     lists: list[Any] = [[], {}, [5], "x", [{"function": {"name": "f"}}], [{"type": "function"}]]
     for tools in lists:
         yield _odd(f"tools: {tools!r}", CHAT, {**needed, "tools": tools})
+
+
+def _choices_of_unknown_tools() -> Iterator[Odd]:
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    for mode in ("auto", "required"):
+        for name in ("f", "g"):
+            listed = [{"type": "function", "name": name}]
+            choice = {"type": "allowed_tools", "mode": mode, "tools": listed}
+            body = {**NEEDED[RESPONSES], "tools": tools, "tool_choice": choice}
+            yield _odd(f"tool_choice: {mode} {name}", RESPONSES, body)
+    choice = {"type": "function", "name": "g"}
+    body = {**NEEDED[RESPONSES], "tools": tools, "tool_choice": choice}
+    yield _odd("tool_choice: g", RESPONSES, body)
 
 
 def _odd(name: str, path: str, body: dict[str, Any]) -> Odd:

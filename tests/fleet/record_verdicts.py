@@ -20,8 +20,11 @@ from typing import Any
 from tests.fleet.odd_bodies import (
     CHAT,
     COMPLETION,
+    COUNT_TOKENS,
     DETOKENIZE,
     EMBEDDINGS,
+    MESSAGES,
+    RERANK,
     RESPONSES,
     TOKENIZE,
     Odd,
@@ -37,6 +40,9 @@ _CLASSES = {
     EMBEDDINGS: ("pooling.embed.protocol", "EmbeddingRequest"),
     TOKENIZE: ("serve.tokenize.protocol", "TokenizeRequest"),
     DETOKENIZE: ("serve.tokenize.protocol", "DetokenizeRequest"),
+    MESSAGES: ("anthropic.protocol", "AnthropicMessagesRequest"),
+    COUNT_TOKENS: ("anthropic.protocol", "AnthropicCountTokensRequest"),
+    RERANK: ("pooling.scoring.protocol", "RerankRequest"),
 }
 _JSON = [(b"content-type", b"application/json")]
 

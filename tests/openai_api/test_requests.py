@@ -117,7 +117,6 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "chat_template_kwargs": {"enable_thinking": False},
         "add_generation_prompt": False,
         "continue_final_message": True,
-        "return_assistant_tokens_mask": True,
         "add_special_tokens": True,
         "reasoning_effort": "low",
         **GUIDED,
@@ -244,7 +243,7 @@ def test_a_null_is_an_absent_field(kind: type[Body]) -> None:
 def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None:
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
-    anything |= {"priority"}  # read where it is refused
+    anything |= {"priority", "messages"}  # read where it is refused; beside `input`, not at all
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:

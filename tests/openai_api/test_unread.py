@@ -133,7 +133,6 @@ def test_json_names_its_model(content_type: bytes) -> None:
         (b'{"model": ', "body: not valid JSON"),
         (b"[1]", "body: expected `object`, got `array`"),
         (b'{"model": 1}', "model: expected `str | null`, got `int`"),
-        (b'{"cache_salt": []}', "cache_salt: expected `str | null`, got `array`"),
     ],
 )
 def test_what_says_that_it_is_json_must_be_it(body: bytes, says: str) -> None:

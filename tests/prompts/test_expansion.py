@@ -6,7 +6,7 @@ import base64
 
 import pytest
 from tests.stored import tokenizer_json
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from inferway.errors import RenderError
 from inferway.prompts.expansion import check_expansion
@@ -67,6 +67,18 @@ def test_pre_tokenizers_count_too() -> None:
 
     with pytest.raises(RenderError, match="as long"):
         check_expansion(tokenizer(None, often), "tokenizer.json")
+
+
+def test_a_post_processor_that_puts_many_tokens_around_a_text_is_refused() -> None:
+    made = tokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="a " * 65 + "$A", special_tokens=[("a", 0)]
+    )
+
+    with pytest.raises(RenderError, match="puts 65 tokens around every text") as raised:
+        check_expansion(made, "tokenizer.json")
+
+    assert raised.value.reason == "bad-tokenizer"
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -114,3 +114,15 @@ def test_files_that_are_too_large_are_not_fetched(
         fetch_model_files("org/model", download_dir=str(tmp_path), endpoint=hub.url)
 
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 1 << 20
+
+
+@pytest.mark.parametrize("model", ["~no-such-user/model", "/" + "a" * 5000])
+def test_a_name_that_cannot_be_looked_up_is_an_error_of_its_model(
+    renderer: Renderer, model: str
+) -> None:
+    request = GetOrCreateTokenizerKeyRequest(model)
+
+    with pytest.raises(RenderError, match="it cannot be read") as raised:
+        renderer.get_or_create_tokenizer_key(request)
+
+    assert raised.value.reason == "no-tokenizer"

@@ -7,6 +7,7 @@ tools, else the tokenizer's.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,20 @@ def test_a_processor_with_a_template_in_its_code_is_left_to_the_engine(
 
     assert read_model_files(directory).own_renderer == "Qwen2AudioProcessor"
     assert "Audio {{ audio_count.value }}" in str(engines(directory, None))
+
+
+def test_what_does_not_compile_is_compiled_once(make: Make) -> None:
+    """Not for each chat: of a large template it takes seconds."""
+    model = LoadedModel(read_model_files(make("{{ " + "+".join(["1"] * 3000) + " }}", {})))
+
+    calls: list[object] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code) if event == "call" else None)
+    try:
+        with pytest.raises(RenderError) as raised:
+            model.template()
+    finally:
+        sys.setprofile(None)
+
+    assert "does not compile" in str(raised.value)
+    assert len(calls) < 100  # 10,000 if it is compiled again
+    assert model.templates() == []

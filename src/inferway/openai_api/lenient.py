@@ -61,7 +61,8 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
     for name, wanted in _fields(cast("Hashable", kind)):
         if name in fields:
             known[name] = _value(fields[name], wanted)
-            _check_unicode(known[name], name)
+            if not isinstance(wanted, inspect.AnyType):
+                _check_unicode(known[name], name)
     for name in _FOR_THE_CORE:
         _check_all_unicode(fields.get(name), name)
     return msgspec.convert(known, kind)

@@ -44,7 +44,6 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None  # absent: true
     continue_final_message: bool | None = None  # absent: false
-    return_assistant_tokens_mask: bool | None = None  # transformers' own; no engine follows it
     add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
     truncate_prompt_tokens: int | None = None
@@ -142,8 +141,9 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What we act on of a `/v1/embeddings` body: text, token ids or chats, one or many."""
 
     model: str = ""  # absent, null or empty: the engine's own
-    input: str | list[Any] | None = None
-    messages: list[Any] | None = None  # vLLM's: a chat or many, instead of `input`
+    # Either will do: vLLM takes what it can read of the two, and ignores the other.
+    input: Any = None
+    messages: Any = None  # vLLM's: a chat or many
     priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     stream: ClassVar[None] = None
@@ -191,6 +191,7 @@ _NO_MESSAGES = "invalid chat completions request: must have valid messages field
 _NO_INPUT = "invalid responses request: must have input field"
 _NO_ITEMS = "invalid conversations request: must have items field"
 _NO_TEXTS = "invalid embeddings request: must have input field"
+_INPUTS = {"input": "str | array | null", "messages": "array | null"}
 
 
 def parse_chat(raw: bytes) -> ChatRequest:
@@ -254,9 +255,13 @@ def parse_conversations(raw: bytes) -> ConversationsRequest:
 def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
     """Raises InvalidRequestError naming the field."""
     body = decode_body(raw, _EMBEDDINGS, {"model": _NO_MODEL, "input": _NO_TEXTS})
-    if body.input is None and body.messages is None:
-        raise InvalidRequestError(_NO_TEXTS, param="input")
-    return body
+    if isinstance(body.input, str | list) or isinstance(body.messages, list):
+        return body
+    for name, value in (("input", body.input), ("messages", body.messages)):
+        if value is not None:
+            text = f"{_NO_TEXTS} ({name}: expected `{_INPUTS[name]}`, got `{json_type(value)}`)"
+            raise InvalidRequestError(text, param=name)
+    raise InvalidRequestError(_NO_TEXTS, param="input")
 
 
 def _check_message(message: JsonObject, where: str) -> None:

@@ -37,7 +37,7 @@ class _Members(Guided, frozen=True, kw_only=True):
     """What we look at of a JSON object."""
 
     model: str | None = None
-    cache_salt: str | None = None
+    cache_salt: Any = None  # not every path has one
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     priority: Any = None  # in the engine's queue

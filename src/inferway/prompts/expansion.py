@@ -19,6 +19,7 @@ from inferway.model import Reason
 
 MAX_EXPANSION = 64  # the most of all known: 8
 MAX_PARTS = 64
+MAX_SPECIAL = 64  # around one text; the most of all known: 3
 _MAX_MAPPED_BYTES = 128  # of a character, in a precompiled map
 
 JsonObject = dict[str, Any]
@@ -28,7 +29,15 @@ _FACTORS = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
 
 
 def check_expansion(tokenizer: tokenizers.Tokenizer, path: str) -> None:
-    """Raises RenderError for a tokenizer that can make a text much longer."""
+    """Raises RenderError for a tokenizer that can make a text much longer, or puts many tokens
+    around it."""
+    num_special = tokenizer.num_special_tokens_to_add(False)
+    if num_special > MAX_SPECIAL:
+        raise RenderError(
+            f"{path}: its post-processor puts {num_special} tokens around every text, at most"
+            f" {MAX_SPECIAL} are taken",
+            reason=Reason.BAD_TOKENIZER,
+        )
     factor = num_parts = 1
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
         if part is not None:

@@ -42,10 +42,14 @@ PROBE_SECONDS = 2.0
 
 def file_versions(model: str) -> tuple[tuple[str, int, int, int], ...]:
     """Something else when a file that decides over the prompts of a local model has changed;
-    empty for a hub id."""
-    path = Path(model).expanduser()
-    directory = path if path.is_dir() else path.parent
-    found = {path, *(file for pattern in FILE_PATTERNS for file in directory.glob(pattern))}
+    empty for a hub id, and for what is no path. Raises RenderError for one that cannot be read."""
+    try:
+        path = Path(model).expanduser()
+        directory = path if path.is_dir() else path.parent
+        found = {path, *(file for pattern in FILE_PATTERNS for file in directory.glob(pattern))}
+    except (OSError, RuntimeError) as e:  # too long a name; no such user; no right to look
+        why = e.strerror if isinstance(e, OSError) else str(e)
+        raise RenderError(f"{model}: it cannot be read: {why}", reason=Reason.NO_TOKENIZER) from e
     versions = []
     for file in sorted(found) if path.exists() else ():
         with contextlib.suppress(OSError):

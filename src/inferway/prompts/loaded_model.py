@@ -48,7 +48,7 @@ class LoadedModel:
         self._sources = files.templates
         self._named = files.templates if files.names_templates else {}
         self._processor_source = files.processor_template
-        self._compiled: dict[str, ChatTemplate] = {}
+        self._compiled: dict[str, ChatTemplate | RenderError] = {}  # or why it cannot be had
         self._compile_given = lru_cache(MAX_GIVEN_TEMPLATES)(ChatTemplate)
         # Compiling takes milliseconds that no request should wait for; a template that does not
         # compile is told to those who use it.
@@ -59,7 +59,7 @@ class LoadedModel:
 
     def templates(self) -> list[ChatTemplate]:
         """Those that compile."""
-        return list(self._compiled.values())
+        return [each for each in self._compiled.values() if isinstance(each, ChatTemplate)]
 
     @property
     def template_names(self) -> list[str]:
@@ -73,7 +73,8 @@ class LoadedModel:
         """The template `given` by name or as Jinja, else the model's own for such a chat."""
         if given is not None:
             source = self._named.get(given, given)
-            return self._compiled.get(source) or self._compile_given(source)
+            is_ours = source in self._compiled
+            return self._compile(source) if is_ours else self._compile_given(source)
         if not with_tools and self._processor_source is not None:
             return self._compile(self._processor_source)
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
@@ -88,7 +89,14 @@ class LoadedModel:
         return self._compile(self._sources.get(given, given))
 
     def _compile(self, source: str) -> ChatTemplate:
-        template = self._compiled.get(source)
-        if template is None:
-            template = self._compiled[source] = ChatTemplate(source)
-        return template
+        """Once: what does not compile, too, may take seconds."""
+        found = self._compiled.get(source)
+        if found is None:
+            try:
+                found = ChatTemplate(source)
+            except RenderError as e:
+                found = e.with_traceback(None)
+            self._compiled[source] = found
+        if isinstance(found, RenderError):
+            raise RenderError(str(found), reason=found.reason)
+        return found

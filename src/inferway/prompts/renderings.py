@@ -45,7 +45,6 @@ OVERHEAD_BYTES = 500  # of an entry, beside its ids
 _SHAPELESS = {
     *("model", "messages", "stream", "echo", "kv_transfer_params", "vllm_xargs"),
     *("logprobs", "prompt_logprobs", "use_beam_search", "n"),
-    "return_assistant_tokens_mask",
 }
 _LENGTHS = {"max_tokens", "max_completion_tokens"}
 _UNSENT = {"cache_salt"}

@@ -199,16 +199,23 @@ _READERS: tuple[tuple[str, Callable[[Fields], Iterator[Asked]]], ...] = (
 
 
 class _Choice:
-    """Which tools a request may or must call. `names` None: any."""
+    """Which tools a request may or must call. `names` None: any. `known`: one that must be called
+    is among the tools, or vLLM refuses the request."""
 
-    __slots__ = ("names", "none", "required")
+    __slots__ = ("known", "names", "none", "required")
 
     def __init__(
-        self, *, required: bool = False, none: bool = False, names: frozenset[str] | None = None
+        self,
+        *,
+        required: bool = False,
+        none: bool = False,
+        names: frozenset[str] | None = None,
+        known: bool = True,
     ) -> None:
         self.required = required
         self.none = none
         self.names = names
+        self.known = known
 
 
 def _openai_choice(fields: Fields) -> _Choice:
@@ -240,6 +247,7 @@ def _allowed(choice: Fields) -> _Choice:
     return _Choice(
         required=given.get("mode") == "required",
         names=frozenset(name for name in names if isinstance(name, str)),
+        known=False,  # vLLM does not look
     )
 
 
@@ -297,7 +305,7 @@ def _tool_calls(
                 asked = _arguments(each, left)
                 left -= 0 if asked.free else max(len(asked.spec.text), _TOOL_BYTES)
                 yield asked
-    if choice.required and not found:
+    if choice.required and choice.known and not found:
         raise SpecError(
             "tool_choice: a call is required, but no such tool is in `tools`", param="tool_choice"
         )

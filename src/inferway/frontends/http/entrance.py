@@ -11,6 +11,7 @@ import msgspec
 
 from inferway.config import ALLOWED_PATH
 from inferway.director import Director, Journey
+from inferway.errors import InvalidRequestError
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
 from inferway.gate.turns import Asker
@@ -107,5 +108,6 @@ class Entrance:
         if self._salt is None or not found.is_json or UNREAD.get(path) != SALTED:
             return found
         raw = self._salt.salted(found.raw, tenant)
-        assert raw is not None  # it has been read as an object, its salt as text
+        if raw is None:
+            raise InvalidRequestError("cache_salt: expected text or null", param="cache_salt")
         return msgspec.structs.replace(found, raw=raw, edits=(EDIT,))
