@@ -60,6 +60,7 @@ _TYPED: dict[str, dict[str, list[Any]]] = {
         **dict.fromkeys(("chat_template_kwargs", "vllm_xargs"), _OBJECTS),
         "documents": [[], [{}], [{"text": 1}], [{"text": "x"}], {}, None],
         "tool_choice": ["auto", "none", "x", 1, None],
+        "chat_template": ["x", "a" + HALF, 1, None],
     },
     COMPLETION: {
         "max_tokens": _INTEGERS,
@@ -213,6 +214,7 @@ def odd_bodies() -> Iterator[Odd]:
             for value in _NO_SUCH_FIELD:
                 yield _odd(f"{name}: {value!r}", path, {**needed, name: value})
     yield from _choices_of_unknown_tools()
+    yield from _ignored_shapes()
 
 
 def _odd_inputs() -> Iterator[Odd]:
@@ -231,6 +233,26 @@ def _odd_shapes() -> Iterator[Odd]:
         for name, shapes in _SHAPES.items():
             for shape in shapes:
                 yield _odd(f"{name}: {shape!r}", path, {**NEEDED[path], name: shape})
+
+
+# That vLLM had up to 0.11, and ignores.
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
+
+
+def _ignored_shapes() -> Iterator[Odd]:
+    values: list[Any] = ["(", HALF, 5, ["x", 1], {"type": "x"}, {"a": float("nan")}]
+    forms: list[Any] = [None, {"type": "json_object"}]
+    for path in (CHAT, COMPLETION):
+        for name in _GUIDED:
+            for value in values:
+                for form in forms:
+                    body = {**NEEDED[path], name: value, "response_format": form}
+                    yield _odd(f"{name}: {value!r} beside {form}", path, body)
+        two = {"guided_json": {}, "guided_regex": "a"}
+        yield _odd(f"{two}", path, {**NEEDED[path], **two})
+        for form in ({"type": "json_schema", "json_schema": {"name": "x"}}, {"type": "x"}):
+            body = {**NEEDED[path], "use_beam_search": True, "response_format": form}
+            yield _odd(f"{form} with beam search", path, body)
 
 
 def _odd_chats() -> Iterator[Odd]:

@@ -137,7 +137,7 @@ async def test_without_the_library_requests_pass_and_are_counted() -> None:
 
     assert await gate.check(CHAT, schema("invalid"), 100, endpoints("e0")) is None
     assert await gate.check(CHAT, schema("large"), 1_000_000, endpoints("e0")) is None
-    assert await gate.check(CHAT, {"guided_regex": 1}, 100, endpoints("e0")) is None
+    assert await gate.check(CHAT, {"response_format": 1}, 100, endpoints("e0")) is None
     assert await gate.check(CHAT, {"tools": [{}]}, 100, endpoints("e0")) is None
     assert gate.counts.requests == {
         ("json", "unchecked"): 1,

@@ -70,3 +70,18 @@ async def test_they_are_salted_with_all_their_values(monkeypatch: pytest.MonkeyP
         got = json.loads(seen.body)
         assert len(got.pop("cache_salt")) == 64
         assert json.dumps(got) == json.dumps(json.loads(raw))
+
+
+async def test_a_salt_that_is_no_text_is_refused_where_a_tenants_must_be_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SALT", "a secret")
+    engine = Recorder()
+    raw = json.dumps({**BODY, "cache_salt": 5}).encode()
+    async with in_front_of(engine, salt_per_tenant_env="SALT") as front:
+        refused, _, told = await front.ask("/v1/messages", raw)
+        passed, _, _ = await front.ask("/tokenize", raw)
+
+    assert (refused, passed) == (400, 200)
+    assert json.loads(told)["error"]["param"] == "cache_salt"
+    assert [seen.body for seen in engine.seen] == [raw]

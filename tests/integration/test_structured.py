@@ -75,7 +75,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "structured_outputs/grammar",
     ),
     "an empty choice": ({"structured_outputs": {"choice": []}}, "structured_outputs/choice"),
-    "the same, as vLLM 0.11 was asked": ({"guided_regex": "("}, "guided_regex"),
     "a tool's schema": (
         {"tools": [tool({"type": "nothing"}, strict=True)], "tool_choice": "required"},
         "tools/0/function/parameters/type",
@@ -227,6 +226,42 @@ async def test_of_what_stock_engines_do_not_read_it_is_said(start_fleet: StartFl
     assert ignored.headers["x-inferway-unenforced"] == "guided_json"
     assert ignored.headers["x-inferway-valid"] == "false"
     assert "x-inferway-unenforced" not in kept.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "unenforced"),
+    [
+        ({"guided_regex": "("}, {"ours": "guided_regex", "stock": "guided_regex"}),
+        ({"guided_json": "{"}, {"ours": "guided_json", "stock": "guided_json"}),
+        (
+            {"guided_regex": "a", "guided_json": {}},
+            {"ours": "guided_json, guided_regex", "stock": "guided_json, guided_regex"},
+        ),
+        (
+            {"guided_grammar": "auto", **asking({"type": "object"})},
+            {"ours": "guided_grammar", "stock": "unknown, guided_grammar"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", ["ours", "stock"])
+async def test_what_vllm_does_not_read_is_no_reason_to_refuse_and_is_named(
+    start_fleet: StartFleet, fields: dict[str, Any], unenforced: dict[str, str], engine: str
+) -> None:
+    fleet = await echoing(start_fleet, plugin=engine == "ours")
+
+    answer = await fleet.chat("{}", max_tokens=50, **fields)
+
+    assert (answer.status, answer.headers["x-inferway-unenforced"]) == (200, unenforced[engine])
+
+
+async def test_of_what_is_not_kept_explain_says_why(start_fleet: StartFleet) -> None:
+    fleet = await echoing(start_fleet)
+
+    told = await fleet.post("/v1/structured/explain", {"guided_json": "{"})
+
+    (spec,) = told.body["specs"]
+    assert spec["verdict"] == "refused"
+    assert spec["refused"]["reason"].startswith("guided_json: not valid JSON")
 
 
 async def test_a_body_that_is_nested_too_deeply_is_refused(start_fleet: StartFleet) -> None:

@@ -45,7 +45,6 @@ ON_PURPOSE = {
     r"messages: must not be empty": "the same",
     r"^messages\[1\]\.content\[0\]: expected an object": "the same",
     r"json_object: true or absent": "vLLM refuses it when it looks for the shape",
-    r"^(guided_json|structural_tag)": "vLLM ignores it; we keep what it asks for",
     r"holds (a number out of range|\\ud800)": "in a schema, which is none then",
     r"^messages\[1\]\.content: expected text or a list of parts": "the same",
 }

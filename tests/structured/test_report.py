@@ -43,3 +43,11 @@ def test_each_text_is_held_against_the_spec_that_was_asked_of_it() -> None:
     assert keeps_all(asked, [Said("x", "another")], is_empty) is None
     assert keeps_all(asked, [], is_empty) is None
     assert keeps_all(asked, None, is_empty) is None
+
+
+def test_a_shape_that_is_not_kept_hides_none_that_is() -> None:
+    spec = Spec(Kind.JSON, "{}")
+    free = Asked(spec, "guided_json").freed("another one is kept")
+
+    assert keeps_all([Asked(spec, ""), free], [Said("x")], lambda _, text: text == "") is False
+    assert keeps_all([free], [Said("x")], lambda _, text: text == "") is None

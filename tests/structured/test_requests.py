@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway.errors import SpecError
+from inferway.structured.guided import GUIDED
 from inferway.structured.requests import FIELDS, OPTIONAL_FIELDS, asked
 from inferway.structured.spec import Asked, Kind, Options, Spec
 
@@ -38,6 +39,10 @@ def named(name: str) -> dict[str, Any]:
 
 def format_of(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+def ignored(spec: Spec, place: str) -> Asked:
+    return Asked(spec, place, ignored=True)
 
 
 JSON_SPEC = Spec(Kind.JSON, TEXT)
@@ -153,36 +158,36 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         },
         [Asked(Spec(Kind.JSON, TEXT, Options(any_whitespace=False)), IN_FORMAT)],
     ),
-    ("guided_json", CHAT, {"guided_json": SCHEMA}, [Asked(JSON_SPEC, "guided_json")]),
+    ("guided_json", CHAT, {"guided_json": SCHEMA}, [ignored(JSON_SPEC, "guided_json")]),
     (
         "guided_json as text, with whitespace",
         COMPLETIONS,
         {"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": "[ ]?"},
-        [Asked(Spec(Kind.JSON, TEXT, Options(whitespace_pattern="[ ]?")), "guided_json")],
+        [ignored(Spec(Kind.JSON, TEXT, Options(whitespace_pattern="[ ]?")), "guided_json")],
     ),
     (
         "guided_regex",
         CHAT,
         {"guided_regex": "a"},
-        [Asked(Spec(Kind.REGEX, "a"), "guided_regex")],
+        [ignored(Spec(Kind.REGEX, "a"), "guided_regex")],
     ),
     (
         "guided_choice",
         CHAT,
         {"guided_choice": ["a"]},
-        [Asked(Spec(Kind.CHOICE, '["a"]'), "guided_choice")],
+        [ignored(Spec(Kind.CHOICE, '["a"]'), "guided_choice")],
     ),
     (
         "guided_grammar",
         CHAT,
         {"guided_grammar": "start: A"},
-        [Asked(Spec(Kind.GRAMMAR, "start: A"), "guided_grammar")],
+        [ignored(Spec(Kind.GRAMMAR, "start: A"), "guided_grammar")],
     ),
     (
         "guided_json_object",
         CHAT,
         {"guided_json_object": True, "guided_json": None},
-        [Asked(Spec(Kind.JSON_OBJECT, ""), "guided_json_object")],
+        [ignored(Spec(Kind.JSON_OBJECT, ""), "guided_json_object")],
     ),
     (
         "tool_choice required",
@@ -407,8 +412,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "structured_outputs/regex",
     ),
-    (CHAT, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
-    (CHAT, {"guided_json": {}, "guided_whitespace_pattern": 1}, "guided_whitespace_pattern"),
     (CHAT, {"tools": {}, "tool_choice": "required", "x": 1} | {"tools": {"a": 1}}, "tools"),
     (CHAT, {"tools": [1], "tool_choice": "required"}, "tools/0"),
     (CHAT, {"tools": [{}], "tool_choice": "required"}, "tools/0/function"),
@@ -440,8 +443,73 @@ def test_a_shape_that_cannot_be_read_is_refused_with_its_place(
     assert not str(refused.value).endswith(".")
 
 
+FORM = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", f"{CHAT}/batch", RESPONSES])
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"guided_regex": 1}, "guided_regex: expected a string"),
+        ({"guided_json": "{"}, "guided_json: not valid JSON"),
+        ({"guided_json": {"default": float("nan")}}, "guided_json: holds a number out of range"),
+        ({"guided_choice": []}, "guided_choice: an empty array"),
+        ({"structural_tag": "\ud800"}, "structural_tag: not valid JSON"),
+        (
+            {"guided_json": {}, "guided_whitespace_pattern": 1},
+            "guided_whitespace_pattern: expected",
+        ),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "only one can be kept"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "regex is kept instead"),
+    ],
+)
+def test_what_vllm_ignores_is_left_free_where_it_cannot_be_kept(
+    path: str, fields: dict[str, Any], why: str
+) -> None:
+    found = asked(path, fields)
+    free = [each for each in found if each.ignored]
+
+    assert [each.place for each in free] == [name for name in GUIDED if name in fields]
+    assert all(why in each.free for each in free)
+    assert [each.place for each in found if not each.ignored] == [
+        f"{name}/regex" for name in fields if name == "structured_outputs"
+    ]
+
+
+def test_a_response_format_is_kept_and_what_vllm_ignores_beside_it_is_not() -> None:
+    kept, free = asked(CHAT, {"guided_regex": "a", **FORM})
+
+    assert (kept.place, kept.free) == ("response_format", "")
+    assert (free.place, free.free) == (
+        "guided_regex",
+        "guided_regex: response_format is kept instead",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "places"),
+    [
+        (FORM, ["response_format"]),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, [IN_FORMAT]),
+        ({"structured_outputs": {"regex": "a"}, "guided_json": {}}, ["structured_outputs/regex"]),
+        ({"tools": [tool(strict=True)]}, [IN_TOOL]),
+    ],
+)
+def test_beam_search_keeps_no_shape(fields: dict[str, Any], places: list[str]) -> None:
+    found = asked(CHAT, {**fields, "use_beam_search": "yes"})
+
+    assert [each.place for each in found][: len(places)] == places
+    assert all(each.free and each.ignored for each in found)
+
+
+def test_beam_search_is_none_where_vllm_has_no_such_field() -> None:
+    (kept,) = asked(RESPONSES, {"structured_outputs": {"regex": "a"}, "use_beam_search": True})
+
+    assert not kept.free
+
+
 def free_in(tools: list[dict[str, Any]]) -> list[bool]:
-    return [each.free for each in asked(CHAT, {"tools": tools, "tool_choice": "required"})]
+    return [bool(each.free) for each in asked(CHAT, {"tools": tools, "tool_choice": "required"})]
 
 
 def test_the_schemas_of_tools_are_kept_up_to_a_bound_of_all_together() -> None:

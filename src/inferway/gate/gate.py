@@ -40,8 +40,8 @@ from inferway.gate.turns import ANYBODY, Asker, Turns
 from inferway.gate.verdicts import QuarantinedError, Verdicts
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
-from inferway.structured.grammar import ARGUMENTS, Unenforced
-from inferway.structured.report import in_request, keeps_all, refuse_unenforced
+from inferway.structured.grammar import Unenforced
+from inferway.structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway.structured.requests import asked as asked_in
 from inferway.structured.spec import Asked
 from inferway.structured.texts import Said
@@ -219,12 +219,12 @@ class Gate:
         for number, each in enumerate(asked, 1):
             try:
                 found = await self._examined(each, asker, for_us=for_us)
-            except SpecError:
+            except SpecError as e:
                 if not each.may_be_free:
                     raise
-                each, found = each.freed(), ()
+                each, found = each.freed(e), ()
             kept.append(each)
-            unenforced += (ARGUMENTS,) if each.free else found
+            unenforced += (left_free(each),) if each.free else found
             await _breathe(number)
         return Shape(self, kept, unenforced if for_us else None, asker)
 

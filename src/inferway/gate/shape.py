@@ -13,15 +13,14 @@ from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.structured.grammar import Unenforced
-from inferway.structured.guided import ignored_by_vllm
-from inferway.structured.report import UNENFORCED_HEADER, named
+from inferway.structured.report import UNENFORCED_HEADER, left_free, named
 from inferway.structured.spec import Asked
 from inferway.structured.texts import Said, StreamTexts
 
 if TYPE_CHECKING:
     from inferway.gate.gate import Gate
 
-UNKNOWN = b"unknown"  # the engine has not our plugin
+UNKNOWN = Unenforced("", "unknown")  # what an engine without our plugin keeps
 
 
 class Shape(Follower):
@@ -77,8 +76,8 @@ class Shape(Follower):
         if status >= 400 or self._engine is None:
             return ()
         if not self._gate.has_plugin(self._engine):
-            ignored = [Unenforced("", name) for name in ignored_by_vllm(self.asked)]
-            return ((UNENFORCED_HEADER, named(ignored) if ignored else UNKNOWN),)
+            left = [left_free(each) if each.ignored else UNKNOWN for each in self.asked]
+            return ((UNENFORCED_HEADER, named(list(dict.fromkeys(left)))),)
         return ((UNENFORCED_HEADER, named(self.unenforced)),) if self.unenforced else ()
 
     def on_end(self, ending: Ending) -> None:

@@ -29,7 +29,7 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
 _ASKING = frozenset({*Guided.__struct_fields__, "tools", "text", "output_config"}) - {
     "guided_whitespace_pattern"
 }
-_READ = _ASKING | {"guided_whitespace_pattern", "tool_choice"}
+_READ = _ASKING | {"guided_whitespace_pattern", "tool_choice", "use_beam_search"}
 
 _NOTHING: Mapping[str, Any] = {}
 _names: dict[type, tuple[list[str], list[str]]] = {}  # struct -> its fields: asking, read

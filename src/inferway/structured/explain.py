@@ -55,7 +55,12 @@ def explain(
     """`check`: validity and limits, raises SpecError. `verdict`: the cascade's, raises as it. Both
     may take as long as they do for a request. `refuse_unenforced`: where it is `strict`."""
     spec = asked.spec
-    found, refused = _judged(spec, refuse_unenforced and asked.strict, check, verdict)
+    found: Verdict | None = None
+    refused: dict[str, Any] | None
+    if asked.free:
+        refused = _refusal(SpecError(asked.free), "limits")
+    else:
+        found, refused = _judged(spec, refuse_unenforced and asked.strict, check, verdict)
     within = refused is None or refused["by"] != "limits"
     schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
     with graph(schema) as subschemas:

@@ -1,6 +1,7 @@
 """`guided_json` and its kind, as vLLM up to 0.11 was asked for a shape. Since 0.12 it ignores them
 (entrypoints/serve/engine/protocol.py `_REMOVED_GUIDED_FIELDS`), so that its engines enforce what
-they ask for only if they are told so in the words of today: `structured_outputs`.
+they ask for only if they are told so in the words of today: `structured_outputs`. What cannot be
+kept of them is left out: no such field is a reason to refuse what an engine answers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferway.errors import SpecError
-from inferway.structured.spec import MAKERS, Asked, Options, whitespace_of
+from inferway.structured.spec import ANY_ARGUMENTS, MAKERS, Asked, Options, whitespace_of
 
 Fields = Mapping[str, Any]
 
@@ -27,29 +28,31 @@ GUIDED = {
 }
 
 
-def guided(fields: Fields) -> Asked | None:
-    """Raises SpecError, also where several are given."""
+def guided(fields: Fields, instead: str = "") -> list[Asked]:
+    """None of them is kept if several are given, or where `instead` asks for the text's shape."""
     given = [name for name in GUIDED if _is_given(fields.get(name))]
-    if not given:
-        return None
-    if len(given) > 1:
-        raise SpecError(f"{' and '.join(given)}: only one can be kept", param=given[1])
-    name = given[0]
-    options = Options(whitespace_pattern=whitespace_of(fields, WHITESPACE, ""))
-    return Asked(MAKERS[GUIDED[name]](fields[name], name, options), name)
+    if len(given) > 1 and not instead:
+        return [_free(name, f"{' and '.join(given)}: only one can be kept") for name in given]
+    if instead:
+        return [_free(name, f"{name}: {instead} is kept instead") for name in given]
+    return [_guided(fields, name) for name in given]
 
 
-def ignored_by_vllm(asked: Sequence[Asked]) -> list[str]:
-    """The names that vLLM does not read, of what is asked."""
-    return [each.place for each in asked if each.place in GUIDED]
+def _guided(fields: Fields, name: str) -> Asked:
+    try:
+        options = Options(whitespace_pattern=whitespace_of(fields, WHITESPACE, ""))
+        return Asked(MAKERS[GUIDED[name]](fields[name], name, options), name, ignored=True)
+    except SpecError as e:
+        return _free(name, e)
+
+
+def _free(name: str, why: object) -> Asked:
+    return Asked(ANY_ARGUMENTS, name, ignored=True).freed(why)
 
 
 def in_vllms_words(fields: Fields, asked: Sequence[Asked]) -> dict[str, Any] | None:
-    """The same request with `structured_outputs`; None if nothing is to be said otherwise: the
-    answer's text has no shape, or `structured_outputs` is there and counts."""
-    if fields.get("structured_outputs") is not None or all(each.tool is not None for each in asked):
-        return None
-    name = next((name for name in GUIDED if _is_given(fields.get(name))), None)
+    """The same request with `structured_outputs`; None if none of these fields is kept."""
+    name = next((each.place for each in asked if each.ignored and not each.free), None)
     if name is None:
         return None
     value = fields[name]

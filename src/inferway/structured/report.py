@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from inferway.errors import SpecError
+from inferway.structured.grammar import ARGUMENTS, Unenforced
 
 if TYPE_CHECKING:
-    from inferway.structured.grammar import Unenforced
     from inferway.structured.spec import Asked, Spec
     from inferway.structured.texts import Said
 
@@ -62,6 +62,11 @@ def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
     )
 
 
+def left_free(asked: Asked) -> Unenforced:
+    """What names a shape that is not kept at all."""
+    return ARGUMENTS if asked.tool is not None else Unenforced("", asked.place)
+
+
 def keeps_all(
     asked: Sequence[Asked],
     said: Sequence[Said] | None,
@@ -71,7 +76,7 @@ def keeps_all(
     was said that a shape is asked of."""
     if said is None:
         return None
-    by_tool = {each.tool: each for each in asked}
+    by_tool = {each.tool: each for each in sorted(asked, key=lambda each: not each.free)}
     held = [(by_tool.get(each.function), each.text) for each in said]
     verdicts = [None if one.free else keeps(one.spec, text) for one, text in held if one]
     if False in verdicts:

@@ -8,8 +8,9 @@ generate     vLLM's own tokens in, tokens out: sampling_params.structured_output
 
 What counts, if several are given, is vLLM 0.32's choice: a `response_format` before
 `structured_outputs` of the same kind (another kind beside it is an error, there as here), a tool
-call that is required before both. A tool's arguments are asked for when a call is required or
-named, or its `strict` is true (parser/abstract_parser.py `_apply_structural_tag`).
+call that is required before both, and guided_* if there is nothing else. Beam search keeps none.
+A tool's arguments are asked for when a call is required or named, or its `strict` is true
+(parser/abstract_parser.py `_apply_structural_tag`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from inferway.structured.spec import (
 )
 
 Fields = Mapping[str, Any]
+Reader = Callable[[Fields], Iterator[Asked]]
 
 # All that `asked` reads; a body without any of them asks for nothing.
 FIELDS = frozenset(
@@ -42,7 +44,7 @@ FIELDS = frozenset(
     }
 )
 # It reads these beside them.
-OPTIONAL_FIELDS = frozenset({"tool_choice", WHITESPACE})
+OPTIONAL_FIELDS = frozenset({"tool_choice", WHITESPACE, "use_beam_search"})
 
 # Of the schemas of all tools: what fits into one shape beside their names. What is over it is free.
 MAX_TOOLS_BYTES = 192 * 1024
@@ -59,8 +61,19 @@ def asked(path: str, fields: Fields) -> list[Asked]:
     bare = path.partition("?")[0].rstrip("/")
     for suffix, reader in _READERS:
         if bare.endswith(suffix):
+            if reader in _WITH_BEAMS and flag(fields, "use_beam_search", ""):
+                return _unread(reader, fields)
             return list(reader(fields))
     return []
+
+
+def _unread(reader: Reader, fields: Fields) -> list[Asked]:
+    """vLLM's `to_beam_search_params` take no shape along."""
+    try:
+        found = list(reader(fields))
+    except SpecError as e:
+        found = [Asked(ANY_ARGUMENTS, e.param or "")]
+    return [replace(each.freed("beam search keeps no shape"), ignored=True) for each in found]
 
 
 def _chat(fields: Fields) -> Iterator[Asked]:
@@ -73,21 +86,14 @@ def _chat(fields: Fields) -> Iterator[Asked]:
 
 def _text(fields: Fields) -> Iterator[Asked]:
     """The answer's own text: chat and completions."""
-    base = _structured_outputs(fields)
+    kept = _structured_outputs(fields)
     form = _object(fields, "response_format")
-    if form is None:
-        if base is not None:
-            yield base
-        return
-    over = _response_format(form)
-    if over is None:
-        if base is not None:
-            yield base
-        return
-    if base is not None:
-        yield _laid_over(over, base)
-    else:
-        yield over
+    over = None if form is None else _response_format(form)
+    if over is not None:
+        kept = over if kept is None else _laid_over(over, kept)
+    if kept is not None:
+        yield kept
+    yield from guided(fields, "" if kept is None else kept.place)
 
 
 def _laid_over(over: Asked, base: Asked) -> Asked:
@@ -132,9 +138,7 @@ def _schema(fields: Fields, name: str, place: str) -> Asked:
 
 def _structured_outputs(fields: Fields) -> Asked | None:
     given = _object(fields, "structured_outputs")
-    if given is not None:
-        return Asked(*from_fields(given, "structured_outputs"))
-    return guided(fields)
+    return None if given is None else Asked(*from_fields(given, "structured_outputs"))
 
 
 def _responses(fields: Fields) -> Iterator[Asked]:
@@ -143,12 +147,13 @@ def _responses(fields: Fields) -> Iterator[Asked]:
     if not (choice.required and calls):
         text = _object(fields, "text")
         form = None if text is None else _object(text, "format", "text")
+        base = None if form is not None else _structured_outputs(fields)
         if form is not None:
             yield from _text_format(form, fields)
-        else:
-            base = _structured_outputs(fields)
-            if base is not None:
-                yield base
+        elif base is not None:
+            yield base
+        instead = "text/format" if form is not None else "" if base is None else base.place
+        yield from guided(fields, instead)
     yield from calls
 
 
@@ -188,7 +193,7 @@ def _generate(fields: Fields) -> Iterator[Asked]:
         yield Asked(*from_fields(given, f"sampling_params/{place}"))
 
 
-_READERS: tuple[tuple[str, Callable[[Fields], Iterator[Asked]]], ...] = (
+_READERS: tuple[tuple[str, Reader], ...] = (
     ("/chat/completions", _chat),
     ("/chat/completions/batch", _chat),
     ("/completions", _text),
@@ -196,6 +201,7 @@ _READERS: tuple[tuple[str, Callable[[Fields], Iterator[Asked]]], ...] = (
     ("/messages", _messages),
     ("/generate", _generate),
 )
+_WITH_BEAMS = (_chat, _text)
 
 
 class _Choice:
@@ -320,13 +326,14 @@ def _arguments(tool: _Tool, left: int) -> Asked:
     if not isinstance(schema, dict):
         raise unexpected("a JSON Schema (an object)", schema, tool.place)
     if size_at_least(schema, left) > left:
-        return asked.freed()
+        most = f"{tool.place}: the schemas of all tools have more than {MAX_TOOLS_BYTES} bytes"
+        return asked.freed(most)
     try:
         return replace(asked, spec=json_spec(schema, tool.place))
-    except SpecError:
+    except SpecError as e:
         if not asked.may_be_free:
             raise
-        return asked.freed()
+        return asked.freed(e)
 
 
 def _chat_tools(tool: Fields, place: str) -> Iterator[_Tool]:

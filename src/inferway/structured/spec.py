@@ -72,15 +72,17 @@ class Asked:
     place: str  # where in the body, for error.param: "response_format/json_schema/schema"
     strict: bool = False  # OpenAI's word: every keyword is to be enforced
     tool: str | None = None  # the arguments of calls to this tool, not the answer's text
-    free: bool = False  # calls may have any arguments: its tool's schema is not kept
+    ignored: bool = False  # by vLLM 0.32, which does not read it: the plugin alone may keep it
+    free: str = ""  # why it is not kept: the text, or the arguments of calls, may be any
 
     @property
     def may_be_free(self) -> bool:
-        """vLLM takes a tool that is not strict whatever its schema says."""
-        return self.tool is not None and not self.strict
+        """vLLM takes what it ignores, and a tool that is not strict, whatever they say."""
+        return self.ignored or (self.tool is not None and not self.strict)
 
-    def freed(self) -> Asked:
-        return replace(self, spec=replace(ANY_ARGUMENTS, options=self.spec.options), free=True)
+    def freed(self, why: object) -> Asked:
+        spec = replace(ANY_ARGUMENTS, options=self.spec.options)
+        return replace(self, spec=spec, free=str(why))
 
 
 # Of a tool without a schema (vLLM's tool_parsers/utils.py `_params_or_empty_object`).

@@ -56,7 +56,7 @@ def resolved(tools: list[Any], *calls: Asked) -> Any:
 def test_vllm_writes_the_schemas_that_are_kept_and_no_others() -> None:
     tools = [Tool(Function("kept")), Tool(Function("free", True)), Tool(Function("may be called"))]
 
-    found = resolved(tools, asked("kept"), asked("free").freed())
+    found = resolved(tools, asked("kept"), asked("free").freed("over a limit"))
 
     assert [tool.function.strict for tool in found] == [True, False, None]
     assert [tool.function.strict for tool in tools] == [None, True, None], "the prompt's stay"
@@ -88,4 +88,4 @@ def test_what_the_whole_leaves_out_is_named_with_its_place_in_the_tools_schema(
 ) -> None:
     found = Found(backend, [Unenforced(f"{PLACE}/properties/a", "uniqueItems")])
 
-    assert left_out([asked("f"), asked("free").freed()], spec, found) == named
+    assert left_out([asked("f"), asked("free").freed("over a limit")], spec, found) == named

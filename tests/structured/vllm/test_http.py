@@ -219,6 +219,26 @@ async def test_what_vllm_up_to_0_11_was_asked_vllm_reads_in_the_words_of_today(
 
 
 @pytest.mark.parametrize(
+    ("body", "unenforced"),
+    [
+        ({"guided_json": {"type": "objekt"}}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_json": NUMBER, "guided_regex": "a"}, "guided_json, guided_regex"),
+        ({"guided_regex": "a", **form(NUMBER)}, "guided_regex"),
+        ({"use_beam_search": True, **form({})}, "response_format/json_schema/schema"),
+    ],
+)
+async def test_what_vllm_does_not_read_passes_as_it_came_and_is_named(
+    server: Server, body: dict[str, Any], unenforced: str
+) -> None:
+    answered = await server.ask(body)
+
+    assert (answered.status, answered.headers["x-inferway-unenforced"]) == (200, unenforced)
+    assert server.engine.bodies == [json.dumps(body).encode()]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"guided_json": NUMBER, "structured_outputs": {"json": NUMBER}},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -133,10 +134,7 @@ class Endpoints:
     async def _asked(self, state: Any, body: bytes) -> list[Asked]:
         asked: list[Asked] = await self._front.in_thread(lambda: read_specs(body))
         config = state.vllm_config.structured_outputs_config
-        return [
-            Asked(with_flags(each.spec, config), each.place, each.strict, each.tool)
-            for each in asked
-        ]
+        return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
 
 
 async def stats(front: Front, engine_client: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from inferway.structured.counts import Counts
 from inferway.structured.explain import explain
 from inferway.structured.grammar import ARGUMENTS, Unenforced
 from inferway.structured.keywords import label
-from inferway.structured.report import in_request, keeps_all, refuse_unenforced
+from inferway.structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway.structured.spec import Asked, Kind, Spec, from_vllm
 from inferway.structured.trial import Judged, Trial
 from inferway.structured.valid import Validator
@@ -81,14 +81,14 @@ class Front:
         for each in asked:
             try:
                 found = (await self.verdict(each)).unenforced
-            except SpecError:
+            except SpecError as e:
                 if not each.may_be_free:
                     raise
-                each, found = each.freed(), ()
+                each, found = each.freed(e), ()
             if refuse:
                 refuse_unenforced(each, found)
             kept.append(each)
-            unenforced += (ARGUMENTS,) if each.free else found
+            unenforced += (left_free(each),) if each.free else found
         return kept, unenforced
 
     async def verdict(self, asked: Asked) -> Verdict | Judged:

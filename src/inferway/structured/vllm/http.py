@@ -84,9 +84,10 @@ class Middleware:
         vllm_config = scope["app"].state.vllm_config
         settings = settings_of(vllm_config)
         try:
-            asked, body = await self._asked(path, body, vllm_config.structured_outputs_config)
+            fields, asked = await self._asked(path, body, vllm_config.structured_outputs_config)
             refuse = settings.refuse_unenforced
             asked, unenforced = await self.front.examine(asked, refuse=refuse)
+            body = await self._told(body, fields, asked)
         except InferwayError as e:
             return await answer_error(send, e)
         again = replayed(body, receive)
@@ -105,16 +106,24 @@ class Middleware:
         finally:
             ON_ITS_WAY.reset(token)
 
-    async def _asked(self, path: str, body: bytes, config: Any) -> tuple[list[Asked], bytes]:
-        """And the body that vLLM is to read. Raises SpecError. What vLLM cannot read either is left
-        to its own error."""
+    async def _asked(self, path: str, body: bytes, config: Any) -> _Read:
+        """Raises SpecError. What vLLM cannot read either is left to its own error."""
         if not may_hold_spec(body):
-            return [], body
+            return {}, []
         if len(body) <= MAX_ON_LOOP_BYTES:
             return _read(path, body, config)
-        found: tuple[list[Asked], bytes]
-        found = await self.front.in_thread(partial(_read, path, body, config))
+        found: _Read = await self.front.in_thread(partial(_read, path, body, config))
         return found
+
+    async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
+        """The body that vLLM is to read. Raises InvalidRequestError."""
+        otherwise = in_vllms_words(fields, asked)
+        if otherwise is None:
+            return body
+        if len(body) <= MAX_ON_LOOP_BYTES:
+            return _written(otherwise)
+        told: bytes = await self.front.in_thread(partial(_written, otherwise))
+        return told
 
 
 def _may_ask(path: str) -> bool:
@@ -126,24 +135,25 @@ def may_hold_spec(body: bytes) -> bool:
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
-def _read(path: str, body: bytes, config: Any) -> tuple[list[Asked], bytes]:
+_Read = tuple[dict[str, Any], list[Asked]]  # a body's fields, and what they ask
+
+
+def _read(path: str, body: bytes, config: Any) -> _Read:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return [], body
+        return {}, []
     if not isinstance(fields, dict):
-        return [], body
+        return {}, []
     found = asked(path, fields)
-    if found and (otherwise := in_vllms_words(fields, found)) is not None:
-        try:
-            body = json.dumps(otherwise).encode()
-        except RecursionError:
-            raise InvalidRequestError("body: nested too deeply") from None
-    return [_flagged(each, config) for each in found], body
+    return fields, [replace(each, spec=with_flags(each.spec, config)) for each in found]
 
 
-def _flagged(each: Asked, config: Any) -> Asked:
-    return replace(each, spec=with_flags(each.spec, config))
+def _written(fields: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields).encode()
+    except RecursionError:
+        raise InvalidRequestError("body: nested too deeply") from None
 
 
 class Answer:

@@ -82,6 +82,22 @@ EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"b": 2}, {"a": 1, "b": 1}],
         [{"a": 1, "b": 2}],
     ),
+    "integers between two": (
+        {"properties": {"a": {"type": "integer", "minimum": 1.2, "exclusiveMaximum": 2}}},
+        [{}, {"b": 1}],
+        [{"a": 1}, {"a": 1.5}, {"a": 2}],
+    ),
+    "no integer, or null": (
+        {"type": ["integer", "null"], "minimum": 1.2, "maximum": 1.5},
+        [None],
+        [1],
+    ),
+    "an integer that is none": (
+        {"properties": {"a": {"type": "integer", "const": 1.5}}},
+        [{}],
+        [{"a": 1.5}, {"a": 1}],
+    ),
+    "integers of which one is none": ({"type": "integer", "enum": [1.5, 2]}, [2], [1.5, 1]),
     "at least one property": ({**AB, "minProperties": 1}, [{"a": ""}, {"z": 1}], [{}]),
     "at most one property": (
         {**AB, "maxProperties": 1},

@@ -105,7 +105,10 @@ class Lowering:
                 self._number(node, word, rule, also)
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)
-        return joined(in_order(out, keywords), also, self._work)
+        own = numbers.of_integers(out)
+        if own is None:
+            return False
+        return joined(in_order(own, keywords), also, self._work)
 
     def _lower_whole(self, node: Node) -> tuple[Said, bool]:
         before = len(self._left_out)

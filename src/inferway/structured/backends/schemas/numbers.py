@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import ceil, floor, isfinite
 from typing import Any
 
 from inferway.errors import SpecError
@@ -19,6 +20,7 @@ from inferway.errors import SpecError
 _EXACT = 2**53
 _EDGE = 2**63
 _COUNTABLE = 2**31
+_FAR = 2**2000  # beyond every bound
 # Without one of these every number is kept, or none ends the process. What begins with one
 # character of its own is searched for several times as fast.
 _LOSES = [
@@ -54,6 +56,29 @@ def all_kept(raw: Any) -> bool:
     if isinstance(raw, dict):
         return all(is_kept(word, inner) and all_kept(inner) for word, inner in raw.items())
     return True
+
+
+def of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
+    """The same schema, None if no value has it: where integers may come and fractions may not, the
+    library fails on a value that is a fraction, and on bounds that have no integer between them."""
+    names = said.get("type", ())
+    names = [names] if isinstance(names, str) else names
+    if "integer" not in names or "number" in names:
+        return said
+    if _is_fraction(said.get("const")):
+        return None
+    if any(map(_is_fraction, said.get("enum", ()))):
+        said = {**said, "enum": [value for value in said["enum"] if not _is_fraction(value)]}
+    least = max(ceil(said.get("minimum", -_FAR)), floor(said.get("exclusiveMinimum", -_FAR)) + 1)
+    most = min(floor(said.get("maximum", _FAR)), ceil(said.get("exclusiveMaximum", _FAR)) - 1)
+    if least > most:
+        kept = {word: rule for word, rule in said.items() if word not in _BOUNDS}
+        said = {**kept, "type": [name for name in names if name != "integer"]}
+    return None if said["type"] == [] or said.get("enum") == [] else said
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, float) and isfinite(value) and value != int(value)
 
 
 def may_lose(text: str) -> bool:
