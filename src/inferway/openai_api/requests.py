@@ -149,6 +149,11 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None
 
+    @property
+    def given(self) -> str | list[Any]:
+        """The one of them that can be read."""
+        return self.input if isinstance(self.input, str | list) else self.messages  # type: ignore[no-any-return]
+
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
 Body = PromptBody | ResponsesRequest | ConversationsRequest | EmbeddingsRequest

@@ -20,9 +20,8 @@ DIMENSIONS = 8
 def as_completion(body: EmbeddingsRequest) -> CompletionRequest:
     """Texts or token ids are tokenized as a completion's prompts are. Raises InvalidRequestError
     for chats."""
-    given = body.input
-    several = isinstance(given, list) and bool(given)
-    if given is None or (several and any(isinstance(item, dict) for item in given)):
+    given = body.given
+    if given is body.messages or any(isinstance(item, dict) for item in given):
         raise InvalidRequestError("input: chats are not simulated, give text", param="input")
     return CompletionRequest(model=body.model, prompt=given)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stored import rows
 
+from inferway.errors import RequestError
 from inferway.openai_api.paths import PARSERS
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest, parse_chat
 from inferway.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
 
 ALL = 10_000
+VERDICTS = Path(__file__).parents[2] / "golden" / "vllm_verdicts.jsonl.xz"
 TURNS: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "¿Qué?"}]},
@@ -71,10 +77,25 @@ def test_completions(prompt: Any, bytes_: list[bytes]) -> None:
         ("/v1/embeddings", b'{"model":"m","input":[1,2]}', [b"\x01\0\0\0\x02\0\0\0"]),
         ("/v1/embeddings", b'{"model":"m","input":[[1],[2]]}', [b"\x01\0\0\0", b"\x02\0\0\0"]),
         ("/v1/embeddings", b'{"model":"m","messages":[{"a":1},{"b":2}]}', [b'{"a":1},{"b":2}']),
+        ("/v1/embeddings", b'{"input":5,"messages":[{"a":1}]}', [b'{"a":1}']),
+        ("/v1/embeddings", b'{"input":[null,["a"]]}', [b"null", b'"a"']),
+        ("/v1/completions", b'{"prompt":[18446744073709551617]}', [b"\x01\0\0\0"]),
     ],
 )
 def test_other_bodies(path: str, json: bytes, prompts: list[bytes]) -> None:
     assert prompt_bytes(body(path, json), ALL) == prompts
+
+
+def test_every_body_that_is_taken_has_bytes() -> None:
+    num_bodies = 0
+    for row in rows(VERDICTS):
+        if row["taken"] and row["path"] in PARSERS:
+            with suppress(RequestError):
+                read = body(row["path"], base64.b64decode(row["body"]))
+                num_bodies += len(prompt_bytes(read, ALL)) >= 0
+                setting_bytes(read)
+
+    assert num_bodies > 1000
 
 
 def test_settings_are_what_is_in_the_prompt_but_not_in_the_messages() -> None:

@@ -69,15 +69,18 @@ def setting_bytes(body: Body) -> bytes:
 
 
 def _inputs(body: EmbeddingsRequest, most: int) -> list[bytes]:
-    given: Any = body.messages if body.input is None else body.input
+    given = body.given
     is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
-    return [_input(each, most) for each in ([given or ""] if is_one else given)]
+    return [_input(each, most) for each in ([given] if is_one else given)]
 
 
 def _input(given: Any, most: int) -> bytes:
-    """A text, ids, or a chat."""
-    is_chat = isinstance(given, list) and given and not isinstance(given[0], int)
-    return _joined(given, most) if is_chat else _text(given, most)
+    """A text, ids, or a chat; engines refuse what is none of them."""
+    if isinstance(given, str) or (
+        isinstance(given, list) and all(isinstance(each, int) for each in given)
+    ):
+        return _text(given, most)
+    return _joined(given if isinstance(given, list) else [given], most)
 
 
 def _text(prompt: str | Sequence[int], most: int) -> bytes:
@@ -88,7 +91,11 @@ def _text(prompt: str | Sequence[int], most: int) -> bytes:
 
 def _ids(ids: Sequence[int], most: int) -> bytes:
     """Four bytes each, as many as a token is taken to have."""
-    return np.array(ids[: most // 4 + 1], np.int64).astype(np.uint32).tobytes()
+    ids = ids[: most // 4 + 1]
+    try:
+        return np.array(ids, np.int64).astype(np.uint32).tobytes()
+    except OverflowError:  # no token has such an id; engines say so
+        return np.array([each & 0xFFFFFFFF for each in ids], np.uint32).tobytes()
 
 
 def _joined(items: Iterable[object], most: int) -> bytes:
