@@ -152,7 +152,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def given(self) -> str | list[Any]:
         """The one of them that can be read."""
-        return self.input if isinstance(self.input, str | list) else self.messages  # type: ignore[no-any-return]
+        return self.input if isinstance(self.input, str | list) else self.messages
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are

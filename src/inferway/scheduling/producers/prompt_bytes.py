@@ -15,6 +15,7 @@ the brackets around it, and leaves tools out.)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from inferway.openai_api.requests import (
     ResponsesRequest,
 )
 
-_encode = msgspec.json.Encoder().encode
+_ENCODER = msgspec.json.Encoder()
 
 
 def prompt_bytes(body: Body, most: int) -> list[bytes]:
@@ -106,3 +107,10 @@ def _joined(items: Iterable[object], most: int) -> bytes:
         if size > most:
             break
     return b",".join(encoded)
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value).encode()
