@@ -45,11 +45,17 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
-        self.closed = self.aborted = False
+        self.closed = self.aborted = self.paused = False
         self.buffered = 0
 
     def write(self, data: Any) -> None:
         self.written += data
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
 
     def is_closing(self) -> bool:
         return self.closed
@@ -108,6 +114,12 @@ class Peer:
 
     def say(self, data: bytes) -> None:
         self.connection.data_received(data)
+
+    async def shout(self, data: bytes) -> None:
+        """Says more than is read in a turn of the loop, and waits until it has been read."""
+        self.say(data)
+        while self.wire.paused and not self.wire.closed:
+            await asyncio.sleep(0)
 
     def open(self, stream: int = 1, *, flags: int = 0, **changed: str) -> Called:
         self.say(frame(HEADERS, END_HEADERS | flags, stream, self.block(**changed)))

@@ -83,7 +83,7 @@ async def strict() -> Peer:
 async def test_a_flood_of_frames_that_ask_for_nothing_is_ended(strict: Peer, flood: str) -> None:
     called = strict.open()
 
-    strict.say(FLOODS[flood] * 990)
+    await strict.shout(FLOODS[flood] * 990)
     assert not strict.wire.closed
     strict.heard()
     strict.say(FLOODS[flood] * 20)
@@ -94,10 +94,54 @@ async def test_a_flood_of_frames_that_ask_for_nothing_is_ended(strict: Peer, flo
     assert called.told == ["gone"]
 
 
+async def test_a_turn_of_the_loop_opens_few_of_the_calls_that_came_at_once() -> None:
+    peer = Peer()
+    first = frame(HEADERS, END_HEADERS, 1, peer.block())
+    block = peer.block()
+    opened = [frame(HEADERS, END_HEADERS, each, block) for each in range(3, 5001, 2)]
+    peer.say(first + b"".join(opened))
+
+    each_turn = [len(peer.calls)]
+    while peer.wire.paused:  # or libuv would go on reading in the same turn
+        before = len(peer.calls)
+        await asyncio.sleep(0)
+        each_turn.append(len(peer.calls) - before)
+
+    assert sum(each_turn) == 2500
+    assert max(each_turn) <= 64
+
+
+async def test_a_turn_of_the_loop_reads_few_of_the_messages_that_came_at_once() -> None:
+    peer = Peer()
+    called = peer.open()
+    peer.say(frame(DATA, 0, 1, said(b"") * 3000) * 16)
+
+    assert len(called.messages) <= 5 * 3000
+    peer.say(frame(DATA, END_STREAM, 1, said(b"last")))  # TLS may still have some
+    assert called.told == []
+    await peer.shout(b"")
+
+    assert len(called.messages) == 16 * 3000 + 1
+    assert called.told == ["end"]
+
+
+async def test_what_waits_for_its_turn_goes_with_its_connection(peer: Peer) -> None:
+    first = frame(HEADERS, END_HEADERS, 1, peer.block())
+    peer.say(first + frame(DATA, 0, 1, said(b"m")) * 100)
+    [called] = peer.calls
+    before = len(called.messages)
+
+    peer.connection.connection_lost(None)
+    await asyncio.sleep(0)
+
+    assert called.told == ["gone"]
+    assert len(called.messages) == before < 100
+
+
 async def test_what_comes_slowly_is_no_flood() -> None:
     peer = Peer(patience=Patience(frames=10, seconds=0.0))
 
-    peer.say(frame(PING, 0, 0, b"8 bytes!") * 1000)
+    await peer.shout(frame(PING, 0, 0, b"8 bytes!") * 1000)
 
     assert len(peer.heard()) == 1000
     assert not peer.wire.closed
@@ -106,7 +150,7 @@ async def test_what_comes_slowly_is_no_flood() -> None:
 async def test_empty_continuations_are_ended(strict: Peer) -> None:
     strict.say(frame(HEADERS, 0, 1))
 
-    strict.say(frame(CONTINUATION, 0, 1) * 1010)
+    await strict.shout(frame(CONTINUATION, 0, 1) * 1010)
 
     assert fault_of(strict) == Fault.ENHANCE_YOUR_CALM
     assert strict.calls == []
@@ -148,7 +192,8 @@ async def test_calls_beyond_what_may_be_open_are_refused_and_the_others_go_on(pe
     first = frame(HEADERS, END_HEADERS, 1, peer.block())
     block = peer.block()
     streams = range(3, 20_001, 2)
-    peer.say(first + b"".join([frame(HEADERS, END_HEADERS, each, block) for each in streams]))
+    opened = [frame(HEADERS, END_HEADERS, each, block) for each in streams]
+    await peer.shout(first + b"".join(opened))
     peer.heard()
 
     peer.say(frame(HEADERS, END_HEADERS, 20_001, block))
@@ -205,7 +250,7 @@ async def test_a_message_in_tiny_pieces_takes_no_more_than_its_bytes() -> None:
 
     tracemalloc.start()
     for _ in range(20):
-        peer.say(pieces)
+        await peer.shout(pieces)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

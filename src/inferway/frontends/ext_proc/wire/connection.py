@@ -42,10 +42,12 @@ from inferway.frontends.ext_proc.wire.frames import (
     ConnectionFault,
     Fault,
     Status,
+    check_of_connection,
     check_size,
     frame,
     goaway,
     header_block,
+    not_http2,
     number_in,
     reset,
     settings,
@@ -62,6 +64,8 @@ _CONNECTION_WINDOW = 16 << 20  # bytes of all calls together, before there is wo
 _TELL_BYTES = _CONNECTION_WINDOW // 2
 _MAX_CALLS = 10_000  # at a time; a client with more opens another connection
 _CLOSE_SECONDS = 5.0  # for a client that broke the rules to take why
+_TURN_FRAMES = 64  # that are read in a turn of the loop, in which everybody else waits
+_TURN_BYTES = 4 * MAX_FRAME_BYTES
 _DEAR = 5  # frames for nothing: what one counts that costs more than the others
 _PATIENCE = Patience()
 _DRAINING = b"draining"  # a ping whose answer says that the client knows
@@ -69,7 +73,6 @@ _DRAINING = b"draining"  # a ping whose answer says that the client knows
 _GREETING = settings(WINDOW_BYTES, _MAX_CALLS, MAX_HEADER_BYTES) + window_update(
     0, _CONNECTION_WINDOW - FIRST_WINDOW
 )
-_TLS_HANDSHAKE = b"\x16\x03"
 _KIND_AT = 3  # of a frame's head
 
 
@@ -93,13 +96,14 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._greeted = False
-        self._rest = b""  # of a frame that has not come wholly
+        self._rest = b""  # what waits for its turn, or for the rest of its frame
         self._outlet = Outlet(self.abort)
         self._call_window = FIRST_WINDOW  # of a new call
         self._last_stream = 0
         self._untold = 0  # bytes that came since the client was told of room
         self._fields = FieldReader()
         self._block: tuple[int, int, bytearray] | None = None  # headers that are not whole
+        self._turn_due = False  # meanwhile nothing more is received
         self._drains = self._drained = self._closes = False
         self._flood = Flood(patience, self._loop.time)
 
@@ -130,9 +134,16 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closes:  # TLS may still have some
             return
-        if self._rest:
-            data = self._rest + data
-        outlet = self._outlet
+        self._rest += data
+        if not self._turn_due:
+            self._read()
+
+    def _read(self) -> None:
+        """A turn's share of what has come."""
+        paused, self._turn_due = self._turn_due, False
+        if self._closes or self._transport is None:
+            return
+        outlet, data = self._outlet, self._rest
         outlet.corked = True  # what is answered goes out together
         try:
             at = self._frames(data) if self._greeted else self._preface(data)
@@ -142,6 +153,9 @@ class Connection(asyncio.Protocol):
         finally:
             outlet.corked = False
             outlet.flush()
+        if paused != self._turn_due and not self._closes:
+            wire = self._transport
+            (wire.pause_reading if self._turn_due else wire.resume_reading)()
 
     @property
     def socket(self) -> socket.socket | None:
@@ -202,10 +216,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------- frames
 
     def _preface(self, data: bytes) -> int:
-        if not data.startswith(PREFACE):
-            if PREFACE.startswith(data):
-                return 0
-            raise ConnectionFault(Fault.PROTOCOL_ERROR, _not_http2(data))
+        if not data.startswith(PREFACE) and not PREFACE.startswith(data):
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, not_http2(data))
         if len(data) < len(PREFACE) + HEAD_BYTES:
             return 0
         if data[len(PREFACE) + _KIND_AT] != SETTINGS:
@@ -214,16 +226,18 @@ class Connection(asyncio.Protocol):
         return self._frames(data, len(PREFACE))
 
     def _frames(self, data: bytes, at: int = 0) -> int:
-        """Where the first one starts that has not come wholly."""
-        end = len(data)
-        while end - at >= HEAD_BYTES:
+        """Where the first one starts that has not come wholly, or has to wait for its turn."""
+        end, most = len(data), at + _TURN_BYTES
+        for _ in range(_TURN_FRAMES):
+            if end - at < HEAD_BYTES or at >= most:
+                break
             start = at + HEAD_BYTES
             head = int.from_bytes(data[at:start])
             stop = start + (head >> 48)
             if stop - start > MAX_FRAME_BYTES:
                 raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"a frame of {stop - start} bytes")
             if stop > end:
-                break
+                return at
             kind = head >> 40 & 0xFF
             at = stop
             if self._block is not None and kind != CONTINUATION:
@@ -233,6 +247,9 @@ class Connection(asyncio.Protocol):
                 self._flood.count()
             else:
                 read(self, head >> 32 & 0xFF, head & 0x7FFFFFFF, data[start:stop])
+        if end - at >= HEAD_BYTES:
+            self._turn_due = True
+            self._loop.call_soon(self._read)
         return at
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:
@@ -312,8 +329,7 @@ class Connection(asyncio.Protocol):
                 self._outlet.write(reset(stream, Fault.NO_ERROR))
             return
         call = Call(self, self._outlet, stream, self._call_window)
-        path = fields.get(b":path", b"")
-        opens = self._methods.get(path)
+        opens = self._methods.get(path := fields.get(b":path", b""))
         if opens is None:
             self._flood.count(_DEAR)
             call.client_ended = ended
@@ -337,19 +353,15 @@ class Connection(asyncio.Protocol):
         self._close_if_done()
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream:
-            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"settings of stream {stream}")
-        if len(payload) % 6 or (flags & ACK and payload):
-            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "settings of a wrong size")
+        check_of_connection(stream, "settings")
         self._flood.count()
         if flags & ACK:
+            check_size(payload, 0)
             return
         said = settings_in(payload)
         if INITIAL_WINDOW_SIZE in said:
             self._set_call_window(said[INITIAL_WINDOW_SIZE])
         if MAX_FRAME_SIZE in said:
-            if not MAX_FRAME_BYTES <= said[MAX_FRAME_SIZE] < 1 << 24:
-                raise ConnectionFault(Fault.PROTOCOL_ERROR, "frames of a size that may not be")
             self._outlet.max_frame = min(said[MAX_FRAME_SIZE], MAX_OUT_BYTES)
         self._outlet.write(frame(SETTINGS, ACK, 0))
         if INITIAL_WINDOW_SIZE in said:
@@ -368,8 +380,7 @@ class Connection(asyncio.Protocol):
 
     def _ping(self, flags: int, stream: int, payload: bytes) -> None:
         check_size(payload, 8)
-        if stream:
-            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a ping on stream {stream}")
+        check_of_connection(stream, "a ping")
         self._flood.count()
         if not flags & ACK:
             self._outlet.write(frame(PING, ACK, 0, payload))
@@ -406,8 +417,7 @@ class Connection(asyncio.Protocol):
 
     def _goaway(self, _: int, stream: int, __: bytes) -> None:
         """The client opens no more calls here; those under way go on."""
-        if stream:
-            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a goodbye of stream {stream}")
+        check_of_connection(stream, "a goodbye")
         self._flood.count()
 
     def _push_promise(self, _: int, __: int, ___: bytes) -> None:
@@ -438,9 +448,3 @@ _READ: Final[Mapping[int, Callable[[Connection, int, int, bytes], None]]] = {
     WINDOW_UPDATE: Connection._window_update,
     CONTINUATION: Connection._continuation,
 }
-
-
-def _not_http2(data: bytes) -> str:
-    if data.startswith(_TLS_HANDSHAKE):
-        return "it speaks TLS, and --secure-serving=false says that nobody does"
-    return "it speaks no HTTP/2, or not at once; gRPC without TLS does"

@@ -108,8 +108,19 @@ def settings(window: int, streams: int, header_bytes: int) -> bytes:
 
 
 def settings_in(payload: bytes) -> Mapping[int, int]:
-    """Of settings said twice, the last one counts."""
-    return dict(_SETTING.iter_unpack(payload))
+    """Of settings said twice, the last one counts. Raises ConnectionFault."""
+    if len(payload) % _SETTING.size:
+        raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "settings of a wrong size")
+    said = dict(_SETTING.iter_unpack(payload))
+    if not MAX_FRAME_BYTES <= said.get(MAX_FRAME_SIZE, MAX_FRAME_BYTES) < 1 << 24:
+        raise ConnectionFault(Fault.PROTOCOL_ERROR, "frames of a size that may not be")
+    return said
+
+
+def check_of_connection(stream: int, what: str) -> None:
+    """Raises ConnectionFault for `what` is said of a stream."""
+    if stream:
+        raise ConnectionFault(Fault.PROTOCOL_ERROR, f"{what} of stream {stream}")
 
 
 def number_in(payload: bytes) -> int:
@@ -167,3 +178,13 @@ def response_end(stream: int, status: Status, words: str, *, begun: bool) -> byt
     if not begun:
         block = _HEAD_BLOCK + block
     return frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
+
+
+_TLS_HANDSHAKE = b"\x16\x03"
+
+
+def not_http2(data: bytes) -> str:
+    """Words about what is not its preface."""
+    if data.startswith(_TLS_HANDSHAKE):
+        return "it speaks TLS, and --secure-serving=false says that nobody does"
+    return "it speaks no HTTP/2, or not at once; gRPC without TLS does"
