@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
+import pytest
 
 from inferway.fleet.connector import EngineConnector
 
@@ -76,3 +77,36 @@ async def test_all_that_are_idle_for_their_time_are_closed() -> None:
 
             assert not session.closed
             assert engine.num_opened == AT_ONCE
+
+
+async def answer_with(told: bytes) -> tuple[int, bytes]:
+    """What comes out of it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            writer.write(told)
+            await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        aiohttp.ClientSession(connector=EngineConnector(None)) as session,
+        asyncio.timeout(30),
+        session.get(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/") as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+HINT = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+BODY = bytes(range(256)) * 4000
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 1024000\r\n\r\n" + BODY
+
+
+async def test_an_answer_may_have_hints_before_it() -> None:
+    assert await answer_with(3 * HINT + ANSWER) == (200, BODY)
+
+
+async def test_hints_without_end_are_not_read() -> None:
+    with pytest.raises(aiohttp.ClientConnectionError, match="more than 16 answers at once"):
+        await answer_with(20_000 * HINT + ANSWER)

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import aiohttp
 from aiohttp.client_exceptions import UnixClientConnectorError
+from aiohttp.client_proto import ResponseHandler
 
 from inferway.config import unix_path
 from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 
 if TYPE_CHECKING:
-    from aiohttp.client_proto import ResponseHandler
     from aiohttp.tracing import Trace
+
+
+_MAX_ANSWERS = 16  # that nobody has taken: informational ones (1xx), of a single question
+_SLICE_BYTES = 16 * 1024  # that are parsed before they are counted
+
+
+class _Answers(ResponseHandler):
+    """Takes no answers without end: aiohttp would read all that come at once, 50 µs each, in the
+    same turn of the loop, and then again."""
+
+    def data_received(self, data: bytes) -> None:
+        for at in range(0, max(1, len(data)), _SLICE_BYTES):
+            super().data_received(data[at : at + _SLICE_BYTES])
+            if len(self) > _MAX_ANSWERS:
+                self.abort()
+                words = f"more than {_MAX_ANSWERS} answers at once to one question"
+                self.set_exception(aiohttp.ClientConnectionError(words))
+                return
 
 
 class EngineConnector(aiohttp.TCPConnector):
@@ -32,6 +51,7 @@ class EngineConnector(aiohttp.TCPConnector):
             keepalive_timeout=idle_keep_alive,
             ssl=tls or True,
         )
+        self._factory = cast("partial[ResponseHandler]", partial(_Answers, loop=self._loop))
 
     async def _create_connection(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
