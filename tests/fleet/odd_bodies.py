@@ -86,6 +86,7 @@ _TYPED: dict[str, dict[str, list[Any]]] = {
 _ELSEWHERE = (
     *("cache_salt", "messages", "input", "tools", "tool_choice", "structured_outputs"),
     *("output_config", "return_assistant_tokens_mask", "guided_json", "structural_tag"),
+    *("bad_words", "session_id"),
 )
 _NO_SUCH_FIELD: list[Any] = [HALF, 5, "x", ["x"], {"x": 1}, True]
 

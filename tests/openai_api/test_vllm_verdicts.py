@@ -117,6 +117,25 @@ def test_the_verdicts_are_of_bodies_of_every_kind() -> None:
     assert (taken_by_both > 700, refused_by_both > 400) == (True, True), count
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "is_refused"),
+    [
+        ("/v1/chat/completions", "bad_words", True),
+        ("/v1/responses", "bad_words", False),
+        ("/v1/responses", "session_id", True),
+        ("/v1/messages", "vllm_xargs", False),
+        ("/tokenize", "session_id", False),
+    ],
+)
+def test_a_text_for_the_engine_core_is_unicode_where_vllm_has_the_field(
+    path: str, name: str, is_refused: bool
+) -> None:
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", name: ["\ud800"]}
+    raw = base64.b64encode(json.dumps(fields).encode())
+
+    assert (refusal({"path": path, "body": raw}) is not None) == is_refused
+
+
 def test_a_body_that_pydantic_converts_is_not_written_anew() -> None:
     raw = b'{"model": "m", "prompt": [1, "2"], "stream": "yes", "max_tokens": 1e1, "x": NaN}'
 

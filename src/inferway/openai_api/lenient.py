@@ -24,9 +24,6 @@ from inferway.lax import lax_bool, lax_int
 JsonObject = dict[str, Any]
 _T = TypeVar("_T")
 
-# Fields that we do not read, whose texts vLLM sends to its engine core: in a form that has no
-# lone surrogates, so that it answers 500.
-_FOR_THE_CORE = ("stop", "bad_words", "vllm_xargs", "request_id", "session_id")
 # An engine may refuse it, or write nothing of the text that is no Unicode.
 _ANY_TEXT = "chat_template"
 
@@ -55,8 +52,9 @@ def json_bytes(fields: JsonObject) -> bytes:
 
 
 def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
-    """`kind`: a struct, or a dict. Raises msgspec.ValidationError for what pydantic refuses, too,
-    InvalidRequestError for text of ours that is no Unicode."""
+    """`kind`: a struct, or a dict; the fields in its `for_the_core` hold Unicode alone. Raises
+    msgspec.ValidationError for what pydantic refuses, too, InvalidRequestError for text of ours
+    that is no Unicode."""
     if not isinstance(kind, type):
         return msgspec.convert(fields, kind)
     known: JsonObject = {}
@@ -65,7 +63,7 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
             known[name] = _value(fields[name], wanted)
             if name != _ANY_TEXT and not isinstance(wanted, inspect.AnyType):
                 _check_unicode(known[name], name)
-    for name in _FOR_THE_CORE:
+    for name in getattr(kind, "for_the_core", ()):
         _check_all_unicode(fields.get(name), name)
     return msgspec.convert(known, kind)
 

@@ -31,6 +31,10 @@ from inferway.openai_api.shapes import Guided
 
 JsonObject = dict[str, Any]
 
+# Texts that we do not read, and that vLLM sends to its engine core: in a form that has no lone
+# surrogates, so that it answers 500, and would be suspected.
+_FOR_THE_CORE = ("stop", "vllm_xargs", "request_id", "session_id")
+
 
 class ChatRequest(Guided, frozen=True, kw_only=True):
     """What we act on of a `/v1/chat/completions` body."""
@@ -60,6 +64,7 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
+    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
 
 class CompletionRequest(Guided, frozen=True, kw_only=True):
@@ -84,6 +89,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
+    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -119,6 +125,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
+    for_the_core: ClassVar[tuple[str, ...]] = _FOR_THE_CORE
 
     @property
     def cuts_nothing(self) -> bool:
