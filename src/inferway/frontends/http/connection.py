@@ -117,12 +117,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if len(data) > SLICE_BYTES or self._unread:
             self._unread = b"".join((self._unread, data)) if self._unread else memoryview(data)
-            if not self._queue:
+            if not self._queue and (self._responder is not None or not self.server.turns.are_short):
                 self._read_slice()
         elif not self._reader.feed(data):
             self._stop_reading()
         if not self._turn_due:
-            self._pump()
+            self._pump(1 if self.server.turns.are_short else MAX_QUEUED)
 
     def _read_on(self) -> None:
         if not self._paused and not self.transport.is_closing():
@@ -197,14 +197,14 @@ class ClientConnection(asyncio.Protocol):
                 item.forget_body()
         self._queue.clear()
 
-    def _pump(self) -> None:
+    def _pump(self, most: int = MAX_QUEUED) -> None:
         """Answers what waits, one after the other, until one takes its time or the turn is
-        over."""
+        over: `most` of them."""
         if self._pumping:
             return
         self._pumping = True
         try:
-            for _ in range(MAX_QUEUED):
+            for _ in range(most):
                 if not self._queue or self._responder is not None or not self.writable:
                     break
                 self._answer(self._queue.popleft())

@@ -19,6 +19,7 @@ from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.listening import Listener
 from inferway.frontends.http.message import BodyMemory, Request
 from inferway.frontends.http.responder import Responder
+from inferway.frontends.http.turns import Turns
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -78,6 +79,8 @@ class HttpServer:
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.awaits_body = awaits_body
+        self.turns = Turns()
+        self.next_turn: Callable[[Callable[[], object]], object] = self.turns.ask
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""
@@ -94,7 +97,6 @@ class HttpServer:
         """Listens. Raises ConfigError when the address cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
-        self.next_turn: Callable[[Callable[[], object]], object] = self.loop.call_soon
         await self._listener.open(lambda: ClientConnection(self))
         timeouts = self.timeouts
         self._sweep_seconds = min(
