@@ -12,6 +12,7 @@ import pytest
 from inferway.errors import RenderError
 from inferway.prompts.model_files import read_model_files
 from inferway.prompts.raw_files import (
+    MAX_BYTES,
     MAX_OTHER_BYTES,
     MAX_TEMPLATE_BYTES,
     MAX_TEMPLATES,
@@ -179,6 +180,18 @@ def test_a_file_has_a_largest_size(directory: Path, name: str, most: int) -> Non
         file.truncate(most + 1)
 
     with pytest.raises(RenderError, match=f"{name}: it has more than {most} bytes"):
+        read_model_files(directory)
+
+
+def test_all_files_of_a_model_have_a_largest_size_together(directory: Path) -> None:
+    with (directory / "tokenizer.json").open("wb") as file:
+        file.truncate(MAX_TOKENIZER_BYTES)
+    for name in ("config", "tokenizer_config", "special_tokens_map", "added_tokens"):
+        with (directory / f"{name}.json").open("wb") as file:
+            file.truncate(MAX_OTHER_BYTES)
+    write(directory, "chat_template.jinja", "x")
+
+    with pytest.raises(RenderError, match=f"{MAX_BYTES + 1} bytes together, allowed are"):
         read_model_files(directory)
 
 

@@ -58,6 +58,10 @@ def test_its_limits_go_by_the_size_of_the_files() -> None:
     assert (large.memory_bytes // MIB, large.cpu_seconds) == (1664, 58)
 
 
+def test_its_memory_has_a_limit_whatever_the_size_of_the_files() -> None:
+    assert limits_for(128 * MIB).memory_bytes == 2048 * MIB
+
+
 @pytest.mark.parametrize(
     ("changes", "config", "why"),
     [

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.prompts.raw_files import MAX_TOKENIZER_BYTES
+from inferway.prompts.raw_files import MAX_BYTES, MAX_TOKENIZER_BYTES
 
 # Everything that decides over prompts. Python files are never fetched, let alone run.
 FILE_PATTERNS = (
@@ -31,9 +31,6 @@ FILE_PATTERNS = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
-
-# Of all these files together: the largest models known have 60 MB.
-MAX_BYTES = 2 * MAX_TOKENIZER_BYTES
 
 # A hub that does not answer within this time counts as unreachable; with imports and the look
 # into the local cache the caller learns it within three seconds.

@@ -23,6 +23,8 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MAX_TOKENIZER_BYTES, MAX_OTHER_BYTES = 64 << 20, 16 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TEMPLATES = 64
+# Of all files of a model together: the largest known have 60 MB.
+MAX_BYTES = 2 * MAX_TOKENIZER_BYTES
 
 _OTHERS = (
     "tokenizer_config.json",
@@ -84,7 +86,7 @@ def read_raw_files(path: Path, *, follows_links: bool = False) -> RawFiles:
         if found is not None:
             templates[name] = found
     is_of_mistral = any(any(directory.glob(pattern)) for pattern in _OF_MISTRAL)
-    return RawFiles(
+    raw = RawFiles(
         path=str(tokenizer),
         directory=str(directory),
         files=files,
@@ -92,6 +94,11 @@ def read_raw_files(path: Path, *, follows_links: bool = False) -> RawFiles:
         has_template=(directory / TEMPLATE).is_file(),
         is_of_mistral=is_of_mistral,
     )
+    if raw.num_bytes > MAX_BYTES:
+        raise _unusable(
+            directory, f"its files have {raw.num_bytes} bytes together, allowed are {MAX_BYTES}"
+        )
+    return raw
 
 
 def _home(directory: Path) -> Path:

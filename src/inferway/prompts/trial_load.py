@@ -24,6 +24,9 @@ LOAD = "inferway.prompts.trial_jobs:load"
 
 # Measured: 0.5 GiB of address space and 4 s of CPU for Qwen 3 (11 MB), 0.35 GiB for 3.5 MB.
 BASE_BYTES, BYTES_PER_BYTE = 640 << 20, 32
+# For files of any size: a gateway that loads what has passed may come to use as much. Measured:
+# 0.8 GiB for Gemma 3 (33 MB, 262k tokens), 0.85 GiB for its vocabulary doubled.
+MAX_BYTES = 2 << 30
 BASE_CPU_SECONDS, CPU_SECONDS_PER_MIB = 10.0, 1.5
 WALL_SECONDS = 300.0  # it gets what CPU time others leave
 
@@ -43,7 +46,7 @@ _FAULTS = msgspec.msgpack.Decoder(TrialFault | None)
 def limits_for(num_bytes: int) -> Limits:
     """For files of so many bytes."""
     return Limits(
-        memory_bytes=BASE_BYTES + BYTES_PER_BYTE * num_bytes,
+        memory_bytes=min(BASE_BYTES + BYTES_PER_BYTE * num_bytes, MAX_BYTES),
         cpu_seconds=BASE_CPU_SECONDS + CPU_SECONDS_PER_MIB * (num_bytes >> 20),
         wall_seconds=WALL_SECONDS,
         result_bytes=1 << 20,
