@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from contextlib import closing, suppress
+from typing import Any
 
 from tests.cpu import slowness
 from tests.structured.compiling import PATIENT, smollm2
@@ -23,6 +24,10 @@ from inferway.structured.compile_limits import CompileLimits
 from inferway.structured.spec import Kind, Spec
 from inferway.structured.trial import TrialJobs
 from inferway.structured.vllm.core import Light
+
+PLACES: Any = {"const": 1}
+for _ in range(11):
+    PLACES = {"allOf": [{"prefixItems": [{}, {}, {}]}, {"items": PLACES}]}
 
 KILLERS = (
     ("multipleOf", Spec(Kind.JSON, '{"type":"integer","multipleOf":3000017}')),
@@ -46,6 +51,7 @@ KILLERS = (
             ),
         ),
     ),
+    ("places", Spec(Kind.JSON, json.dumps(PLACES))),
 )  # fmt: skip
 
 

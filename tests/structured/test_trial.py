@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from inferway.errors import ChecksBusyError, SpecError
+from inferway.errors import ChecksBusyError, HeavyError, SpecError
 from inferway.helper.process import Limits
-from inferway.structured.backends.cascade import verdict
+from inferway.structured.backends.cascade import MAX_WEIGHT, light_verdict, verdict
+from inferway.structured.backends.schemas.weight import weight_of
 from inferway.structured.spec import Kind, Spec
 from inferway.structured.trial import LIMITS, Trial
 
@@ -19,6 +22,17 @@ TOWER = "x"
 for _ in range(9):
     TOWER = f'{{"oneOf":[{{"properties":{{"a":{TOWER}}}}},{{"properties":{{"b":{TOWER}}}}}]}}'
 TOWER = TOWER.replace("x", '{"type":"string"}')
+
+
+def apart(num: int) -> dict[str, Any]:
+    """Each property may be said in nine ways, which are counted as if they multiplied."""
+    any_of = {"anyOf": [{"const": one} for one in range(9)]}
+    return {"allOf": [{"properties": {f"p{at}": any_of}} for at in range(num)]}
+
+
+APART = apart(6)
+NODE = {"properties": {"next": {"$ref": "#/$defs/n"}, "v": {"type": "string"}}}
+CIRCLE = {**APART, "$defs": {"n": {"allOf": [NODE, {"required": ["v"]}]}}, "$ref": "#/$defs/n"}
 
 
 @pytest.fixture
@@ -59,3 +73,29 @@ def test_too_much_cpu_time_is_the_specs_fault_and_too_long_a_time_the_machines(
                 trial.verdict(Spec(Kind.JSON, TOWER))
 
         assert trial.helper.stats.kills == {limit: 2}
+
+
+@pytest.mark.parametrize("schema", [APART, CIRCLE])
+def test_what_may_multiply_is_tried_where_it_can_be_killed(
+    trial: Trial, schema: dict[str, Any]
+) -> None:
+    spec = Spec(Kind.JSON, json.dumps(schema))
+    assert weight_of(spec.text) > MAX_WEIGHT
+
+    with pytest.raises(HeavyError):
+        light_verdict(spec)
+
+    assert trial.verdict(spec).unenforced == []
+
+
+def test_what_multiplies_is_refused_and_where_no_bound_is_known_it_is_not_tried(
+    trial: Trial,
+) -> None:
+    nested: Any = {"const": 1}
+    for _ in range(11):
+        nested = {"allOf": [{"prefixItems": [{}, {}, {}]}, {"items": nested}]}
+    with pytest.raises(SpecError, match="compiling it"):
+        trial.verdict(Spec(Kind.JSON, json.dumps(nested)))
+
+    with pytest.raises(SpecError, match="multiply"):
+        trial.verdict(Spec(Kind.JSON, json.dumps(apart(400))))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema_rs
@@ -253,3 +256,37 @@ def test_escapes_and_classes_of_other_regexes_are_rewritten() -> None:
     said, _ = lowered({"pattern": r"\<[a&&b[]\>"})
 
     assert said == {"pattern": r"<[a\x{26}\x{26}b\x{5b}]>"}
+
+
+LOOKED_THROUGH = """
+from inferway.structured.backends.schemas.lowering import Lowering
+from inferway.structured.backends.schemas.nodes import Document
+from inferway.structured.backends.schemas.texts import How, Words
+from inferway.structured.backends.schemas.work import Work
+
+branches = [
+    {"properties": {"a": {"const": at}}, "items": {"const": at}, "minLength": at, "maximum": at}
+    for at in range(5)
+]
+document = Document({"oneOf": branches})
+document.work = Work(10_000)
+Lowering(document, Words(lambda *_: None, lambda *_: False), How()).run()
+print(document.work.left)
+"""
+
+
+def test_each_process_looks_through_as_much_of_a_schema() -> None:
+    """How much is limited, and an API server and an engine core must not differ in their verdicts.
+    Python's sets of strings have another order in each."""
+    left = {
+        subprocess.run(
+            [sys.executable, "-c", LOOKED_THROUGH],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in "012"
+    }
+
+    assert len(left) == 1

@@ -44,7 +44,8 @@ class Disjoint:
             return True
         if any(self._parts_apart(x, y, depth) for x, y in ((a, b), (b, a))):
             return True
-        return all(self._apart_as(kind, a, b, depth) for kind in common)
+        # Sorted, or how much is looked through, which is limited, would be another in each process.
+        return all(self._apart_as(kind, a, b, depth) for kind in sorted(common))
 
     def _values_apart(self, a: Node, b: Node) -> bool:
         values = finite(a)
