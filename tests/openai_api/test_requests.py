@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +404,7 @@ def test_a_prompt_is_missing_only_beside_embeddings(fields: dict[str, object]) -
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_a_named_error(raw: bytes) -> None:
     for parse in PARSERS.values():
-        with pytest.raises(InvalidRequestError):
+        with suppress(InvalidRequestError):
             parse(raw)
 
 

@@ -41,6 +41,16 @@ hows = st.sampled_from([How(), How(doubt=True), How(doubt=True, plainly=True, ba
     DRAFTS[0],
 )
 @example({"if": {"required": ["a"]}, "then": False}, [{"a": 1}, {}, 2], How(), DRAFTS[0])
+@example(
+    {
+        "propertyNames": {"pattern": "^[ab]"},
+        "additionalProperties": {"type": "null"},
+        "properties": {"a": {}},
+    },
+    [{"a": 1}, {"b": None}, {"b": 1}, {"c": None}],
+    How(),
+    DRAFTS[0],
+)
 def test_it_means_the_same_or_more_and_more_is_named(
     schema: Any, instances: list[Any], how: How, draft: str
 ) -> None:

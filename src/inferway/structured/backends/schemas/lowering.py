@@ -329,7 +329,9 @@ class Lowering:
             return
         if pattern is not False:
             written = in_rust(str(pattern))
-            if not self._texts.takes(written):
+            # The pattern is for all names: those that are listed have a rule of their own.
+            hits_listed = rest not in (True, {}) and any(one is not False for one in told.values())
+            if hits_listed or not self._texts.takes(written):
                 self.leave_out(node, "propertyNames")
                 return
             out["patternProperties"] = {written: rest}
