@@ -109,6 +109,17 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'admin_key_env: "A_KEY"  # a flag; it is set' in shown
 
 
+def test_secrets_are_not_shown_in_lists_either(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(
+        'discovery: {dns: ["http://me:hush-1@a:8000", "http://me:hush-2@b:8000"]}\n'
+    )
+
+    shown = run("show", "--config", str(tmp_path / "gateway.yaml")).output
+
+    assert "hush" not in shown
+    assert '["http://me:***@a:8000","http://me:***@b:8000"]' in shown
+
+
 def test_flags_reach_the_keys_of_ejection() -> None:
     flags = ["--ejection-failures", "3", "--ejection-share", "0.25", "--ejection-least", "8"]
     times = ["--ejection-window", "9", "--ejection-seconds", "2", "--ejection-max-seconds", "60"]

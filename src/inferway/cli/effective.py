@@ -72,9 +72,17 @@ def _part(given: object, name: Any) -> object:
 
 
 def _shown(value: object) -> str:
+    return msgspec.json.encode(_without_passwords(value)).decode()
+
+
+def _without_passwords(value: object) -> object:
     if isinstance(value, str):
-        value = without_password(value)
-    return msgspec.json.encode(value).decode()
+        return without_password(value)
+    if isinstance(value, Mapping):
+        return {name: _without_passwords(item) for name, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_without_passwords(item) for item in value]
+    return value
 
 
 def _note(key: str, value: object) -> str:
