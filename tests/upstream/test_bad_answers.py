@@ -96,6 +96,12 @@ GARBAGE: dict[str, bytes] = {
     "2.3 ICY": b"ICY 200 OK\r\n\r\n",
     "4 a status of two digits": b"HTTP/1.1 20 OK\r\ncontent-length: 0\r\n\r\n",
     "4 a status of four digits": b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n",
+    "6.3 an unknown informational answer with a length": (
+        b"HTTP/1.1 126 x\r\ncontent-length: 2\r\n\r\nno" + LENGTH + b"\r\nab"
+    ),
+    "6.3 an unknown informational answer in chunks": (
+        b"HTTP/1.1 126 x\r\ntransfer-encoding: chunked\r\n\r\n" + LAST_CHUNK + LENGTH + b"\r\nab"
+    ),
     "RFC 9110 15 status 000": b"HTTP/1.1 000 OK\r\ncontent-length: 0\r\n\r\n",
     "RFC 9110 15 status 099": b"HTTP/1.1 099 OK\r\ncontent-length: 0\r\n\r\n",
     "RFC 9110 15 status 600": b"HTTP/1.1 600 OK\r\ncontent-length: 0\r\n\r\n",

@@ -4,11 +4,12 @@ Rule 1: the connection serves the next exchange only if the last answer ended wh
         it ends, nothing came after it, and neither side asked to close.
 Rule 2: an answer without Content-Length and chunks ends with the connection; any other
         answer that the connection's end cuts off is an error, never an end.
-Rule 3: 1xx answers are skipped (101: we never ask to switch, so it is an error). Trailers
-        are dropped. Beyond what llhttp refuses, an answer is garbage whose version is not
-        1.1 or 1.0, whose status is not 100 to 599, that has any transfer coding but `chunked`
-        once, or `chunked` in HTTP/1.0 (RFC 9112, 6.1), or more than MAX_HEADERS fields.
-        (It takes RTSP/1.1 for HTTP/1.1; we do not mind.)
+Rule 3: 1xx answers are skipped (101: we never ask to switch, so it is an error). They have
+        no body (RFC 9112, 6.3), but llhttp reads the one that is announced by a status it does
+        not know, so that this is an error. Trailers are dropped. Beyond what llhttp refuses, an
+        answer is garbage whose version is not 1.1 or 1.0, whose status is not 100 to 599, that
+        has any transfer coding but `chunked` once, or `chunked` in HTTP/1.0 (RFC 9112, 6.1), or
+        more than MAX_HEADERS fields. (It takes RTSP/1.1 for HTTP/1.1; we do not mind.)
 Rule 4: if a *reused* connection ends before the first byte of an answer, the exchange is sent
         once more on a fresh one. Engines close idle connections, and that close crosses our
         request on the wire; a generation has no effect but its answer, so that even a request
@@ -43,6 +44,7 @@ MAX_HEADERS = 256
 # Our answer carries our own request id, which is the one the engine got.
 _ENDS_HERE = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _BODILESS = frozenset({204, 304})
+_INTERIM = frozenset({100, 102, 103})  # whose body llhttp does not read, whatever they announce
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
@@ -210,6 +212,7 @@ class EngineConnection(asyncio.Protocol):
             # else it is HTTP/1.1: the others are kept alive only if they say so
             self._check_line(status)
             if status < 200:
+                self._check_bodiless(status, fields)
                 return
         if len(fields) != len(headers) or len(fields) > MAX_HEADERS:
             _merge_repeated(headers, fields)
@@ -251,6 +254,12 @@ class EngineConnection(asyncio.Protocol):
             raise _BadAnswerError(f"HTTP version {version}")
         if not 100 <= status < 600:
             raise _BadAnswerError(f"status {status:03}")
+
+    def _check_bodiless(self, status: int, fields: dict[bytes, bytes]) -> None:
+        if status not in _INTERIM and (
+            b"transfer-encoding" in fields or b"content-length" in fields
+        ):
+            raise _BadAnswerError(f"status {status} with a body")
 
     def _check_coding(self, coding: bytes) -> None:
         if coding.lower() != b"chunked":
