@@ -133,6 +133,54 @@ async def test_while_the_engine_where_it_fits_is_away_a_prompt_may_come_again(
     assert "tokens get no requests now" in answer.body["error"]["message"]
 
 
+@pytest.mark.parametrize("lengths", [(512, 4096), (4096, 512)])
+@pytest.mark.parametrize("prompts", [[SHORT, LONG], [[5], [7] * 900]])
+async def test_of_several_prompts_the_longest_decides_where_they_go(
+    start_fleet: StartFleet, prompts: list[str | list[int]], lengths: tuple[int, int]
+) -> None:
+    fleet = await start_fleet([simulated(max_model_len=length) for length in lengths])
+    large = fleet.gateway.fleet.engines[lengths.index(4096)].name
+    body = {"model": "smollm2", "prompt": prompts, "max_tokens": 4}
+
+    answers = [await fleet.post("/v1/completions", body) for _ in range(4)]
+
+    assert {(answer.status, answer.engine) for answer in answers} == {(200, large)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "base"),
+    [
+        ({"block_size": 32}, "smollm2"),
+        ({"hash_seed": "7"}, "smollm2"),
+        ({"served_model_names": ("base",), "lora_modules": {"smollm2": "/adapters/a"}}, "base"),
+    ],
+)
+async def test_an_engine_that_is_back_otherwise_has_nothing_of_what_it_had(
+    start_fleet: StartFleet, fields: dict[str, Any], base: str
+) -> None:
+    fleet = await start_fleet([simulated()])
+    (engine,) = fleet.engines
+    await fleet.chat(LONG)
+    await engine.stop()
+    await seen_as(fleet, healthy=False)
+    await fleet.start_engine(simulated(port=port_of(engine), **fields))
+    await seen_as(fleet, healthy=True)
+
+    first = await fleet.chat(LONG)
+    size = fields.get("block_size", 16)
+
+    async def is_matched() -> bool:
+        again = await fleet.chat(LONG)
+        reusable = (int(again.body["usage"]["prompt_tokens"]) - 1) // size * size
+        return bool(again.matched * size >= again.cached_tokens == reusable)
+
+    assert (first.matched, first.cached_tokens) == (0, 0)
+    await until(is_matched)
+    other = await fleet.chat(LONG, model=base)
+    assert (other.cached_tokens == 0) is (base != "smollm2")
+    assert (other.matched == 0) is (base != "smollm2")
+
+
 async def expect_exact(fleet: Fleet, text: str) -> None:
     """The engine agrees to our tokens, and reuses what is matched."""
 

@@ -85,6 +85,25 @@ async def test_text_alone_is_matched_and_its_tokens_are_counted(start_fleet: Sta
     assert delivered == 16 * reused(again)
 
 
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_what_reads_no_cache_is_believed_to_reuse_nothing(
+    start_fleet: StartFleet, asked: int
+) -> None:
+    fleet = await start_fleet(1)
+
+    async def is_held() -> bool:
+        return sum((await fleet.scores(LONG)).values()) > 0
+
+    await fleet.chat(LONG)
+    await until(is_held)
+
+    unread = await fleet.chat(LONG, prompt_logprobs=asked)
+    read = await fleet.chat(LONG)
+
+    assert (unread.matched, unread.cached_tokens) == (0, 0)
+    assert 0 < read.expected_tokens == read.cached_tokens
+
+
 async def test_a_chat_and_a_response_with_the_same_tokens_share_their_blocks(
     start_fleet: StartFleet,
 ) -> None:

@@ -51,6 +51,15 @@ def test_two_prompts_share_the_whole_blocks_of_their_common_prefix(
     assert cached == common // BLOCK * BLOCK
 
 
+def test_what_reads_no_cache_reuses_nothing_and_is_reused_afterwards() -> None:
+    engine = make_cache()
+    tokens = list(range(20))
+
+    cached = [served(engine, tokens, reads_cache=False) for _ in range(2)]
+
+    assert (cached, served(engine, tokens)) == ([0, 0], 16)
+
+
 def test_generated_tokens_are_reused_by_the_next_turn() -> None:
     engine = make_cache()
     run = Run(list(range(6)))

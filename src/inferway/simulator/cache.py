@@ -9,7 +9,9 @@ with one full-attention group:
   generated tokens alike;
 * a prompt is admitted only if all of its blocks can be had;
 * a request with `kv_cache_report_mode: full` has the blocks that it finds reported as stored once
-  more, from the prompt's start on, whenever it is looked up: also if it is not admitted then.
+  more, from the prompt's start on, whenever it is looked up: also if it is not admitted then;
+* a request that asks for log probabilities of its prompt reuses nothing, and its blocks can be
+  reused as any others.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Run:
     adapter: Adapter | None = None
     cache_salt: str | None = None
     report_all: bool = False  # vllm_xargs: kv_cache_report_mode is "full"
+    reads_cache: bool = True  # False: all of its tokens are computed
     blocks: list[Block] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_kept: int = 0  # blocks, from the start, that can be found by their hash
@@ -125,6 +128,8 @@ class KvCache:
 
     def _longest_hit(self, run: Run) -> list[Block]:
         hits: list[Block] = []
+        if not run.reads_cache:
+            return hits
         for block_hash in run.hashes[: (len(run.tokens) - 1) // self._block_size]:
             block = self._pool.find(block_hash)
             if block is None:

@@ -12,7 +12,7 @@ import msgspec
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, PromptBody, reads_cache
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.models import ModelNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
@@ -109,7 +109,13 @@ class Planner:
         self, body: PromptBody, options: Options, index: int, prompt_ids: TokenIds, now: float
     ) -> Turn:
         adapter = self._names.adapter(body.model)
-        run = Run(prompt_ids.tolist(), adapter, body.cache_salt, options.report_all)
+        run = Run(
+            prompt_ids.tolist(),
+            adapter,
+            body.cache_salt,
+            options.report_all,
+            reads_cache=reads_cache(body),
+        )
         text = spoken_text(body, index)
         request = SimRequest(
             model=body.model,
