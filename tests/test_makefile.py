@@ -280,14 +280,11 @@ DEMO = """\
 import os, signal, sys
 from pathlib import Path
 
-def stop(number, frame):
-    print("stopped cleanly", flush=True)
-    sys.exit(0)
-
-signal.signal(signal.SIGINT, stop)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until it is waited for
 print("port", os.environ.get("HTTP_PORT"), "arguments", sys.argv[1:], flush=True)
-while "--exit" not in sys.argv:
-    signal.pause()
+if "--exit" not in sys.argv:
+    signal.sigwait([signal.SIGINT])
+    print("stopped cleanly", flush=True)
 """
 
 
