@@ -289,7 +289,7 @@ async def test_a_tool_that_is_not_strict_may_have_any_schema_and_its_arguments_a
     shape = await check(make_gate(OURS), tools)
     shape.on_attempt(target("e0"), 0.0)
 
-    assert shape.on_head(200) == ((b"x-inferway-unenforced", b"parameters"),)
+    assert shape.on_head(200) == ((b"x-inferway-unenforced", b"tools/0/function/parameters"),)
     assert await shape.judge([Said("{}", "f")]) is None
     function["strict"] = True
     error = await refusal(make_gate(OURS), tools)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from inferway.errors import SpecError
-from inferway.structured.grammar import ARGUMENTS, Unenforced
+from inferway.structured.grammar import Unenforced
 
 if TYPE_CHECKING:
     from inferway.structured.spec import Asked, Spec
@@ -25,7 +25,7 @@ def named(unenforced: Sequence[Unenforced]) -> bytes:
     section 6), because they hold the client's own names. The spec itself has no place."""
     words: list[str] = []
     size = 0
-    for each in unenforced:
+    for each in dict.fromkeys(unenforced):
         word = f"{quote(each.place, safe='/~')} {quote(each.keyword)}".lstrip()
         size += len(word) + 2
         if len(words) == MAX_NAMED or size > MAX_HEADER_BYTES:
@@ -64,7 +64,7 @@ def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
 
 def left_free(asked: Asked) -> Unenforced:
     """What names a shape that is not kept at all."""
-    return ARGUMENTS if asked.tool is not None else Unenforced("", asked.place)
+    return Unenforced("", asked.place)
 
 
 def keeps_all(

@@ -387,7 +387,7 @@ async def test_a_schema_that_cannot_be_read_is_refused_of_strict_tools_alone(
     passed = await asking(server, Params(json.dumps(calls(NUMBER, True))), TOOL, free)
     refused = await asking(server, None, TOOL, strict)
 
-    assert passed.headers["x-inferway-unenforced"] == "parameters"
+    assert passed.headers["x-inferway-unenforced"] == "tools/1/function/parameters"
     assert refused.status == 400
     assert refused.json["error"]["param"] == "tools/1/function/parameters/type"
 

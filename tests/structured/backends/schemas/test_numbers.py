@@ -12,6 +12,7 @@ from inferway.errors import SpecError
 from inferway.structured.backends.cascade import Cascade
 from inferway.structured.backends.llguidance import written
 from inferway.structured.check import check_grammar
+from inferway.structured.grammar import Compiled
 from inferway.structured.limits import Limits
 from inferway.structured.spec import Kind, Spec
 from inferway.structured.valid import verdict
@@ -27,14 +28,18 @@ def json_spec(schema: Any) -> Spec:
     return Spec(Kind.JSON, json.dumps(schema))
 
 
+def takes(compiled: Compiled, text: str) -> bool:
+    tokens = [*CASCADE.vocabulary.ll_tokenizer.tokenize_str(text), 2]
+    return compiled.start().validate(tokens) == len(tokens)
+
+
 def disagreements(schema: Any) -> list[tuple[int, bool]]:
     """Which of `NUMBERS` is taken or refused against the schema, where that is not named."""
     spec = json_spec(schema)
     compiled = CASCADE.compile(spec)
     found = []
     for number in NUMBERS:
-        tokens = [*CASCADE.vocabulary.ll_tokenizer.tokenize_str(str(number)), 2]
-        taken = compiled.start().validate(tokens) == len(tokens)
+        taken = takes(compiled, str(number))
         if taken != verdict(spec, str(number)).valid and not (taken and compiled.unenforced):
             found.append((number, taken))
     return found
@@ -96,3 +101,49 @@ def test_nor_does_a_grammar_end_who_checks_it_or_judges_its_answers() -> None:
     with pytest.raises(SpecError, match=r"-2\*\*63"):
         check_grammar(text, Limits())
     assert verdict(Spec(Kind.GRAMMAR, text), "1").valid is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "named"),
+    [
+        ({"multipleOf": 5, "minimum": -20}, [-20, -10, 0, 5, 7], True),
+        ({"multipleOf": 5, "maximum": -1}, [-5, -10], True),
+        ({"multipleOf": 5, "exclusiveMaximum": 0}, [-5], True),
+        ({"multipleOf": 5, "minimum": -4}, [0, 5], False),
+        ({"multipleOf": 5, "minimum": 0, "maximum": 10}, [0, 5, 10], False),
+        ({"multipleOf": 5, "exclusiveMinimum": 0}, [5], False),
+        ({"multipleOf": 5}, [0, 5], False),
+        ({"multipleOf": 5, "enum": [-5, 7, 10]}, [-5, 10], False),
+        ({"multipleOf": 5, "const": -5}, [-5], False),
+    ],
+)
+def test_multiples_below_zero_are_allowed_where_bounds_or_values_ask_for_them(
+    schema: Any, taken: list[int], named: bool
+) -> None:
+    compiled = CASCADE.compile(json_spec({"type": "integer", **schema}))
+
+    found = [number for number in (-20, -10, -5, 0, 5, 7, 10) if takes(compiled, str(number))]
+
+    assert set(taken) <= set(found)
+    assert [one.keyword for one in compiled.unenforced] == ["multipleOf"] * named
+    if "enum" in schema or "const" in schema:
+        assert found == taken
+
+
+def test_values_that_are_no_multiples_leave_no_answer() -> None:
+    with pytest.raises(SpecError, match="no answer can keep this schema"):
+        CASCADE.compile(json_spec({"enum": [0.15, 0.25], "multipleOf": 0.1}))
+
+
+def test_values_of_other_types_are_no_matter_of_multiples() -> None:
+    compiled = CASCADE.compile(json_spec({"enum": [0.3, 0.25, "a", True], "multipleOf": 0.1}))
+
+    texts = ("0.3", "0.25", '"a"', "true")
+    assert [takes(compiled, text) for text in texts] == [True, False, True, True]
+
+
+def test_a_number_has_the_digits_of_its_divisor() -> None:
+    compiled = CASCADE.compile(json_spec({"type": "number", "multipleOf": 0.25}))
+
+    assert takes(compiled, "0.50")
+    assert not takes(compiled, "0.5")

@@ -105,7 +105,10 @@ class Lowering:
                 self._number(node, word, rule, also)
             elif word not in _DONE_ELSEWHERE and word != "properties":
                 self._word(node, word, rule, out, also)
-        own = numbers.of_integers(out)
+        if not numbers.keeps_multiples(out):
+            del out["multipleOf"]
+            self.leave_out(node, "multipleOf")
+        own = numbers.of_numbers(out)
         if own is None:
             return False
         return joined(in_order(own, keywords), also, self._work)

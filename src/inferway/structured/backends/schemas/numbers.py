@@ -1,5 +1,6 @@
 """Numbers that llguidance (1.7.6) reads as they are meant. It takes bounds for doubles and then for
-64 bits, so that others lose digits; an integer that becomes -2**63 ends the process.
+64 bits, so that others lose digits; an integer that becomes -2**63 ends the process. With
+`multipleOf`, it lets no negative number through.
 
 keyword                          kept
 minimum, maximum                 up to 2**53; away from zero also what a double holds within 63 bits
@@ -12,7 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from math import ceil, floor, isfinite
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from inferway.errors import SpecError
@@ -58,13 +62,32 @@ def all_kept(raw: Any) -> bool:
     return True
 
 
-def of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
-    """The same schema, None if no value has it: where integers may come and fractions may not, the
-    library fails on a value that is a fraction, and on bounds that have no integer between them."""
+def keeps_multiples(said: Mapping[str, Any]) -> bool:
+    """Whether the library keeps `multipleOf` as it is meant here: not if the bounds ask for
+    negative multiples. Without bounds it does, and answers have no negative numbers."""
+    step = said.get("multipleOf")
+    if step is None or "const" in said or "enum" in said:
+        return True  # `of_numbers` chooses among the values
+    lowest = max(said.get("minimum", -inf), said.get("exclusiveMinimum", -inf))
+    only_negative = said.get("maximum", 0) < 0 or said.get("exclusiveMaximum", 1) <= 0
+    return not only_negative and not -inf < lowest <= -step
+
+
+def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
+    """The same schema, None if no value has it. The library fails on values that are fractions
+    where integers may come and fractions may not, and on bounds that have no integer between them;
+    of values with `multipleOf`, it leaves out the negative ones."""
+    if "multipleOf" in said and ("const" in said or "enum" in said):
+        said = dict(said)
+        step = said.pop("multipleOf")
+        if not _is_multiple(said.get("const"), step):
+            return None
+        if "enum" in said:
+            said["enum"] = [value for value in said["enum"] if _is_multiple(value, step)]
     names = said.get("type", ())
     names = [names] if isinstance(names, str) else names
     if "integer" not in names or "number" in names:
-        return said
+        return None if said.get("enum") == [] else said
     if _is_fraction(said.get("const")):
         return None
     if any(map(_is_fraction, said.get("enum", ()))):
@@ -75,6 +98,18 @@ def of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
         kept = {word: rule for word, rule in said.items() if word not in _BOUNDS}
         said = {**kept, "type": [name for name in names if name != "integer"]}
     return None if said["type"] == [] or said.get("enum") == [] else said
+
+
+def _is_multiple(value: Any, step: float) -> bool:
+    """Whether `multipleOf` allows it, which is for numbers alone."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return isfinite(value) and (_exact(value) / _exact(step)).denominator == 1
+
+
+def _exact(number: float) -> Fraction:
+    """As it was written: 0.1 is a tenth."""
+    return Fraction(Decimal(str(number)))
 
 
 def _is_fraction(value: Any) -> bool:

@@ -25,6 +25,9 @@ _REFUSED = frozenset(
     }
 )
 NAMED = frozenset({"properties", "patternProperties", "definitions", "$defs"})
+_WITH_MULTIPLES = frozenset(  # which it reads as they are meant for some values
+    {"const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+)
 
 
 def as_it_came(text: str) -> str | None:
@@ -60,6 +63,8 @@ def _with_patterns(document: Document) -> Sequence[dict[str, JsonValue]] | None:
         if not isinstance(one, dict):
             continue
         if not _REFUSED.isdisjoint(one) or ("format" in one and _is_unknown(one["format"])):
+            return None
+        if "multipleOf" in one and not _WITH_MULTIPLES.isdisjoint(one):
             return None
         if ignores_siblings and "$ref" in one and not RESTRICTING.isdisjoint(one):
             return None
