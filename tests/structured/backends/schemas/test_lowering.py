@@ -101,6 +101,26 @@ EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1.5}, {"a": 1}],
     ),
     "integers of which one is none": ({"type": "integer", "enum": [1.5, 2]}, [2], [1.5, 1]),
+    "an integer, or a fraction that is none": (
+        {"type": "integer", "anyOf": [{"const": 1.5}, {"const": 2}]},
+        [2],
+        [1.5, 1],
+    ),
+    "integers, and a reference to values of which one is none": (
+        {"type": "integer", "$ref": "#/$defs/a", "$defs": {"a": {"enum": [1.5, 2]}}},
+        [2],
+        [1.5, 1],
+    ),
+    "an integer by another schema, and ranges of which one has none": (
+        {
+            "allOf": [
+                {"type": "integer"},
+                {"oneOf": [{"minimum": 1.2, "maximum": 1.8}, {"minimum": 5}]},
+            ]
+        },
+        [5, 6],
+        [1.5, 1, 2],
+    ),
     "at least one property": ({**AB, "minProperties": 1}, [{"a": ""}, {"z": 1}], [{}]),
     "at most one property": (
         {**AB, "maxProperties": 1},

@@ -111,7 +111,7 @@ class Lowering:
         own = numbers.of_numbers(out)
         if own is None:
             return False
-        return joined(in_order(own, keywords), also, self._work)
+        return numbers.narrowed(joined(in_order(own, keywords), also, self._work))
 
     def _lower_whole(self, node: Node) -> tuple[Said, bool]:
         before = len(self._left_out)

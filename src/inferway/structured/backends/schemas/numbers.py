@@ -20,6 +20,7 @@ from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from inferway.errors import SpecError
+from inferway.structured.backends.schemas.shapes import TYPES, named_types
 
 _EXACT = 2**53
 _EDGE = 2**63
@@ -32,6 +33,8 @@ _LOSES = [
 ]
 _ENDS = re.compile(r"-(?:[0-9]{19}|[0-9.]+[eE])")
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_OF_NUMBERS = _BOUNDS | {"const", "enum"}
+_PARTS = frozenset({"allOf", "anyOf"})
 _MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
 _LEAST = frozenset({"minLength", "minItems", "minProperties", "minContains"})
 COUNTS = _MOST | _LEAST
@@ -98,6 +101,49 @@ def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
         kept = {word: rule for word, rule in said.items() if word not in _BOUNDS}
         said = {**kept, "type": [name for name in names if name != "integer"]}
     return None if said["type"] == [] or said.get("enum") == [] else said
+
+
+def narrowed(said: Any, integers: bool = False) -> Any:
+    """The same schema, for values of which each number is an integer if `integers`, or if it says
+    so itself: fractions are left out of what it is all and any of."""
+    if not isinstance(said, dict):
+        return said
+    integers = integers or _has_integers(said)
+    if integers and not _OF_NUMBERS.isdisjoint(said):
+        own = _of_integers(said)
+        if own is None:
+            return False
+        said = own
+    if not integers or _PARTS.isdisjoint(said):
+        return said
+    for word in _PARTS.intersection(said):
+        parts = [narrowed(part, True) for part in said[word]]
+        left = [part for part in parts if part is not False]
+        if not left or (word == "allOf" and len(left) < len(parts)):
+            return False
+        said = {**said, word: left}
+    return said
+
+
+def _has_integers(said: Any) -> bool:
+    """Whether it says that a number is an integer, itself or by what it is all of."""
+    if not isinstance(said, dict):
+        return False
+    names = named_types(said.get("type", "number"))
+    if "integer" in names and "fraction" not in names:
+        return True
+    return any(map(_has_integers, said.get("allOf", ())))
+
+
+def _of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
+    """As `of_numbers`, where numbers are integers."""
+    names = named_types(said["type"]) if "type" in said else TYPES
+    kept = sorted(names - {"fraction"})
+    own = of_numbers({**said, "type": kept})
+    if own is None or own["type"] != kept:
+        return own
+    del own["type"]
+    return {"type": said["type"], **own} if "type" in said else own
 
 
 def _is_multiple(value: Any, step: float) -> bool:
