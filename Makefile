@@ -63,7 +63,7 @@ fleet-full:  ## as fleet, with all of its 400 prompts and engines for overlap, d
 
 newest-vllm:  ## whether the newest vLLM has the functions that the plugin replaces (downloads its wheel, 340 MB)
 	@./scripts/install.sh dev
-	.venv/bin/python -m tests.structured.vllm.signatures newest
+	.venv/bin/python -m structured.tests.vllm.signatures newest
 
 hostile:  ## 1,300 drawn hostile shapes beside a stream, on a vLLM with the plugin and on a stock one (2 hours)
 	@./scripts/install.sh dev
@@ -112,5 +112,5 @@ beliefs:  ## whether a belief of an engine's cache is ever too high, after round
 	.venv/bin/python -m tests.soak.beliefs $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info */src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from inferway.bench.npm import npm_tokenizer
 from inferway.errors import InferwayError
+from inferway_bench.npm import npm_tokenizer
 
 LIST = Path(__file__).parents[1] / "tests" / "prompts" / "npm_tokenizers.json"
 FILES = ("tokenizer.json", "tokenizer_config.json")

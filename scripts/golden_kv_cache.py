@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-import vllm
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -24,6 +23,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
+
+import vllm
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 24, 60
 NUM_OPERATIONS = 600

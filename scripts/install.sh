@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 here=$(pwd -P) # as venv writes it, however we were reached
 stamp=.venv/.installed # what was installed, and from which pyproject.toml
 log=$here/.venv/install.log
-pyproject=$(cksum <pyproject.toml)
+pyproject=$(cat pyproject.toml */pyproject.toml | cksum)
 
 # Does .venv run, is it new enough, and was it made in this very directory?
 venv_is_sound() {
@@ -40,5 +40,6 @@ target=.
 rm -f "$stamp"
 : >"$log"
 step "installing inferway ($what) and its dependencies" \
-    .venv/bin/python -m pip install --disable-pip-version-check --editable "$target"
+    .venv/bin/python -m pip install --disable-pip-version-check --editable ./structured \
+    --editable "$target" --editable ./bench
 echo "$what $pyproject" >"$stamp"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment of real vLLM engines on the CPU: .venv-vllm beside .venv, or where
-# INFERWAY_VLLM_VENV says. Does nothing if that is done already; fails, never skips. This checkout
-# is installed there too (editable, with the extra `structured`), beside vLLM's own versions.
+# INFERWAY_VLLM_VENV says. Does nothing if that is done already; fails, never skips. Our
+# plugin (structured/) is installed there too, editable, beside vLLM's own versions.
 #
 #   install_vllm.sh          about 3.5 GB, 2 to 6 minutes
 #   INFERWAY_VLLM_PYTHON=…   the interpreter; else a CPython 3.11, then any newer one
@@ -96,15 +96,17 @@ print("torch", torch.__version__, "vllm", vllm.__version__, current_platform)
 sys.exit(not (current_platform.is_cpu() and vllm.__version__ == sys.argv[1]))' "$VLLM"
 }
 
-# Nothing that vLLM has brought may change its version.
+# Nothing that vLLM has brought may change its version. `inferway` had the plugin once, and its entry
+# point would be a second one.
 install_plugin() {
+    pip uninstall --yes inferway
     pip freeze --exclude-editable | grep -v ' @ ' >"$venv/constraints.txt"
-    pip install --constraint "$venv/constraints.txt" --editable "$PWD[structured]"
+    pip install --constraint "$venv/constraints.txt" --editable "$PWD/structured[backends]"
 }
 
 # Which checkout is there, and as which dependencies and entry points.
 plugin_stamp=$venv/.plugin
-plugin_wanted="$PWD $(cksum <pyproject.toml)"
+plugin_wanted="$PWD/structured $(cksum <structured/pyproject.toml)"
 add_plugin() {
     [ -f "$plugin_stamp" ] && [ "$(cat "$plugin_stamp")" = "$plugin_wanted" ] && return
     step "installing inferway's plugin" install_plugin

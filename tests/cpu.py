@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from inferway.bench.machine import take_yardstick
+from inferway_bench.machine import take_yardstick
 
 YARDSTICK_US = 2200.0  # of the idle machine that limits are measured on
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from inferway.bench.processes import free_port
+from inferway_bench.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -1,6 +1,6 @@
 """Real templates, tokenizers and chats, as they are stored in the repository.
 
-tests/data/README.md and src/inferway/bench/data/README.md say where each comes from.
+tests/data/README.md and bench/src/inferway_bench/data/README.md say where each comes from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Row = dict[str, Any]
 
 DATA = Path(__file__).parent / "data"
-CHATS = Path(__file__).parents[1] / "src" / "inferway" / "bench" / "data" / "chat"
+CHATS = Path(__file__).parents[1] / "bench" / "src" / "inferway_bench" / "data" / "chat"
 TOKENIZERS = sorted(
     path.name.removesuffix(".tokenizer.json.xz") for path in DATA.glob("tokenizers/*.tokenizer.*")
 )

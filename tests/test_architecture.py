@@ -14,27 +14,23 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "inferway"
 
 # room -> rooms it may import. A room is a folder, or a module directly in inferway/.
-_LEAVES = {"errors", "decoding"}
-_PURE_BASE = {"model", "lax", *_LEAVES}
-_LOW = {"tasks", "openai_api", "prompts", "helper", "blocks", "index", *_PURE_BASE, "config"}
+_LEAVES = {"errors"}
+_PURE_BASE = {"model", *_LEAVES}
+_LOW = {"tasks", "openai_api", "prompts", "blocks", "index", *_PURE_BASE, "config"}
 _MIDDLE = {"events", "scheduling", *_LOW}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "decoding": set(),
-    "lax": set(),
     "model": _LEAVES,
     "config": _LEAVES,
     "blocks": {*_PURE_BASE, "config"},
-    "helper": _LEAVES,
     "discovery": {*_PURE_BASE, "config"},
-    "structured": {"helper", "lax", *_LEAVES},  # engines import it, too
     "openai_api": {"blocks", *_PURE_BASE, "config"},
-    "prompts": {"openai_api", "helper", "blocks", *_PURE_BASE, "config"},
+    "prompts": {"openai_api", "blocks", *_PURE_BASE, "config"},
     "tasks": set(),
     "index": {"tasks", "blocks", *_PURE_BASE, "config"},
     "events": _LOW,
     "scheduling": _LOW,
-    "gate": {"structured", "scheduling", "openai_api", "helper", "flow", "config", *_PURE_BASE},
+    "gate": {"scheduling", "openai_api", "flow", "config", *_PURE_BASE},
     "steps": {"gate", *_MIDDLE},
     "director": {"steps", "gate", *_MIDDLE},
     "upstream": _MIDDLE,
@@ -42,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "indexer": {"director", "steps", "gate", "fleet", *_MIDDLE},
     "flow": {"config", *_PURE_BASE},
     "frontends": {
-        *{"indexer", "director", "steps", "gate", "structured", "upstream", "fleet", "flow"},
+        *{"indexer", "director", "steps", "gate", "upstream", "fleet", "flow"},
         *_MIDDLE,
     },
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},
@@ -57,12 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "frontends",
         *_MIDDLE,
     },  # shows answers as the access log knows them
-    "bench": {
-        *{"app", "simulator", "frontends", "director", "steps", "upstream", "fleet", "structured"},
-        *_MIDDLE,
-    },
     "cli": {
-        *{"app", "simulator", "bench", "demo", "doctor"},
+        *{"app", "simulator", "demo", "doctor"},
         *{"frontends", "director", "upstream", "fleet", "flow", *_MIDDLE},
     },
 }
@@ -71,8 +63,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = [
     *[
         "blocks",
-        "lax.py",
-        "decoding.py",
         "events",
         "openai_api",
         "scheduling",
@@ -81,21 +71,7 @@ PURE = [
         "doctor/rules.py",
     ],
     *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
-    *(
-        f"structured/{name}.py"
-        for name in (
-            *("spec", "requests", "limits", "regexes", "schema_walk", "schemas"),
-            *("drafts", "ebnf", "check"),
-        )
-    ),
     *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine", "reading")),
-    *(
-        f"bench/loading/{name}.py"
-        for name in (
-            *("workload", "schedule", "samples", "answers", "words", "generated", "traced"),
-            *("histogram", "windows", "results", "doubts", "report"),
-        )
-    ),
     *(f"index/redis/{name}.py" for name in ("chains", "changes", "roll", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}

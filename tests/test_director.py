@@ -16,7 +16,7 @@ import pytest
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.config import EjectionSettings, ModelRewrite, RewriteTarget
-from inferway.director import Director, Journey
+from inferway.director import Director
 from inferway.errors import (
     IndexAwayError,
     InvalidRequestError,
@@ -47,6 +47,7 @@ from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.counts import EngineTokens
+from inferway.steps.journey import Journey
 from inferway.steps.match import Matcher
 from inferway.steps.rewrite import Rewrites
 

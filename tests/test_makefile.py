@@ -170,6 +170,9 @@ class Checkout:
         shutil.copytree(ROOT / "scripts", path / "scripts")
         for name in ("Makefile", "pyproject.toml"):
             shutil.copy(ROOT / name, path)
+        for building in ("structured", "bench"):
+            (path / building).mkdir()
+            shutil.copy(ROOT / building / "pyproject.toml", path / building)
         self.python = put_interpreter(path / "bin" / "python3", INSTALLS)
 
     def install(
@@ -210,9 +213,10 @@ def test_a_second_install_does_nothing(checkout: Checkout) -> None:
     assert checkout.num_installs() == 1
 
 
-def test_a_changed_pyproject_is_installed_again(checkout: Checkout) -> None:
+@pytest.mark.parametrize("building", ["", "structured", "bench"])
+def test_a_changed_pyproject_is_installed_again(checkout: Checkout, building: str) -> None:
     checkout.install()
-    with (checkout.path / "pyproject.toml").open("a") as file:
+    with (checkout.path / building / "pyproject.toml").open("a") as file:
         file.write("# one more dependency\n")
 
     checkout.install()

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WALKED = ("src", "tests", "scripts", "docs", "deploy", "Makefile", ".ci/run", "README.md",
-          "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")  # fmt: skip
+WALKED = ("src", "structured", "bench", "tests", "scripts", "docs", "deploy", "Makefile",
+          ".ci/run", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")  # fmt: skip
 THIS = Path(__file__).relative_to(ROOT)
 # Of a sentence or a program: where it begins, and no part of a longer path, URL or query.
 UPWARD = re.compile(r"(?<![\w./=])(?:\.\./)+[\w][\w./-]*")
 # What was beside the checkout once, and folders of a machine on which results were measured.
 OUTSIDE = re.compile(r"\bshared/data\b|/work/|(?<!\w)/root/(?!\.cache/)")
 MADE = re.compile(r"^(__pycache__|node_modules|.*\.egg-info)$")  # by a run; git ignores them
-WRITES_PAGES, PAGES = Path("src/inferway/bench"), Path("docs/benchmarks")
+WRITES_PAGES, PAGES = Path("bench/src/inferway_bench"), Path("docs/benchmarks")
 DIRNAME = re.compile(r"dirname \"?\$\{?(?:BASH_SOURCE\[0\]|0)\}?\"?\)((?:/\.\.)*)")
 
 

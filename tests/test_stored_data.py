@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("tests/data", "src/inferway/bench/data")
+FOLDERS = ("tests/data", "bench/src/inferway_bench/data")
 MOST_BYTES = 10_000_000
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from tests.chaos.schedules import KINDS, Outcome, Schedule, run, shortest
 
-from inferway.bench.machine import this_machine
+from inferway_bench.machine import this_machine
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "chaos.json"
 SCHEDULES = 400  # of each kind

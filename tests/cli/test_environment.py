@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from inferway.cli.main import COMMANDS, main, variables
+from inferway.cli.main import main, variables
 from inferway.cli.serve import serve
 
 URL = "http://h:8000"
@@ -176,4 +176,3 @@ def test_every_flag_of_every_other_command_has_a_variable() -> None:
 
     assert expected - {"INFERWAY_HELP"} <= variables()
     assert "INFERWAY_GRPC_PORT" in variables()
-    assert "bench" in COMMANDS

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inferway.bench.venvs import Venv, install_venv
 from inferway.prompts.prepare import cache_dir
+from inferway_bench.venvs import Venv, install_venv
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from tests.fleet import client
 
-from inferway.bench.machine import CPUINFO, vllm_dtype
+from inferway_bench.machine import CPUINFO, vllm_dtype
 
 MODEL = "smollm2"
 BLOCK_SIZE = 32  # tokens; vLLM's CPU kernels are made for multiples of 32
@@ -154,7 +154,7 @@ class RealEngine:
                 command = (stat.parent / "cmdline").read_bytes()
             except OSError:  # it ended while we looked
                 continue
-            ours = b"inferway.helper.child" in command and b"stepper" not in command
+            ours = b"inferway_structured.helper.child" in command and b"stepper" not in command
             if ours and int(fields[1]) in parents:
                 found.append(int(fields[16]))
         return found

@@ -18,15 +18,15 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from structured.tests.hostile_draws import hostile_specs
 from tests.fleet import client
 from tests.fleet.beside import PACE_SECONDS, burner, gaps, p99
 from tests.fleet.chats import CHAT
 from tests.fleet.engine import RealEngine, wait_until_ready
 from tests.fleet.shaped import chat, schema_form
-from tests.structured.hostile_draws import hostile_specs
 
 from inferway.prompts.prepare import prepare_smollm2
-from inferway.structured.spec import Kind, Spec
+from inferway_structured.spec import Kind, Spec
 
 ROOT = Path(__file__).parents[2]
 NUM_CALM = 3  # streams beside a burner, before the first hostile shape
@@ -129,7 +129,10 @@ def run(
     found = {}
     for system, switch in SYSTEMS.items():
         with tempfile.TemporaryDirectory() as folder:
-            environment = {"INFERWAY_STRUCTURED": switch, "PYTHONPATH": str(ROOT / "src")}
+            environment = {
+                "INFERWAY_STRUCTURED": switch,
+                "PYTHONPATH": str(ROOT / "structured/src"),
+            }
             log = Path(folder) / "engine.log"
             engine = RealEngine(vllm, prepare_smollm2(weights=True), log, (), environment)
             try:

@@ -1,7 +1,7 @@
 """Records what vLLM makes of drawn_shapes.py with its own structured output, each for itself as if
-it were the first request, into tests/golden/vllm_shapes.jsonl.xz: `{"kind", "value", "backend"}`,
-the backend that serves it, or null. Its request class reads the shape, its parameters check it and
-choose the backend, and that compiles it. Run by vLLM's own Python:
+it were the first request, into structured/tests/vllm_shapes.jsonl.xz: `{"kind", "value",
+"backend"}`, the backend that serves it, or null. Its request class reads the shape, its parameters
+check it and choose the backend, and that compiles it. Run by vLLM's own Python:
 
     .venv-vllm/bin/python -m tests.fleet.record_shapes [FILE]
 """
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from tests.fleet.drawn_shapes import Drawn, drawn_shapes
 
 ROOT = Path(__file__).parents[2]
-SHAPES = ROOT / "tests" / "golden" / "vllm_shapes.jsonl.xz"
+SHAPES = ROOT / "structured" / "tests" / "vllm_shapes.jsonl.xz"
 TOKENIZER = ROOT / "src" / "inferway" / "prompts" / "smollm2"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tests.fleet.engine import BLOCK_SIZE, RealEngine
 
-from inferway.bench.chat_overhead.run import Plan, run_chat_overhead
-from inferway.bench.chats import default_data_dir
+from inferway_bench.chat_overhead.run import Plan, run_chat_overhead
+from inferway_bench.chats import default_data_dir
 
 
 def test_a_chat_and_a_completion_with_its_tokens_are_the_same_to_real_engines(

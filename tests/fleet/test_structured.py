@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structured.tests.hostile_draws import hostile_specs
 from tests.fleet import client
 from tests.fleet.beside import burner, gaps, p99, repeatedly
 from tests.fleet.chats import CHAT, COMPLETION, user
@@ -41,7 +42,6 @@ from tests.fleet.shaped import (
     text_of,
     tool,
 )
-from tests.structured.hostile_draws import hostile_specs
 
 SHORT_WORD: Fields = {
     "type": "object",

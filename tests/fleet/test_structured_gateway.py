@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from structured.tests.test_vllm_shapes import refusal
 from tests.fleet import client
 from tests.fleet.chats import CHAT
 from tests.fleet.conftest import ROOT, Say, serve
@@ -29,9 +30,8 @@ from tests.fleet.shaped import (
 )
 from tests.fleet.waiting import wait_until
 from tests.stored import rows
-from tests.structured.test_vllm_shapes import refusal
 
-from inferway.structured.failures import TOO_LONG
+from inferway_structured.failures import TOO_LONG
 
 SETTINGS = {"inferway": {"structured": True}}
 SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
@@ -44,7 +44,11 @@ def engine(
     """With our plugin, which leaves streams as they are."""
     flags = ("--additional-config", json.dumps(SETTINGS))
     made = RealEngine(
-        vllm, model_dir, new_log("engine-ours"), flags, {"PYTHONPATH": str(ROOT / "src")}
+        vllm,
+        model_dir,
+        new_log("engine-ours"),
+        flags,
+        {"PYTHONPATH": str(ROOT / "structured/src")},
     )
     try:
         made.start()

@@ -1,6 +1,6 @@
 """More than 300 requests made of the stored conversations (all seven files of
-src/inferway/bench/data/chat): every source and language, real templates, tools and their calls, and
-each field of a request that shapes its prompt. A request's kind says what it shows."""
+bench/src/inferway_bench/data/chat): every source and language, real templates, tools and their
+calls, and each field of a request that shapes its prompt. A request's kind says what it shows."""
 
 from __future__ import annotations
 

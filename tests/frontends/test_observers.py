@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from inferway.config import EngineSettings, ProbeSettings
-from inferway.director import Routed
 from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
-from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe, Watched
+from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe
 from inferway.index.protocol import Found
-from inferway.model import Decision, Endpoint, Headers, Prompt, Reason, Target
+from inferway.model import Decision, Endpoint, Prompt, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import parse_completion
 from inferway.prompts.probe import COMPLETION
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.scheduling.idle import idle
+from inferway.scheduling.plugin import Ending
+from inferway.steps.journey import Routed
 from inferway.steps.match import Matched
 
 THERE = Endpoint("e0", "http://e0", 0)
@@ -77,11 +78,16 @@ def probe(prober: Noting) -> LiveProbe:
     return LiveProbe(prober, Random(1))
 
 
-def goes_by(probe: LiveProbe, request: Routed, outcome: str = "ok") -> None:
-    """A request is routed, and ends."""
-    ended = probe("id", request, 0.0)
-    if ended is not None:
-        ended(outcome, THERE)
+def goes_by(
+    probe: LiveProbe, request: Routed, outcome: str = "ok", status: int = 200, then: str = "e0"
+) -> None:
+    """A request is routed, tried at an engine that fails and at `then`, and ends."""
+    follower = probe("id", request, 0.0)
+    if follower is not None:
+        for engine in ("failed", then):
+            follower.on_attempt(target(engine), 0.0)
+        follower.on_head(status)
+        follower.on_end(Ending(outcome, 0.0))
 
 
 def test_a_prompt_is_compared_with_the_ids_it_was_routed_on(
@@ -218,53 +224,18 @@ def test_while_a_live_prompt_has_strayed_prompts_by_load_are_compared_too(
     assert live.ids is None
 
 
-class Trip:
-    """A journey that notes how it ends."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[str] = []
-        self.body = b"{}"
-        self.changes_length = False
-
-    def attempt(self, target: Target) -> Headers:
-        return target.endpoint.headers
-
-    def on_head(self, status: int) -> Headers:
-        return ((b"status", b"%d" % status),)
-
-    def on_chunk(self, chunk: bytes) -> bytes:
-        return chunk
-
-    def on_end(self) -> bytes:
-        return b""
-
-    def close(self, outcome: str) -> None:
-        self.outcomes.append(outcome)
-
-
 def target(engine: str) -> Target:
     return Target(Endpoint(engine, f"http://{engine}", 0), 1.0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("status", "told"), [(200, ("ok", "e1")), (400, ("ok", None))], ids=["answered", "refused"]
-)
-def test_who_asks_is_told_once_who_has_answered(status: int, told: tuple[str, str | None]) -> None:
-    heard: list[tuple[str, str | None]] = []
-    trip = Trip()
-    watched = Watched(
-        trip, [lambda outcome, there: heard.append((outcome, there.engine if there else None))]
-    )
+def test_the_engine_that_is_asked_is_the_one_that_has_answered(
+    probe: LiveProbe, prober: Noting
+) -> None:
+    goes_by(probe, routed(), status=400)
+    assert prober.samples == []
 
-    watched.attempt(target("e0"))
-    watched.attempt(target("e1"))
-    assert watched.on_head(status) == ((b"status", b"%d" % status),)
-    assert watched.on_chunk(b"x") == b"x"
-    watched.close("ok")
-    watched.close("ok")
-
-    assert heard == [told]
-    assert trip.outcomes == ["ok", "ok"]
+    goes_by(probe, routed(), then="e1")
+    assert [live.endpoint.engine for live in prober.samples] == ["e1"]
 
 
 @pytest.mark.parametrize("reason", [Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX])

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from tests.fuzz.corpus import dictionary, seeds
 
-from inferway.bench.machine import this_machine
+from inferway_bench.machine import this_machine
 
 FOUND = Path(__file__).parent / "found"
 RUNS = 1_000_000

@@ -12,10 +12,10 @@ from inferway.config import StructuredSettings
 from inferway.errors import HeavyError, SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.library import Trial, Verdict
-from inferway.helper.helper import Helper
 from inferway.model import Endpoint, Target
-from inferway.structured.grammar import Unenforced
-from inferway.structured.spec import Asked, Spec
+from inferway_structured.grammar import Unenforced
+from inferway_structured.helper.helper import Helper
+from inferway_structured.spec import Asked, Spec
 
 CHAT = "/v1/chat/completions"
 

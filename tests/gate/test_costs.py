@@ -10,7 +10,7 @@ from inferway.gate.library import Verdict
 from inferway.gate.shape import Shape
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
-from inferway.structured.spec import Spec
+from inferway_structured.spec import Spec
 
 
 def is_ours(engine: str) -> bool:

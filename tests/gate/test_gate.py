@@ -12,10 +12,10 @@ from inferway.errors import ChecksBusyError, HelperBusyError, JobKilledError, Sp
 from inferway.gate.gate import Gate
 from inferway.gate.library import Verdict
 from inferway.gate.shape import Shape
-from inferway.helper.helper import Helper
 from inferway.scheduling.plugin import Ending
-from inferway.structured.spec import Spec
-from inferway.structured.texts import Said
+from inferway_structured.helper.helper import Helper
+from inferway_structured.spec import Spec
+from inferway_structured.texts import Said
 
 OURS = Engines(plugins={"e0", "e1"})
 PLACE = "response_format/json_schema/schema"

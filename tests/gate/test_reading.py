@@ -8,7 +8,7 @@ from tests.gate.doubles import schema
 
 from inferway.errors import InvalidRequestError, SpecError
 from inferway.gate.reading import read_specs
-from inferway.structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.spec import Asked, Kind, Options, Spec
 
 
 def read(**fields: Any) -> list[Asked]:

@@ -6,10 +6,10 @@ import pytest
 
 from inferway.errors import JobKilledError, SpecError
 from inferway.gate.trial import TrialCompile
-from inferway.helper.process import Limits
-from inferway.structured.backends import cascade
-from inferway.structured.spec import Kind, Spec
-from inferway.structured.trial import LIMITS
+from inferway_structured.backends import cascade
+from inferway_structured.helper.process import Limits
+from inferway_structured.spec import Kind, Spec
+from inferway_structured.trial import LIMITS
 
 GOOD = [
     Spec(Kind.JSON, '{"type":"object","properties":{"a":{"type":"integer"}}}'),

@@ -10,7 +10,7 @@ from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.gate.warm import MAX_BYTES, MAX_OPEN, Warmer
 from inferway.model import Endpoint
-from inferway.structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.spec import Asked, Kind, Options, Spec
 
 ENGINE, OTHER = endpoints("e0", "e1")
 REGEX = Asked(Spec(Kind.REGEX, "[ab]", Options(any_whitespace=False)), "x", strict=True)

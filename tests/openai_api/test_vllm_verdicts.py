@@ -30,7 +30,7 @@ from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import read_unread
 from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.template_arguments import template_arguments
-from inferway.structured.requests import asked
+from inferway_structured.requests import asked
 
 VERDICTS = Path(__file__).parents[1] / "golden" / "vllm_verdicts.jsonl.xz"
 

@@ -19,7 +19,6 @@ import pytest
 from tests.prompts.texts import drawn_texts
 
 from inferway.errors import InvalidRequestError, PanicError, RenderError
-from inferway.helper.process import Limits
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts import (
     GetOrCreateTokenizerKeyRequest,
@@ -33,6 +32,7 @@ from inferway.prompts.model_files import read_model_files
 from inferway.prompts.outside_encoder import MAX_WAITING, OutsideEncoder
 from inferway.prompts.raw_files import read_raw_files
 from inferway.prompts.tokenizer import Tokenizer
+from inferway_structured.helper.process import Limits
 
 MakeModel = Callable[..., Path]
 

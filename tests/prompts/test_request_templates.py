@@ -26,7 +26,6 @@ from inferway.errors import (
     RenderError,
     TemplateError,
 )
-from inferway.helper.process import Limits
 from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
@@ -40,6 +39,7 @@ from inferway.prompts.request_templates import (
     _Texts,
     prepare,
 )
+from inferway_structured.helper.process import Limits
 
 Row = dict[str, Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from inferway.errors import RenderError
-from inferway.helper.process import Limits
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.raw_files import read_raw_files
 from inferway.prompts.trial_load import TrialLoads, limits_for
+from inferway_structured.helper.process import Limits
 
 MakeModel = Callable[..., Path]
 Row = dict[str, Any]

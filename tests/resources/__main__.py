@@ -17,7 +17,7 @@ import uvloop
 from tests.resources.measures import SLOW_SECONDS, idle, slow, streams
 from tests.resources.worlds import world
 
-from inferway.bench.machine import this_machine
+from inferway_bench.machine import this_machine
 
 MAX_KB = 24.0
 SLOW = f"timeouts: {{request_body: {SLOW_SECONDS}}}\n"

@@ -29,9 +29,9 @@ from tests.frontends.http.clients import Client, get
 from tests.resources.attacks import ATTACKS, chat, connect, shaped
 from tests.resources.worlds import resident_kb
 
-from inferway.bench.machine import this_machine
-from inferway.bench.routers import read_metrics, total
 from inferway.flow.callers import hash_of, new_key
+from inferway_bench.machine import this_machine
+from inferway_bench.routers import read_metrics, total
 
 SLOTS = ("inferway_engine_in_flight", "inferway_flow_in_flight", "inferway_flow_waiting")
 VICTIMS = ("stream", "health", "chat", "shape")

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 from tests.soak.soak import Plan, Result, run
 
-from inferway.bench.machine import this_machine
+from inferway_bench.machine import this_machine
 
 SECONDS = 1800
 

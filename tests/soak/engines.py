@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fleet.program import INFERWAY
 
-from inferway.bench.processes import free_port
+from inferway_bench.processes import free_port
 
 MODEL = "soaked"
 START_SECONDS = 120.0

@@ -16,8 +16,8 @@ from tests.soak.judge import Tally
 from tests.soak.troubles import Troubles
 from tests.soak.world import Taken, World, more_than, world
 
-from inferway.bench.routers import total
 from inferway.prompts.prepare import prepare_smollm2
+from inferway_bench.routers import total
 
 OnProgress = Callable[[str], None]
 _LEAST_WHOLE = 0.3  # of those that did not leave: a soak in which all fails proves nothing

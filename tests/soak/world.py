@@ -18,8 +18,8 @@ import msgspec
 from tests.soak.engines import EngineProcess, Wire
 from tests.soak.gateway import Counts
 
-from inferway.bench.processes import free_port
-from inferway.bench.routers import read_metrics, total
+from inferway_bench.processes import free_port
+from inferway_bench.routers import read_metrics, total
 
 # As shipped, but for how long things take: clients.BOUND_SECONDS is more than all of it in a row.
 CONFIG = """

@@ -13,7 +13,7 @@ from inferway.gate.shape import Shape
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.paths import PARSERS
 from inferway.steps.shape import shape_of
-from inferway.structured.texts import Said
+from inferway_structured.texts import Said
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

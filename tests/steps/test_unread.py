@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -11,12 +12,16 @@ from tests.scheduling import tables
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import NoEndpointError, SaturatedError, UnknownModelError
-from inferway.model import Candidates, Endpoint, Headers, Reason, Target
+from inferway.index.memory import MemoryIndex
+from inferway.index.speculative import SpeculativeOverlay
+from inferway.model import Candidates, Endpoint, Headers, HolderId, Reason, Target
 from inferway.openai_api.llm_request import Objectives
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps.counts import DirectorStats
+from inferway.steps.journey import Journey
+from inferway.steps.match import Matcher
 from inferway.steps.rewrite import Rewrites
-from inferway.steps.unread import UnreadJourney, by_load
+from inferway.steps.unread import ByLoad, by_load
 
 
 class Fleet:
@@ -50,27 +55,49 @@ class Fleet:
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
 
+    def block_size(self, holder: HolderId) -> int | None:
+        raise AssertionError(holder)  # nothing is known of a prompt
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        raise AssertionError(endpoint)
+
+    def healed(self, endpoint: Endpoint) -> None:
+        raise AssertionError(endpoint)
+
+    def reports(self, endpoint: Endpoint) -> None:
+        raise AssertionError(endpoint)
+
+
+@dataclass
+class Host:
+    """What journeys share, for those of whom no prompt is known."""
+
+    fleet: Fleet
+    matcher: Matcher = field(default_factory=lambda: Matcher(MemoryIndex(), SpeculativeOverlay()))
+    clock: Callable[[], float] = lambda: 0.0
+    stats: DirectorStats = field(default_factory=DirectorStats)
+    later: None = None
+    gate: None = None
+
 
 def journey(
     body: bytes = b'{"model": "m"}', fleet: Fleet | None = None, *rules: ModelRewrite
-) -> UnreadJourney:
+) -> Journey:
     fleet = fleet or Fleet()
 
     async def read() -> UnreadBody:
         return read_unread(body)
 
-    return UnreadJourney(
+    decides = ByLoad(
         headers=(),
         objectives=Objectives(),
-        body=body,
         read=read,
         endpoints=fleet,
         candidates_of=fleet.candidates,
         rewrites=Rewrites(rules),
-        stats=DirectorStats(),
         random=Random(1),
-        clock=lambda: 0.0,
     )
+    return Journey(Host(fleet), body, decides)
 
 
 def engines(targets: Sequence[Target]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A wheel built from the checkout, in an environment that has nothing else; `make wheel`.
+"""Wheels built from the checkout, in an environment that has nothing else; `make wheel`.
 
 Building and installing needs a package index. The commands under test run as processes that see
 neither the checkout nor a network, from another directory, with a home of their own.
@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "src")
+PACKAGES = {  # and their folders
+    "inferway": ROOT,
+    "inferway_structured": ROOT / "structured",
+    "inferway_bench": ROOT / "bench",
+}
 TOOLS = ("pip", "build", "twine")
 SECONDS = 120  # for a command
 TEST_SECONDS = 600  # the first test builds and installs
@@ -35,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel and its dependencies: no pip, no extras, no checkout."""
+    """An environment with the gateway's wheel and its dependencies: no pip, no extras, no
+    checkout."""
 
     directory: Path
     elsewhere: Path  # where commands run, and their home
@@ -106,30 +112,49 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distributions(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The sdist and the wheel built from it, as a release makes them."""
+    """The sdists and the wheels built from them, as a release makes them."""
     directory = tmp_path_factory.mktemp("checkout")
-    for name in BUILT_FROM:
-        if (ROOT / name).is_dir():
-            leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / name, directory / name, ignore=leave)
-        else:
-            shutil.copy(ROOT / name, directory)
-    succeed(str(tools / "python"), "-m", "build", str(directory))
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for package, folder in PACKAGES.items():
+        (directory / package).mkdir()
+        for name in BUILT_FROM:
+            if (folder / name).is_dir():
+                shutil.copytree(folder / name, directory / package / name, ignore=leave)
+            else:
+                shutil.copy(folder / name, directory / package)
+        out = ("--outdir", str(directory / "dist"))
+        succeed(str(tools / "python"), "-m", "build", *out, str(directory / package))
     return sorted((directory / "dist").iterdir())
 
 
 @pytest.fixture(scope="session")
-def wheel(distributions: Sequence[Path]) -> Path:
-    [found] = [path for path in distributions if path.suffix == ".whl"]
-    return found
+def wheels(distributions: Sequence[Path]) -> dict[str, Path]:
+    """By the name of the package."""
+    return {path.name.split("-")[0]: path for path in distributions if path.suffix == ".whl"}
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(
+    wheels: dict[str, Path], tools: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Installed:
+    files = [wheels["inferway"], wheels["inferway_structured"]]
+    return _install(files, tools, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def installed_with_bench(
+    wheels: dict[str, Path], tools: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Installed:
+    return _install(wheels.values(), tools, tmp_path_factory)
+
+
+def _install(
+    files: Iterable[Path], tools: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Installed:
     directory = tmp_path_factory.mktemp("installed")
     succeed(sys.executable, "-m", "venv", "--without-pip", str(directory))
     python = str(directory / "bin" / "python")
-    succeed(str(tools / "pip"), "--python", python, "install", "--quiet", str(wheel))
+    succeed(str(tools / "pip"), "--python", python, "install", "--quiet", *map(str, files))
     return Installed(directory, tmp_path_factory.mktemp("elsewhere"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.fleet.waiting import wait_until
-from tests.wheel.conftest import ROOT, Installed, succeed
+from tests.wheel.conftest import PACKAGES, ROOT, Installed, succeed
 
 from inferway.cli.main import COMMANDS
 
@@ -30,15 +30,16 @@ def ask(url: str, body: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]
         return {k.lower(): v for k, v in response.headers.items()}, json.load(response)
 
 
-def test_it_has_every_file_of_the_package(wheel: Path) -> None:
-    source = ROOT / "src"
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_it_has_every_file_of_the_package(wheels: dict[str, Path], package: str) -> None:
+    source = PACKAGES[package] / "src"
     files = {
         path.relative_to(source).as_posix()
-        for path in (source / "inferway").rglob("*")
+        for path in (source / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheels[package]) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
 
     assert packed == files
@@ -47,7 +48,24 @@ def test_it_has_every_file_of_the_package(wheel: Path) -> None:
 def test_the_index_can_show_its_description(tools: Path, distributions: Sequence[Path]) -> None:
     said = succeed(str(tools / "twine"), "check", "--strict", *map(str, distributions))
 
-    assert said.count("PASSED") == 2
+    assert said.count("PASSED") == 2 * len(PACKAGES)
+
+
+def test_an_engine_gets_none_of_the_gateways_libraries(
+    wheels: dict[str, Path], tools: Path, tmp_path: Path
+) -> None:
+    """But for vLLM itself, which the extra `vllm` asks for, too."""
+    report = tmp_path / "report.json"
+    wanted = f"{wheels['inferway_structured']}[backends]"
+    arguments = ("--quiet", "--dry-run", "--ignore-installed", "--report", str(report))
+
+    succeed(str(tools / "pip"), "install", *arguments, wanted)
+
+    told = json.loads(report.read_text())["install"]
+    names = {one["metadata"]["name"].lower().replace("_", "-") for one in told}
+    ours = {"inferway-structured", "msgspec", "numpy", "llguidance", "jsonschema-rs"}
+    assert ours <= names
+    assert not names & {"inferway", "uvloop", "httptools", "aiohttp", "fastokens", "pyzmq", "click"}
 
 
 def test_it_says_its_version(installed: Installed) -> None:
@@ -92,19 +110,26 @@ def test_a_gateway_in_front_of_a_simulated_engine_finds_a_prompt_in_its_cache(
         assert wait_until(matched, "the prompt is found in the engine's cache") > 0
 
 
-def test_a_load_is_measured(installed: Installed) -> None:
-    with installed.running("simulate") as engine:
-        done = installed.run("bench", "load", engine, "--users", "2", "--requests", "6")
+def test_a_load_is_measured(installed_with_bench: Installed) -> None:
+    with installed_with_bench.running("simulate") as engine:
+        done = installed_with_bench.run("bench", "load", engine, "--users", "2", "--requests", "6")
 
     assert done.returncode == 0, done.stdout
     assert "TTFT" in done.stdout
 
 
-def test_a_fleet_is_simulated_without_a_trace_of_ones_own(installed: Installed) -> None:
-    done = installed.run("bench", "simulate", "--requests", "300")
+def test_a_fleet_is_simulated_without_a_trace_of_ones_own(installed_with_bench: Installed) -> None:
+    done = installed_with_bench.run("bench", "simulate", "--requests", "300")
 
     assert done.returncode == 0, done.stdout
     assert "expected-ttft" in done.stdout
+
+
+def test_a_gateway_alone_has_no_benchmarks(installed: Installed) -> None:
+    done = installed.run("bench")
+
+    assert done.returncode == 2
+    assert "no command 'bench'; pip install inferway-bench" in done.stdout
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -124,7 +149,6 @@ ENGINE = ("--engine", "http://127.0.0.1:1")
         (("serve", *ENGINE, "--index", "redis://127.0.0.1:1"), "redis"),
         (("serve", *ENGINE, "--otlp", "http://127.0.0.1:1"), "otel"),
         (("epp", *ENGINE), "epp"),
-        (("bench", "simulate", "--requests", "300", "--plot", "."), "bench"),
     ],
 )
 def test_an_extra_that_is_missing_is_named_with_the_cure(

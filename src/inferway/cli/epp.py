@@ -21,8 +21,8 @@ from inferway.cli.key_options import key_option, number_option, range_of
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
-from inferway.decoding import UNREADABLE
 from inferway.errors import ConfigError
+from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.picker")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -15,19 +17,45 @@ Table = Mapping[str, tuple[str, str, str]]
 
 
 class LazyGroup(click.Group):
-    """Its commands live in the modules of `table`, which load only when a command is used."""
+    """Its commands live in the modules of `table`, which load only when a command is used.
+    `entry_points` is a group of entry points, each a command of another distribution; it is looked
+    for only where a command is not in the table, or all are to be listed. `elsewhere`: command ->
+    the distribution that has it, for who has not installed it."""
 
-    def __init__(self, *arguments: Any, table: Table, **attributes: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        table: Table,
+        entry_points: str | None = None,
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+        **attributes: Any,
+    ) -> None:
         super().__init__(*arguments, **attributes)
         self.table = table
+        self._entry_points = entry_points
+        self._elsewhere = elsewhere
+
+    @cached_property
+    def known(self) -> Table:
+        """All commands that there are."""
+        if self._entry_points is None:
+            return self.table
+        from importlib.metadata import entry_points
+
+        others = {
+            each.name: (each.module, each.attr, _summary(each.dist))
+            for each in entry_points(group=self._entry_points)
+        }
+        return {**others, **self.table}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(self.table)
+        return sorted(self.known)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self.table:
+        table = self.table if cmd_name in self.table else self.known
+        if cmd_name not in table:
             return None
-        module, function, _ = self.table[cmd_name]
+        module, function, _ = table[cmd_name]
         command = getattr(import_module(module), function)
         assert isinstance(command, click.Command)
         return command
@@ -35,19 +63,34 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not args[0].startswith("-") and args[0] not in self.table and not ctx.resilient_parsing:
-            known = f"known: {', '.join(sorted(self.table))}"
-            close = get_close_matches(args[0], self.table, n=1)
-            cure = f"did you mean {close[0]!r}?" if close else known
-            raise click.UsageError(f"no command {args[0]!r}; {cure}", ctx)
+        name = args[0]
+        if name not in self.table and not name.startswith("-") and not ctx.resilient_parsing:
+            self._require(name, ctx)
         return super().resolve_command(ctx, args)
+
+    def _require(self, name: str, ctx: click.Context) -> None:
+        """Raises UsageError with the cure."""
+        if name in self.known:
+            return
+        close = get_close_matches(name, self.known, n=1)
+        if name in self._elsewhere:
+            cure = f"pip install {self._elsewhere[name]}"
+        elif close:
+            cure = f"did you mean {close[0]!r}?"
+        else:
+            cure = f"known: {', '.join(sorted(self.known))}"
+        raise click.UsageError(f"no command {name!r}; {cure}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.table[name][2]) for name in sorted(self.table)])
+            formatter.write_dl([(name, self.known[name][2]) for name in sorted(self.known)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Of the table: no command is imported for it."""
-        names = [name for name in sorted(self.table) if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=self.table[name][2]) for name in names]
+        names = [name for name in sorted(self.known) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self.known[name][2]) for name in names]
         return items or click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _summary(distribution: Any) -> str:
+    return "" if distribution is None else str(distribution.metadata["Summary"] or "")

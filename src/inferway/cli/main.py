@@ -15,7 +15,6 @@ from inferway.cli.flag import Flag
 from inferway.cli.lazy import LazyGroup
 
 COMMANDS = {
-    "bench": ("inferway.cli.bench", "bench", "Measure gateways, engines and routing policies."),
     "completion": ("inferway.cli.completion", "completion", "Print a shell's completion script."),
     "config": ("inferway.cli.config", "config", "Check a configuration, or show what is in force."),
     "demo": ("inferway.cli.demo", "demo", "Show cache-aware routing on three simulated engines."),
@@ -30,8 +29,6 @@ COMMANDS = {
     "top": ("inferway.cli.status", "top", "Show the fleet of a running gateway, live."),
     "vllm": ("inferway.cli.vllm", "vllm", "Run vLLM with Inferway's structured output."),
 }
-
-_WITHOUT_ENVIRONMENT = ("bench",)  # a measurement is the same whatever the environment says
 
 
 class Program(LazyGroup):
@@ -55,6 +52,8 @@ class Program(LazyGroup):
 @click.group(
     cls=Program,
     table=COMMANDS,
+    entry_points="inferway.commands",
+    elsewhere={"bench": "inferway-bench"},
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Ask `inferway COMMAND --help` for a command's flags, with examples.",
 )
@@ -68,10 +67,9 @@ def variables() -> set[str]:
     context = click.Context(main)
     found = set()
     for name in COMMANDS:
-        if name not in _WITHOUT_ENVIRONMENT:
-            command = main.get_command(context, name)
-            assert command is not None
-            found |= {flag.variable for flag in _flags(command) if flag.variable is not None}
+        command = main.get_command(context, name)
+        assert command is not None
+        found |= {flag.variable for flag in _flags(command) if flag.variable is not None}
     return found
 
 

@@ -15,8 +15,8 @@ import zmq
 
 from inferway.cli.command import Command, section
 from inferway.cli.flag import option
-from inferway.decoding import UNREADABLE
 from inferway.errors import WireError
+from inferway_structured.decoding import UNREADABLE
 
 LONGEST_LIST = 8  # longer ones are printed as their length; --json prints all
 

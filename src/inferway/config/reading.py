@@ -9,8 +9,8 @@ import msgspec
 from inferway.config.checks import check
 from inferway.config.converted import converted
 from inferway.config.settings import EngineSettings, ServeSettings
-from inferway.decoding import UNREADABLE
 from inferway.errors import ConfigError
+from inferway_structured.decoding import UNREADABLE
 
 _ENGINE_KEYS = [name for name in EngineSettings.__struct_fields__ if name not in ("url", "labels")]
 _LABEL = "label."  # before a label's name

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from inferway.config import EngineSettings, check_engines, converted
-from inferway.decoding import UNREADABLE
 from inferway.discovery.source import Tell
 from inferway.errors import ConfigError
+from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.discovery")
 

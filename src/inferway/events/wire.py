@@ -18,7 +18,7 @@ from typing import Annotated, Generic, TypeVar, cast
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from inferway.decoding import UNREADABLE
+from inferway_structured.decoding import UNREADABLE
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event

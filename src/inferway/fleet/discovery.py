@@ -24,10 +24,10 @@ import msgspec
 from yarl import URL
 
 from inferway.config import unix_path
-from inferway.decoding import UNREADABLE
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.load import load_names, samples
 from inferway.fleet.posting import read_answer
+from inferway_structured.decoding import UNREADABLE
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
@@ -70,7 +70,7 @@ class EngineFacts:
     block_size: int | None
     findings: tuple[str, ...]
     version: str | None = None  # vLLM's, as it says
-    has_plugin: bool = False  # our structured output (inferway.structured.vllm)
+    has_plugin: bool = False  # our structured output (inferway_structured.vllm)
     load_path: str = METRICS  # where its load is asked for, again and again
 
     @cached_property

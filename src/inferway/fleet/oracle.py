@@ -9,11 +9,11 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
 from inferway.prompts.probe import CHAT, Outcome, Refused
+from inferway_structured.decoding import UNREADABLE
 
 ASK_SECONDS = 30.0  # an engine may have long prompts to compute first
 

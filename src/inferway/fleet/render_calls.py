@@ -13,7 +13,6 @@ from typing import Annotated, TypeVar
 import aiohttp
 import msgspec
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.posting import post
@@ -21,6 +20,7 @@ from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.probe import CHAT
 from inferway.prompts.renderings import Asked, as_ids
+from inferway_structured.decoding import UNREADABLE
 
 # A question that takes longer is given up: its place is needed, and its prompt long computed.
 ASK_SECONDS = 10.0

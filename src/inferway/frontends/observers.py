@@ -1,5 +1,5 @@
 """What is told of each routed request: to the publisher's subscribers, to the alarm, and to the
-probe. Who also wants to know how it ended returns a function that is told."""
+probe. Who also wants to know what becomes of it returns a follower."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
-from inferway.director import Routed
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
-from inferway.frontends.http.forward import Journey
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
 from inferway.openai_api.requests import (
@@ -26,15 +24,23 @@ from inferway.openai_api.requests import (
     standard_fields,
 )
 from inferway.prompts.probe import CHAT, COMPLETION
+from inferway.scheduling.plugin import Ending, Follower
+from inferway.steps.journey import Routed
 from inferway.steps.match import Matched
 
 log = logging.getLogger("inferway.alarm")
 
-# (how it ended, the endpoint that was tried last)
-Ended = Callable[[str, Endpoint | None], None]
-
 # (request id, what was decided, seconds it took)
-Observer = Callable[[str, Routed, float], Ended | None]
+Observer = Callable[[str, Routed, float], Follower | None]
+
+
+class Decided(Protocol):
+    """A request, once it has been decided (steps.journey.Journey)."""
+
+    @property
+    def routed(self) -> Routed | None: ...
+    def finish_reasons(self) -> Sequence[str]: ...
+    def listen(self, follower: Follower) -> None: ...
 
 
 def pod_scores(candidates: Candidates) -> dict[str, float]:
@@ -165,7 +171,7 @@ class LiveProbe:
         self._due = False
         self._busy = False
 
-    def __call__(self, _: str, routed: Routed, __: float) -> Ended | None:
+    def __call__(self, _: str, routed: Routed, __: float) -> Follower | None:
         if self._busy or not self._prober.one_in:
             return None
         reason = routed.decision.reason
@@ -176,9 +182,10 @@ class LiveProbe:
         if not self._due or not _may_be_repeated(routed):
             return None
         self._busy = True
-        return partial(self._ended, routed)
+        return _Answered(partial(self._ended, routed))
 
     def _ended(self, routed: Routed, outcome: str, endpoint: Endpoint | None) -> None:
+        """`endpoint`: that has answered what was asked."""
         if outcome != "ok" or endpoint is None or not self._is_of_use(routed, endpoint):
             self._busy = False
             return
@@ -208,6 +215,29 @@ class LiveProbe:
         self._busy = False
 
 
+class _Answered(Follower):
+    """Tells at the end how a request ended, and the endpoint that has answered it, if one has."""
+
+    __slots__ = ("_endpoint", "_tell")
+
+    def __init__(self, tell: Callable[[str, Endpoint | None], None]) -> None:
+        self._tell = tell
+        self._endpoint: Endpoint | None = None
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        del now
+        self._endpoint = target.endpoint
+        return ()
+
+    def on_head(self, status: int) -> Headers:
+        if status >= 400:
+            self._endpoint = None  # it has not answered what was asked
+        return ()
+
+    def on_end(self, ending: Ending) -> None:
+        self._tell(ending.outcome, self._endpoint)
+
+
 def _may_be_repeated(routed: Routed) -> bool:
     body = routed.request.body
     if not isinstance(body, PromptBody):
@@ -219,54 +249,17 @@ def _may_be_repeated(routed: Routed) -> bool:
     return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES
 
 
-class Watched:
-    """A journey whose end is told to who asked for it, once."""
-
-    __slots__ = ("_endpoint", "_journey", "_observers")
-
-    def __init__(self, journey: Journey, observers: Sequence[Ended]) -> None:
-        self._journey = journey
-        self._observers = observers
-        self._endpoint: Endpoint | None = None
-
-    @property
-    def body(self) -> bytes:
-        return self._journey.body
-
-    @property
-    def changes_length(self) -> bool:
-        return self._journey.changes_length
-
-    def attempt(self, target: Target) -> Headers:
-        self._endpoint = target.endpoint
-        return self._journey.attempt(target)
-
-    def on_head(self, status: int) -> Headers:
-        if status >= 400:
-            self._endpoint = None  # it has not answered what was asked
-        return self._journey.on_head(status)
-
-    def on_chunk(self, chunk: bytes) -> bytes:
-        return self._journey.on_chunk(chunk)
-
-    def on_end(self) -> bytes:
-        return self._journey.on_end()
-
-    def close(self, outcome: str) -> None:
-        self._journey.close(outcome)
-        observers, self._observers = self._observers, ()
-        for ended in observers:
-            ended(outcome, self._endpoint)
-
-
 def observe(
-    observers: Sequence[Observer], request_id: str, routed: Routed | None, seconds: float
-) -> list[Ended]:
-    """Tells the observers; those that want to know how it ends."""
+    observers: Sequence[Observer], request_id: str, journey: Decided, seconds: float
+) -> None:
+    """Tells the observers of a journey that has been decided; who wants to know more listens."""
+    routed = journey.routed
     if routed is None:
-        return []
-    told = [observer(request_id, routed, seconds) for observer in observers]
-    return [ended for ended in told if ended is not None]
+        return
+    for observer in observers:
+        follower = observer(request_id, routed, seconds)
+        if follower is not None:
+            journey.listen(follower)
 
 
 def _chosen_prompts(routed: Routed) -> Sequence[Prompt]:

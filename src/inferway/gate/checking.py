@@ -7,14 +7,14 @@ from typing import Any
 
 from inferway.errors import HeavyError, SpecError, crash_report, panic_as_error
 from inferway.gate.library import Verdict
-from inferway.helper.helper import Helper
-from inferway.structured.backends import cascade
-from inferway.structured.checker import Checker, is_costly
-from inferway.structured.cost import estimated_seconds
-from inferway.structured.explain import explain
-from inferway.structured.limits import Limits
-from inferway.structured.spec import Asked, Spec
-from inferway.structured.valid import Validator
+from inferway_structured.backends import cascade
+from inferway_structured.checker import Checker
+from inferway_structured.cost import estimated_seconds, is_costly
+from inferway_structured.explain import explain
+from inferway_structured.helper.helper import Helper
+from inferway_structured.limits import Limits
+from inferway_structured.spec import Asked, Spec
+from inferway_structured.valid import Validator
 
 log = logging.getLogger("inferway.gate")
 

@@ -40,11 +40,11 @@ from inferway.gate.turns import ANYBODY, Asker, Turns
 from inferway.gate.verdicts import QuarantinedError, Verdicts
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
-from inferway.structured.grammar import Unenforced
-from inferway.structured.report import in_request, keeps_all, left_free, refuse_unenforced
-from inferway.structured.requests import asked as asked_in
-from inferway.structured.spec import Asked
-from inferway.structured.texts import Said
+from inferway_structured.grammar import Unenforced
+from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
+from inferway_structured.requests import asked as asked_in
+from inferway_structured.spec import Asked
+from inferway_structured.texts import Said
 
 log = logging.getLogger("inferway.gate")
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from inferway.errors import SpecError
-from inferway.helper.helper import Helper
-from inferway.structured.grammar import Unenforced
-from inferway.structured.spec import Asked, Spec
+from inferway_structured.grammar import Unenforced
+from inferway_structured.helper.helper import Helper
+from inferway_structured.spec import Asked, Spec
 
 
 class Verdict(msgspec.Struct, frozen=True):

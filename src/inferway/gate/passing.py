@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from inferway.gate.shape import Shape
 from inferway.model import Headers
-from inferway.structured.report import VALID_HEADER
-from inferway.structured.texts import Said, StreamTexts, said_in
+from inferway_structured.report import VALID_HEADER
+from inferway_structured.texts import Said, StreamTexts, said_in
 
 
 class PassingAnswer:

@@ -14,8 +14,8 @@ import msgspec
 
 from inferway.errors import InvalidRequestError
 from inferway.openai_api.requests import decode_body
-from inferway.structured.requests import asked as asked_in
-from inferway.structured.spec import MAKERS, Asked, Kind, Options
+from inferway_structured.requests import asked as asked_in
+from inferway_structured.spec import MAKERS, Asked, Kind, Options
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 

@@ -12,10 +12,10 @@ from inferway.model import Candidates, Headers, Target
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.structured.grammar import Unenforced
-from inferway.structured.report import UNENFORCED_HEADER, left_free, named
-from inferway.structured.spec import Asked
-from inferway.structured.texts import Said, StreamTexts
+from inferway_structured.grammar import Unenforced
+from inferway_structured.report import UNENFORCED_HEADER, left_free, named
+from inferway_structured.spec import Asked
+from inferway_structured.texts import Said, StreamTexts
 
 if TYPE_CHECKING:
     from inferway.gate.gate import Gate

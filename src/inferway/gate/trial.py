@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inferway.gate.library import Verdict
-from inferway.helper.helper import Helper
-from inferway.helper.process import Limits
-from inferway.structured import trial
-from inferway.structured.spec import Spec
+from inferway_structured import trial
+from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.process import Limits
+from inferway_structured.spec import Spec
 
 
 class TrialCompile:

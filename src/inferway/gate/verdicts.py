@@ -28,7 +28,7 @@ from inferway.gate.library import Library, Trial, Verdict
 from inferway.gate.once import Once
 from inferway.gate.quarantine import Quarantine
 from inferway.gate.turns import Asker, Turns
-from inferway.structured.spec import Asked, Spec
+from inferway_structured.spec import Asked, Spec
 
 MAX_VERDICTS = 4096
 _READS, _SMALL, _LARGE = 1, 2, 2  # at a time

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
-from inferway.structured.spec import Asked
+from inferway_structured.decoding import UNREADABLE
+from inferway_structured.spec import Asked
 
 log = logging.getLogger("inferway.gate")
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import InvalidRequestError
 from inferway.openai_api.lenient import json_bytes, json_object
+from inferway_structured.decoding import UNREADABLE
 
 MAX_BYTES = 1 << 20  # a larger body is not worth a report: this runs on the event loop
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import inspect
 
 from inferway.errors import InvalidRequestError
-from inferway.lax import lax_bool, lax_int
+from inferway_structured.lax import lax_bool, lax_int
 
 JsonObject = dict[str, Any]
 _T = TypeVar("_T")

@@ -24,10 +24,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import InvalidRequestError
 from inferway.openai_api.lenient import convert_leniently, json_object, json_type, lax_prompt
 from inferway.openai_api.shapes import Guided
+from inferway_structured.decoding import UNREADABLE
 
 JsonObject = dict[str, Any]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from inferway.errors import InvalidRequestError
-from inferway.lax import lax_int
+from inferway_structured.lax import lax_int
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 

@@ -18,7 +18,7 @@ from collections import deque
 
 import msgspec
 
-from inferway.decoding import UNREADABLE
+from inferway_structured.decoding import UNREADABLE
 
 _MARK = b'"usage"'
 _FINISH_REASON = re.compile(

@@ -20,11 +20,11 @@ from inferway.errors import (
     RenderError,
     TemplateError,
 )
-from inferway.helper.helper import Helper
-from inferway.helper.process import Limits
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatTemplate
 from inferway.prompts.template_jobs import RENDER, Refused, Written, unpack
+from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.process import Limits
 
 log = logging.getLogger("inferway")
 

@@ -19,10 +19,10 @@ from inferway.errors import (
     PanicError,
     RenderError,
 )
-from inferway.helper.helper import Helper, HelperStats
-from inferway.helper.process import Limits
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.raw_files import RawFiles
+from inferway_structured.helper.helper import Helper, HelperStats
+from inferway_structured.helper.process import Limits
 
 # Hugging Face's encoder needs a second and 70 MB for a million characters of ordinary text. To kill
 # the process earlier gains nothing: loading the model again takes as long.

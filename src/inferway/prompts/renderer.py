@@ -29,7 +29,6 @@ from inferway.errors import (
     PromptTooLongError,
     RenderError,
 )
-from inferway.helper.helper import HelperStats
 from inferway.model import Reason
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat_template import ChatInput, ChatTemplate
@@ -50,6 +49,7 @@ from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
 from inferway.prompts.token_rows import assistant_mask, truncated
 from inferway.prompts.trial_load import TrialLoads
+from inferway_structured.helper.helper import HelperStats
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel

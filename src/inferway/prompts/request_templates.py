@@ -23,13 +23,13 @@ from inferway.errors import (
     RenderError,
     TemplateError,
 )
-from inferway.helper.helper import Helper
-from inferway.helper.process import Limits
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.content_format import ContentFormat
 from inferway.prompts.template_environment import CLOCK
 from inferway.prompts.template_jobs import INSPECT, RENDER, Facts, Refused, Written, pack, unpack
+from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.process import Limits
 
 # The largest of 347 real templates has 19,000 characters.
 MAX_TEMPLATE_CHARS = 1 << 20

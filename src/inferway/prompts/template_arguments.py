@@ -14,10 +14,10 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
-from inferway.lax import lax_bool
 from inferway.model import Reason
 from inferway.openai_api.lenient import json_type
 from inferway.openai_api.requests import ChatRequest
+from inferway_structured.lax import lax_bool
 
 JsonObject = dict[str, Any]
 

@@ -15,10 +15,10 @@ from threading import Lock
 import msgspec
 
 from inferway.errors import HelperError, JobKilledError, RenderError
-from inferway.helper.helper import Helper, HelperStats
-from inferway.helper.process import Limits
 from inferway.model import Reason
 from inferway.prompts.raw_files import RawFiles
+from inferway_structured.helper.helper import Helper, HelperStats
+from inferway_structured.helper.process import Limits
 
 LOAD = "inferway.prompts.trial_jobs:load"
 

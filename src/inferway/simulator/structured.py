@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import InvalidRequestError
+from inferway_structured.decoding import UNREADABLE
 
 MAX_WARMED = 1000
 

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import msgspec
 from tests.discovery.kubernetes.api_server import Object
 
-from inferway.bench.processes import free_port
+from inferway_bench.processes import free_port
 
 _TOKEN = "admin-of-the-test"
 _CORE = "/api/v1"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.frontends.ext_proc.journeys import Untouched
 from tests.frontends.ext_proc.pods import Pods, Stream, rqb, rqh, rqt, rsb, rsh, rst
 
 from inferway.config import ModelRewrite, RewriteTarget
@@ -25,12 +26,11 @@ from inferway.errors import SaturatedError
 from inferway.frontends.ext_proc import answers
 from inferway.frontends.ext_proc.exchange import Exchange, Pick, Rules
 from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
-from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.reading import headers_of
 from inferway.model import Headers, Target
 from inferway.openai_api.trust import Trust
 from inferway.steps.rewrite import Rewrites
-from inferway.structured.report import UNENFORCED_HEADER
+from inferway_structured.report import UNENFORCED_HEADER
 
 CASES = {
     case["id"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())
@@ -289,7 +289,7 @@ async def test_an_answer_that_needs_no_change_may_stay_with_the_proxy(why_not: s
         assert stream.outcomes == {"ok": 1}
 
 
-class Unkept(Passing):
+class Unkept(Untouched):
     """A journey whose answer does not keep what was asked."""
 
     def on_head(self, status: int) -> Headers:  # noqa: ARG002

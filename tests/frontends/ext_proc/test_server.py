@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 import uvloop
 from hpack import Encoder
+from tests.frontends.ext_proc.journeys import Untouched
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
@@ -31,7 +32,6 @@ from inferway.frontends.ext_proc.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from inferway.frontends.ext_proc.picker import Passing
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.wire.call import WINDOW_BYTES
 from inferway.frontends.ext_proc.wire.frames import (
@@ -130,13 +130,14 @@ async def test_who_goes_away_frees_the_slot(running: Running) -> None:
 
     call.cancel()
     # another stream's answer comes after what the server does with the first one's end
-    other = running.process()
-    while running.stream.fleet.booked:
-        await other.write(rqh((":path", "/v1/models"), (":method", "GET"), eos=True))
-        await other.read()
-        other = running.process()
+    others = []
+    while not running.stream.outcomes:
+        others.append(running.process())
+        await others[-1].write(rqh((":path", "/v1/models"), (":method", "GET"), eos=True))
+        await others[-1].read()
 
     assert running.stream.outcomes == {"client_gone": 1}
+    assert len(running.stream.fleet.booked) == len(others)
 
 
 async def test_a_body_in_one_message_may_be_larger_than_grpc_takes_by_itself(
@@ -321,7 +322,7 @@ async def test_what_is_no_message_of_envoys_is_an_error(running: Running) -> Non
     assert running.server.counts.open == 0
 
 
-class Crashing(Passing):
+class Crashing(Untouched):
     """A journey that a fault of ours ends."""
 
     def on_chunk(self, chunk: bytes) -> bytes:

@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import vllm
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils as kv
+
+import vllm
 
 BLOCK_SIZE = 16
 TOKENS = [(i * 7919 + 11) % 151_936 for i in range(3 * BLOCK_SIZE)] + [0, 255, 256, 65_536]

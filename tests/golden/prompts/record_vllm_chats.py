@@ -15,13 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import transformers
-import vllm
 from chat_rules import RULES
 from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import hf, merge_kwargs
 from vllm.renderers.chat_utils import parse_chat_messages
+
+import vllm
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "vllm_chats.jsonl.gz"

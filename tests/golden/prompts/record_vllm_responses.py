@@ -13,7 +13,6 @@ import sys
 from types import SimpleNamespace
 
 import transformers
-import vllm
 from record_vllm_chats import GOLDEN as CHATS
 from record_vllm_chats import HERE, TEMPLATES, model_config, rows
 from responses_rules import RULES
@@ -26,6 +25,8 @@ from vllm.entrypoints.openai.responses.utils import (
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import hf, merge_kwargs
 from vllm.renderers.chat_utils import parse_chat_messages
+
+import vllm
 
 GOLDEN = HERE / "vllm_responses.jsonl.gz"
 

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from inferway.decoding import UNREADABLE
 from inferway.errors import ConfigError, UpstreamError
+from inferway_structured.decoding import UNREADABLE
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0  # how long a token is used before its file is read again

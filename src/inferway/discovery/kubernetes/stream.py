@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from inferway.decoding import UNREADABLE
 from inferway.discovery.kubernetes.objects import Object
 from inferway.errors import WireError
+from inferway_structured.decoding import UNREADABLE
 
 MAX_LINE_BYTES = 8 << 20  # etcd itself takes objects of 1.5 MiB
 

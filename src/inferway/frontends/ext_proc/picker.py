@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from inferway.director import Director, Journey, Routed
+from inferway.director import Director
 from inferway.errors import (
     FleetError,
     InferwayError,
@@ -22,21 +22,23 @@ from inferway.errors import (
 from inferway.frontends.ext_proc.answers import status_of_refusal
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
-from inferway.frontends.observers import Observer, Watched, observe
+from inferway.frontends.observers import Observer, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
 from inferway.gate.turns import Asker
-from inferway.model import Candidates, Headers, Reason, Target
+from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
 from inferway.steps import unread
 from inferway.steps.eligible import Within
+from inferway.steps.entry import Entry
+from inferway.steps.journey import Journey, Routed
 from inferway.steps.objectives import named_tenant, objectives
 from inferway.steps.record import Record
 from inferway.steps.shape import shape_of_unread
-from inferway.steps.unread import UnreadJourney, by_load
+from inferway.steps.unread import ByLoad, by_load
 
 _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 
@@ -78,18 +80,17 @@ class Picker:
             decision = await journey.decide()
             seconds = time.perf_counter() - started
             self.decided_in(seconds)
-            ended = observe(self.observers, ask.request_id, journey.routed, seconds)
+            observe(self.observers, ask.request_id, journey, seconds)
         except BaseException as e:
             if isinstance(e, FleetError):
                 self.counts.attempts["failure", "", ""] += 1
             self._close(journey, e)
             raise
-        watched = Watched(journey, ended) if ended else journey
         assert journey.routed is not None
         counts = self._counted(journey.routed, seconds)
         record = _Record(counts, journey, started, self.requests.ended)
         return Pick(
-            *(watched, decision.targets),
+            *(journey, decision.targets),
             usage=lambda: journey.usage,
             began=record.began,
             passed=self._passed(ask.head.path, journey.record),
@@ -97,7 +98,7 @@ class Picker:
             judged=_judged(journey.shape),
         )
 
-    def _close(self, journey: Journey | UnreadJourney, error: BaseException) -> None:
+    def _close(self, journey: Journey, error: BaseException) -> None:
         """It has come to no decision. The stream of who has gone is cancelled."""
         if isinstance(error, asyncio.CancelledError):
             outcome, status = "client_gone", CLIENT_GONE
@@ -131,7 +132,6 @@ class Picker:
         return counts
 
     async def _unread(self, ask: Ask, within: Within | None) -> Pick:
-        """By load as it was last heard of; of equals, any."""
         self.counts.unread += 1
         found = await self._read(ask)
         if found is not None:
@@ -139,9 +139,9 @@ class Picker:
         candidates = self.endpoints.everyone()
         if within is not None:
             candidates = self.director.eligible.allowed(candidates, within)
-        passing = Passing(ask.body or b"", self.director.clock)
-        ask.noted.record = passing.record
-        return Pick(passing, by_load(candidates, self.random))
+        journey = Journey(self.director, ask.body or b"", _Anywhere(candidates, self.random))
+        ask.noted.record = journey.record
+        return Pick(journey, (await journey.decide()).targets)
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
         """None: no model is named that somebody serves; or it is no object, and what is wrong with
@@ -177,19 +177,17 @@ class Picker:
         headers = ask.head.headers
         asked = objectives(headers, director.priorities, None)
         asker = Asker(named_tenant(headers), asked.priority)
-        journey = UnreadJourney(
+        decides = ByLoad(
             headers=headers,
             objectives=asked,
-            body=found.raw,
             read=read,
             endpoints=self.endpoints,
             candidates_of=partial(director.candidates, within=within),
             rewrites=director.rewrites,
-            stats=director.stats,
             random=self.random,
-            clock=director.clock,
             shape_of=partial(shape_of_unread, director.gate, ask.head.path, asker),
         )
+        journey = Journey(director, found.raw, decides)
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
@@ -234,33 +232,14 @@ class _Record:
         )
 
 
-class Passing:
-    """The journey of a request that nobody here reads."""
+@dataclass(frozen=True, slots=True)
+class _Anywhere:
+    """Decides where a request goes that nobody here reads: by load as it was last heard of; of
+    equals, any."""
 
-    changes_length = False
+    candidates: Candidates
+    random: Random
 
-    def __init__(self, body: bytes, clock: Callable[[], float] = time.monotonic) -> None:
-        self.body = body
-        self.record = Record(clock(), reason=Reason.UNREAD)
-        self._clock = clock
-
-    def attempt(self, target: Target) -> Headers:
-        self.record.target = target
-        self.record.attempts += 1
-        return target.endpoint.headers
-
-    def on_head(self, status: int) -> Headers:
-        del status
-        return ()
-
-    def on_chunk(self, chunk: bytes) -> bytes:
-        if not self.record.begun_at:
-            self.record.begun_at = self._clock()
-        return chunk
-
-    def on_end(self) -> bytes:
-        return b""
-
-    def close(self, outcome: str) -> None:
-        """Nothing was booked."""
-        self.record.outcome = outcome
+    async def decide(self, journey: Journey, entry: Entry | None) -> Decision:
+        del journey, entry
+        return Decision(by_load(self.candidates, self.random), Reason.UNREAD)

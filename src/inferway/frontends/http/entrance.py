@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 
 from inferway.config import ALLOWED_PATH
-from inferway.director import Director, Journey
+from inferway.director import Director
 from inferway.errors import InvalidRequestError
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
@@ -18,10 +18,11 @@ from inferway.gate.turns import Asker
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
+from inferway.steps.journey import Journey
 from inferway.steps.objectives import objectives
 from inferway.steps.salt import EDIT, TenantSalt
 from inferway.steps.shape import shape_of_unread
-from inferway.steps.unread import UnreadJourney
+from inferway.steps.unread import ByLoad
 
 
 class Entrance:
@@ -54,9 +55,7 @@ class Entrance:
             assert found is not None, text  # config has checked it
             self.paths.setdefault(found[2], set()).add(found[1] or "POST")
 
-    def open(
-        self, request: Request, tenant: str = "", priority: int | None = None
-    ) -> Journey | UnreadJourney:
+    def open(self, request: Request, tenant: str = "", priority: int | None = None) -> Journey:
         """`priority`: it has this one, whatever its headers say. Raises InvalidRequestError."""
         parse = self._parsers.get(request.path)
         if parse is None:
@@ -78,7 +77,7 @@ class Entrance:
             return body
         return self._salt.salted(body, tenant) or body
 
-    def _unread(self, request: Request, tenant: str, priority: int | None) -> UnreadJourney:
+    def _unread(self, request: Request, tenant: str, priority: int | None) -> Journey:
         director = self._director
         asked = objectives(request.headers, director.priorities, priority)
         read = partial(read_unread, content_type=request.fields.get(b"content-type", b""))
@@ -88,21 +87,19 @@ class Entrance:
             self._trust.check(found.members)
             return self._salted_unread(found, request.path, tenant)
 
-        return UnreadJourney(
+        by_load = ByLoad(
             headers=request.headers,
             objectives=asked,
-            body=request.body,
             read=reading,
             endpoints=self._fleet,
             candidates_of=director.candidates,
             rewrites=director.rewrites,
-            stats=director.stats,
             random=self._random,
-            clock=director.clock,
             shape_of=partial(
                 shape_of_unread, director.gate, request.path, Asker(tenant, asked.priority)
             ),
         )
+        return Journey(director, request.body, by_load)
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:
         if self._salt is None or not found.is_json or UNREAD.get(path) != SALTED:

@@ -6,7 +6,6 @@ import re
 
 from inferway.frontends.http.message import Request
 from inferway.model import Headers
-from inferway.structured.report import UNENFORCED_HEADER
 from inferway.upstream.headers import (
     HOP_BY_HOP,
     PLAIN_CONNECTION,
@@ -14,6 +13,7 @@ from inferway.upstream.headers import (
     header_block,
     named_by_connection,
 )
+from inferway_structured.report import UNENFORCED_HEADER
 
 # What a client says here would steer the fleet (field notes 3.5), or an engine's queue (vLLM 0.32,
 # entrypoints/generate/base/serving.py); ours to say, or nobody's.

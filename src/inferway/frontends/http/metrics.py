@@ -31,10 +31,10 @@ from inferway.frontends.http.structured.metrics import (
 )
 from inferway.frontends.publisher import Publisher
 from inferway.frontends.request_counts import RequestCounts
-from inferway.helper.helper import HelperStats
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.upstream.pool import Pool
+from inferway_structured.helper.helper import HelperStats
 
 # Deciding takes 0.1 to 0.5 ms for most prompts and seconds for pathological ones.
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)

@@ -34,7 +34,6 @@ from inferway.errors import (
 from inferway.frontends.http.admin import AdminPages
 from inferway.frontends.http.admission import Admission
 from inferway.frontends.http.entrance import Entrance
-from inferway.frontends.http.forward import Journey as JourneyLike
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.lora import PATHS as LORA
 from inferway.frontends.http.lora import Lora
@@ -50,7 +49,7 @@ from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
 from inferway.frontends.http.tracing import Tracing
 from inferway.frontends.http.withheld import withheld
-from inferway.frontends.observers import Observer, Watched, observe, pod_score
+from inferway.frontends.observers import Observer, observe, pod_score
 from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.turns import Asker
 from inferway.indexer import Indexer
@@ -220,7 +219,7 @@ class Routes:
             decision = await journey.decide(place)
             seconds = time.perf_counter() - started - (place.waited if place is not None else 0.0)
             self._metrics.decided_in(seconds)
-            ended = observe(self._observers, request.id.decode(), journey.routed, seconds)
+            observe(self._observers, request.id.decode(), journey, seconds)
         except BaseException as e:
             journey.close(_outcome(e))
             if place is not None:
@@ -228,15 +227,14 @@ class Routes:
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
-        watched: JourneyLike = Watched(journey, ended) if ended else journey
         if self._tracing is not None:
-            watched = self._tracing.follow(responder, watched, journey, decision, seconds)
+            self._tracing.follow(responder, journey, decision, seconds)
         record, shape = journey.record, journey.shape
         if place is not None:
             record.waited = place.waited
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
-            *(request, client, watched, decision, self._pool),
+            *(request, client, journey, decision, self._pool),
             traffic=admission.traffic,
             place=place,
             explain=caller.admin,

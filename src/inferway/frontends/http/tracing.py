@@ -16,19 +16,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from inferway import __version__
-from inferway.director import Routed
 from inferway.errors import ConfigError
 from inferway.frontends.http.access_log import PROBES
-from inferway.frontends.http.forward import Journey
 from inferway.frontends.http.gen_ai import OPERATIONS, attributes, max_tokens, span_name
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import Handler
 from inferway.frontends.http.trace_context import read_traceparent
+from inferway.frontends.observers import Decided
 from inferway.model import Decision, Headers, Target
+from inferway.scheduling.plugin import Ending, Follower
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
 _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
 _MAX_PATH = 200
 _KUBE = b"kube-probe/"
-
-
-class Asked(Protocol):
-    """What a span is told of a request (director.Journey, steps.unread.UnreadJourney)."""
-
-    @property
-    def routed(self) -> Routed | None: ...
-    def finish_reasons(self) -> Sequence[str]: ...
 
 
 def otlp(endpoint: str) -> SpanProcessor:
@@ -125,20 +117,14 @@ class Tracing:
         """Spans are sent in their own time."""
 
     def follow(
-        self,
-        responder: Responder,
-        journey: Journey,
-        asked: Asked,
-        decision: Decision,
-        seconds: float,
-    ) -> Journey:
-        """`journey`, with a span for each attempt; it took so long until it was decided. `asked`
-        knows what it is about."""
+        self, responder: Responder, journey: Decided, decision: Decision, seconds: float
+    ) -> None:
+        """A span for each attempt of `journey`; it took so long until it was decided."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._spans.get(responder)
         if span is None:
-            return journey
+            return
         context = set_span_in_context(span)
         now = time.time_ns()
         decided = self.tracer.start_span(
@@ -148,11 +134,11 @@ class Tracing:
             attributes={"inferway.reason": decision.reason},
         )
         decided.end(now)
-        if asked.routed is not None:
-            most = max_tokens(asked.routed.request.body)
+        if journey.routed is not None:
+            most = max_tokens(journey.routed.request.body)
             if most is not None:
                 span.set_attribute("gen_ai.request.max_tokens", most)
-        return _Followed(self, journey, context, asked.finish_reasons)
+        journey.listen(_AttemptSpans(self, context, journey.finish_reasons))
 
     async def close(self) -> None:
         """Sends what is left."""
@@ -162,39 +148,24 @@ class Tracing:
         await asyncio.to_thread(self._provider.shutdown)
 
 
-class _Followed:
-    """A journey whose attempts have spans."""
+class _AttemptSpans(Follower):
+    """A span for each attempt of a request."""
 
-    __slots__ = ("_began", "_context", "_finish_reasons", "_journey", "_span", "_tracing")
+    __slots__ = ("_context", "_finish_reasons", "_span", "_tracing")
 
     def __init__(
-        self,
-        tracing: Tracing,
-        journey: Journey,
-        context: Context,
-        finish_reasons: Callable[[], Sequence[str]],
+        self, tracing: Tracing, context: Context, finish_reasons: Callable[[], Sequence[str]]
     ) -> None:
         self._finish_reasons = finish_reasons
         self._tracing = tracing
-        self._journey = journey
         self._context = context
         self._span: Span | None = None
-        self._began = False
 
-    @property
-    def body(self) -> bytes:
-        return self._journey.body
-
-    @property
-    def changes_length(self) -> bool:
-        return self._journey.changes_length
-
-    def attempt(self, target: Target) -> Headers:
+    def on_attempt(self, target: Target, now: float) -> Headers:
         from opentelemetry.trace import SpanKind
 
-        headers = self._journey.attempt(target)
+        del now
         self._end("tried another")
-        self._began = False
         self._span = self._tracing.tracer.start_span(
             "attempt",
             context=self._context,
@@ -205,31 +176,26 @@ class _Followed:
                 "inferway.prompt_blocks": target.prompt_blocks,
             },
         )
-        return (*headers, (_TRACEPARENT, _written(self._span)))
+        return ((_TRACEPARENT, _written(self._span)),)
 
     def on_head(self, status: int) -> Headers:
         if self._span is not None:
             self._span.set_attribute("http.response.status_code", status)
-        return self._journey.on_head(status)
+        return ()
 
-    def on_chunk(self, chunk: bytes) -> bytes:
-        if not self._began and self._span is not None:
-            self._began = True
+    def on_first_chunk(self, now: float) -> None:
+        del now
+        if self._span is not None:
             self._span.add_event("first chunk")
-        return self._journey.on_chunk(chunk)
 
-    def on_end(self) -> bytes:
-        return self._journey.on_end()
-
-    def close(self, outcome: str) -> None:
+    def on_end(self, ending: Ending) -> None:
         from opentelemetry.trace import get_current_span
 
-        self._journey.close(outcome)
         reasons = self._finish_reasons()
         if reasons:
             request = get_current_span(self._context)
             request.set_attribute("gen_ai.response.finish_reasons", reasons)
-        self._end(outcome)
+        self._end(ending.outcome)
 
     def _end(self, outcome: str) -> None:
         span, self._span = self._span, None

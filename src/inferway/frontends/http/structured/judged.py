@@ -21,8 +21,8 @@ from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.http.responder import Responder, Source
 from inferway.gate.shape import Shape
 from inferway.model import Headers
-from inferway.structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
-from inferway.structured.texts import Said, StreamTexts, done_at, said_in
+from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
+from inferway_structured.texts import Said, StreamTexts, done_at, said_in
 
 log = logging.getLogger("inferway.gate")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from inferway.frontends.http.families import Family, counter, gauge
 from inferway.gate.counts import GateCounts
 from inferway.gate.gate import Gate
-from inferway.helper.helper import Helper
+from inferway_structured.helper.helper import Helper
 
 
 def structured_families(gate: Gate | None) -> Iterator[Family]:

@@ -1,0 +1,159 @@
+"""Two runs of one benchmark: what became slower or larger, and whether it is more than noise. Pure.
+
+A figure is compared by the ratio of its medians; where both runs have three repeats or more, with
+a 95 % interval (`spread.ratio_of_medians`); where both say how a single value varies within its
+run, with both intervals put together (in logarithms, as independent errors add up). Repeats show
+how a figure varies within a run, and not how a machine varies from one hour to the next. So what is
+not ours, peers and engines measured in the same runs, tells how much the machine itself has
+changed, and ours is judged beside that; of a benchmark without peers, times are judged beside the
+machine's yardstick, if they are that machine's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from math import exp, hypot, log
+from statistics import median
+from typing import NamedTuple
+
+from inferway_bench.document import is_busy
+from inferway_bench.machine import times_as_slow
+from inferway_bench.results import Figure, Run
+from inferway_bench.spread import Interval, ratio_of_medians
+
+_LEAST_REPEATS = 3
+_TIMES = ("s", "ms", "µs")
+_OF_OUTPUT = re.compile(r" --(json|(save|plot|compare|tolerance)[ =]\S+)")
+
+
+class Change(NamedTuple):
+    """One figure that both runs have. `worse` is how many times worse the new run's is, with the
+    machine's own change taken out of ours; without repeats its interval is one point."""
+
+    figure: Figure
+    old: float
+    new: float
+    ratio: Interval  # new / old, as measured
+    worse: Interval
+    has_noise: bool  # whether repeats say how much it varies
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return self.worse.low > 1 or self.worse.high < 1
+
+    def is_regression(self, tolerance: float) -> bool:
+        """Of ours: worse by more than `tolerance`, and by more than the repeats' noise."""
+        return self.figure.is_ours and self.worse.value > 1 + tolerance and self.worse.low > 1
+
+
+class Comparison(NamedTuple):
+    """`drift`: unit -> how many times as much what is not ours takes now, or the yardstick."""
+
+    changes: list[Change]
+    drift: dict[str, float]
+    warnings: list[str]
+
+    def regressions(self, tolerance: float) -> list[Change]:
+        return [change for change in self.changes if change.is_regression(tolerance)]
+
+
+def compare(old: Run, new: Run) -> Comparison:
+    """Of every figure that both have, in the new run's order."""
+    before = {figure.name: figure for figure in old.figures()}
+    pairs = [(before[f.name], f) for f in new.figures() if f.name in before and _is_filled(f)]
+    pairs = [(a, b) for a, b in pairs if _is_filled(a)]
+    ratios = [(b, _ratio(a, b)) for a, b in pairs]
+    drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
+    changes = [
+        Change(
+            figure=b,
+            old=median(a.values),
+            new=median(b.values),
+            ratio=ratio,
+            worse=_worse(b, ratio, drift.get(b.unit, 1.0) if b.is_ours else 1.0),
+            has_noise=_has_noise(a, b),
+        )
+        for (a, b), (_, ratio) in zip(pairs, ratios, strict=True)
+    ]
+    return Comparison(changes, drift, list(_warnings(old, new, drift)))
+
+
+def _is_filled(figure: Figure) -> bool:
+    """A ratio needs something above zero."""
+    return bool(figure.values) and median(figure.values) > 0
+
+
+def _has_noise(old: Figure, new: Figure) -> bool:
+    return _are_repeated(old, new) or _within(old, new) is not None
+
+
+def _are_repeated(*figures: Figure) -> bool:
+    """Nothing may be drawn whose median is zero: a ratio to it would say nothing."""
+    return all(len(f.values) >= _LEAST_REPEATS and min(f.values) > 0 for f in figures)
+
+
+def _ratio(old: Figure, new: Figure) -> Interval:
+    if _are_repeated(old, new):
+        return ratio_of_medians(new.values, old.values)
+    within = _within(old, new)
+    if within is not None:
+        return within
+    ratio = median(new.values) / median(old.values)
+    return Interval(ratio, ratio, ratio)
+
+
+def _within(old: Figure, new: Figure) -> Interval | None:
+    """new / old; None where one of them does not say how it varies, or reaches down to nothing."""
+    a, b = old.within, new.within
+    if a is None or b is None or min(a.low, b.low) <= 0:
+        return None
+    ratio = b.value / a.value
+    less = hypot(log(b.value / b.low), log(a.high / a.value))
+    more = hypot(log(b.high / b.value), log(a.value / a.low))
+    return Interval(ratio, ratio * exp(-less), ratio * exp(more))
+
+
+def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:
+    by_unit: dict[str, list[float]] = {}
+    for figure, ratio in ratios:
+        if not figure.is_ours:
+            by_unit.setdefault(figure.unit, []).append(ratio.value)
+    return {unit: median(values) for unit, values in by_unit.items()}
+
+
+def _yardstick(old: Run, new: Run) -> dict[str, float]:
+    """What times have become; nothing where a run is older than the yardstick."""
+    times = times_as_slow(new.machine, old.machine)
+    return {} if times is None else dict.fromkeys(_TIMES, times)
+
+
+def _worse(figure: Figure, ratio: Interval, drift: float) -> Interval:
+    low, value, high = (one / drift for one in (ratio.low, ratio.value, ratio.high))
+    if figure.better == "lower":
+        return Interval(value, low, high)
+    return Interval(1 / value, 1 / high, 1 / low)
+
+
+def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
+    """Why the two may not be comparable."""
+    a, b = old.machine, new.machine
+    for field in ("cpu", "cores", "memory_gib", "system", "python"):
+        before, now = getattr(a, field), getattr(b, field)
+        if before != now:
+            yield f"{field}: {before} then, {now} now"
+    for name in sorted({*a.packages, *b.packages}):
+        before, now = a.packages.get(name, "none"), b.packages.get(name, "none")
+        if before != now:
+            yield f"{name}: {before} then, {now} now"
+    for when, run in (("then", old), ("now", new)):
+        machine = run.machine
+        if is_busy(machine) and not run.is_virtual:
+            yield f"the machine was busy {when}: load average {machine.load_before}"
+    before, now = (_OF_OUTPUT.sub("", run.command) for run in (old, new))
+    if before != now:
+        yield f"another command: `{before}` then, `{now}` now"
+    for times in sorted(set(drift.values())):
+        if not 0.95 <= times <= 1.05:
+            units = ", ".join(unit for unit, found in drift.items() if found == times)
+            yield f"what is not ours takes {times:.2f} × ({units}): ours is judged beside that"

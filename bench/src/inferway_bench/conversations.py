@@ -1,0 +1,122 @@
+"""Request bodies made of real text: short chats and long ones that grow turn by turn.
+
+The text is a sample of OpenAssistant's oasst1 (Apache-2.0), kept beside this file: threads of
+distinct trees, joined into four conversations of about 8,000 tokens (SmolLM2's tokenizer), and
+48 user turns that stand in none of them.
+
+A body is handed to the load generator in two halves, because a constant body would flatter
+every router that keeps a cache: what is put between the halves makes the last turn a text that
+nobody has seen before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferway_bench.packed import unpacked
+
+# Takes the place of the number that makes each request's last turn new; no text contains it.
+_MARK = "<<number>>"
+
+# Width of that number, so that a body's length does not depend on it.
+NUMBER_DIGITS = 9
+
+
+# A system prompt as small services have it.
+SHOP_RULES = (
+    "You are a helpful assistant of a small bookshop. Be friendly and brief. Never promise "
+    "a delivery date. Prices are in euro and include tax. When a book is out of print, offer "
+    "to look for a used copy. When you are asked for advice on medicine or law, say that you "
+    "cannot give it. Answer in the language of the question, in at most three sentences, and "
+    "end with the number of the shop, 555 0142, when somebody wants to order. Opening hours "
+    "are Monday to Saturday from nine to six."
+)
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class _Sample(msgspec.Struct):
+    origin: str
+    sessions: list[list[_Message]]
+    questions: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTemplate:
+    """A JSON body with a gap of NUMBER_DIGITS digits inside its last user turn."""
+
+    before: bytes
+    after: bytes
+    session: int
+
+    def body(self, number: int) -> bytes:
+        return self.before + b"%0*d" % (NUMBER_DIGITS, number) + self.after
+
+
+def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
+    """Each conversation with twelve different last turns, about 36 kB a body."""
+    sample = _sample()
+    templates = []
+    for number, question in enumerate(sample.questions):
+        session = number % len(sample.sessions)
+        history = [{"role": m.role, "content": m.content} for m in sample.sessions[session]]
+        templates.append(_template(model, history, question, session))
+    return templates
+
+
+def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
+    """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
+    history = [{"role": "system", "content": SHOP_RULES}]
+    templates = [_template(model, history, question, 0) for question in _sample().questions]
+    return [_streamed(template) for template in templates] if stream else templates
+
+
+def _streamed(template: BodyTemplate) -> BodyTemplate:
+    assert template.after.endswith(b"}")
+    return replace(template, after=template.after[:-1] + b',"stream":true}')
+
+
+def sessions_without_last_turn(model: str) -> list[bytes]:
+    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`.
+
+    Their tokens are what an engine has cached when the next turn arrives.
+    """
+    return [
+        _encode(model, [{"role": m.role, "content": m.content} for m in session])
+        for session in _sample().sessions
+    ]
+
+
+def texts() -> list[str]:
+    """All that is said in the long conversations, turn by turn."""
+    return [m.content for session in _sample().sessions for m in session]
+
+
+def _template(
+    model: str, history: list[dict[str, str]], question: str, session: int
+) -> BodyTemplate:
+    last = {"role": "user", "content": f"{question} (request {_MARK})"}
+    before, after = _encode(model, [*history, last]).split(_MARK.encode())
+    return BodyTemplate(before, after, session)
+
+
+def _encode(model: str, messages: list[dict[str, str]]) -> bytes:
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": 64,
+        "temperature": 0.7,
+    }
+    return msgspec.json.encode(body)
+
+
+def _sample() -> _Sample:
+    path = Path(__file__).with_name("data") / "conversations.json.gz"
+    return msgspec.json.decode(unpacked(path), type=_Sample)

@@ -1,0 +1,228 @@
+"""Sends sessions at their times, or as fast as so many users go, and measures each request.
+
+Nothing waits for a slow answer but the session that it belongs to, and latency counts from the time
+at which a request was meant to be sent: a server that stalls is charged with all that it delays
+(coordinated omission). `Sample` keeps both clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from inferway_bench.loading.answers import Answer, read_answer
+from inferway_bench.loading.client import Client, Target
+from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.workload import Conversation, Session
+
+OnSample = Callable[[Sample], None]
+
+STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+_FIRST_CONNECTIONS = 32  # opened before the first request; more when all are in use
+_HEAD_START = 0.02  # seconds, so that the first request is not late
+_AHEAD = 0.02  # seconds before a session's first turn, at least, its body is written
+_EARLY = 0.0005  # seconds: what is sent so early is measured from then on
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Open loop: each session's own times. Closed loop: `users` of them, each with one session
+    after another. No turn begins `seconds` after the start, or after `requests` turns."""
+
+    users: int | None = None
+    seconds: float | None = None
+    requests: int | None = None
+
+
+@dataclass(slots=True)
+class Driven:
+    """What `drive` has measured; samples in the order in which they ended."""
+
+    samples: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0  # wall time from the start to the last answer
+    cpu_share: float = 0.0  # of a core, by this process: near 1 it measures itself
+    is_whole: bool = True  # not stopped before its end
+
+
+async def drive(
+    target: Target,
+    sessions: Iterable[Session],
+    pacing: Pacing,
+    *,
+    model: str,
+    fields: Mapping[str, Any] = STREAMED,
+    on_sample: OnSample | None = None,
+    stop: asyncio.Event | None = None,
+    reads_late: bool = False,
+) -> Driven:
+    """Sends `sessions`, in the order of their first times, until they or `pacing` end; then waits
+    for the last answers. `fields` are in each body under the turn's own. When `stop` is set, what
+    is on its way is given up, and what was measured is returned.
+
+    With `reads_late`, answers that no later turn needs are read when all is over, so that reading
+    one delays nobody's clock: where tenths of a millisecond matter.
+    """
+    client = Client(target)
+    await client.open(min(_FIRST_CONNECTIONS, pacing.users or _FIRST_CONNECTIONS))
+    stage = _Stage(client, target, {"model": model, **fields}, pacing, on_sample, reads_late)
+    cpu = time.process_time()
+    sending = asyncio.ensure_future(stage.run(iter(sessions)))
+    stopping = asyncio.ensure_future((stop or asyncio.Event()).wait())
+    try:
+        await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stage.driven.is_whole = sending.done()
+    finally:
+        for task in (sending, stopping):
+            task.cancel()
+        ended = await asyncio.gather(sending, stopping, return_exceptions=True)
+        client.close()
+    if isinstance(ended[0], Exception):  # a fault of ours: it is no result
+        raise ended[0]
+    driven = stage.driven
+    driven.seconds = max(time.perf_counter() - stage.start, 1e-9)
+    driven.cpu_share = (time.process_time() - cpu) / driven.seconds
+    stage.read_rest()
+    return driven
+
+
+class _Asked(NamedTuple):
+    """What is known of a request without its answer; see Sample."""
+
+    session: int
+    turn: int
+    intended: float
+    held: float
+    late: float
+
+
+class _Stage:
+    """One run. Its tasks write `driven`."""
+
+    def __init__(
+        self,
+        client: Client,
+        target: Target,
+        defaults: Mapping[str, Any],
+        pacing: Pacing,
+        on_sample: OnSample | None,
+        reads_late: bool,
+    ) -> None:
+        self.driven = Driven()
+        self.start = time.perf_counter() + _HEAD_START
+        self._client = client
+        self._keep_headers = target.keep_headers
+        self._defaults = defaults
+        self._pacing = pacing
+        self._on_sample = on_sample
+        self._reads_late = reads_late
+        self._unread: list[tuple[_Asked, Answer]] = []
+        self._num_sent = 0
+
+    async def run(self, sessions: Iterator[Session]) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self._pacing.users is not None:
+                for _ in range(self._pacing.users):
+                    group.create_task(self._user(sessions))
+                return
+            # What is drawn and written before it is due makes nobody late.
+            for session in sessions:
+                if not session.at:
+                    raise ValueError(f"session {session.number}: an open loop needs its times")
+                at = session.at[0]
+                if not self._may_send(at):
+                    return
+                if at - self._now() > 2 * _AHEAD:  # wake once for all that are near
+                    await self._sleep_until(at - _AHEAD)
+                group.create_task(self._send(session, at))
+
+    async def _user(self, sessions: Iterator[Session]) -> None:
+        """One after another, and before each one its first turn's thinking."""
+        await self._sleep_until(0.0)
+        for session in sessions:
+            await self._send(session, None)
+            if not self._may_send(self._now()):
+                return
+
+    async def _send(self, session: Session, first: float | None) -> None:
+        """All turns of a session; one that fails ends it, because what follows would be another
+        conversation."""
+        conversation = Conversation()
+        free = self._now() if first is None else first  # when the answer before was there
+        for number, turn in enumerate(session.turns):
+            is_planned = first is not None and number < len(session.at)
+            intended = session.at[number] if is_planned else free + turn.think
+            if not self._may_send(intended):
+                return
+            self._num_sent += 1
+            path, body = conversation.ask(turn, self._defaults)
+            await self._sleep_until(intended)
+            held = max(0.0, free - intended) if number else 0.0
+            late = max(0.0, self._now() - max(intended, free))
+            asked = _Asked(session.number, number, intended, held, late)
+            answer = await self._client.post(path, body)
+            is_needed = turn.answer is None and number + 1 < len(session.turns)
+            text = self._taken(asked, answer, is_needed)
+            free = self._now()
+            if text is None:
+                return
+            conversation.hear(turn, text)
+
+    def _taken(self, asked: _Asked, answer: Answer, is_needed: bool) -> str | None:
+        """The answer's text, if it is needed; None if the session cannot go on."""
+        if self._reads_late and not is_needed:
+            self._unread.append((asked, answer))
+            return "" if answer.error is None and answer.status == 200 else None
+        return self._measured(asked, answer)
+
+    def read_rest(self) -> None:
+        for asked, answer in self._unread:
+            self._measured(asked, answer)
+
+    def _measured(self, asked: _Asked, answer: Answer) -> str | None:
+        """The answer's text; None if there is no whole one."""
+        read = read_answer(answer)
+        times = [at - self.start for at in read.times]
+        sent = None if answer.sent is None else answer.sent - self.start
+        sample = Sample(
+            session=asked.session,
+            turn=asked.turn,
+            intended=asked.intended if sent is None else min(asked.intended, sent),
+            sent=sent,
+            first=times[0] if times else None,
+            last=times[-1] if times else None,
+            ended=answer.ended - self.start,
+            held=asked.held,
+            late=asked.late,
+            status=answer.status,
+            error=read.error,
+            detail=read.detail,
+            prompt_tokens=read.prompt_tokens,
+            completion_tokens=read.completion_tokens,
+            cached_tokens=read.cached_tokens,
+            num_deltas=len(times),
+            gaps=tuple([after - before for before, after in pairwise(times)]),
+            headers=answer.headers if self._keep_headers else None,
+        )
+        self.driven.samples.append(sample)
+        if self._on_sample is not None:
+            self._on_sample(sample)
+        return read.text if sample.ok else None
+
+    def _may_send(self, intended: float) -> bool:
+        seconds, requests = self._pacing.seconds, self._pacing.requests
+        return (seconds is None or intended < seconds) and (
+            requests is None or self._num_sent < requests
+        )
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start
+
+    async def _sleep_until(self, at: float) -> None:
+        """Or up to _EARLY before it: timers count whole milliseconds, and may wake early."""
+        while (left := at - self._now()) > _EARLY:
+            await asyncio.sleep(left)

@@ -1,0 +1,107 @@
+"""Where sessions come from: generated chats, files of conversations or bodies, traces.
+
+Each stage of a run gets sessions of its own, so that no rate profits from what the rate before has
+left in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferway_bench.loading.datasets import Dataset, read_dataset
+from inferway_bench.loading.generated import ChatSpec, generated_chats
+from inferway_bench.loading.traced import shortened, traced
+from inferway_bench.loading.workload import Session
+from inferway_bench.policies.requests import Workload
+from inferway_bench.policies.trace_files import FILES, read_trace, stored
+from inferway_bench.processes import BenchError
+
+_STAGE_SEED = 1_000_003  # apart from each other's sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`untimed` sessions of a stage, endless unless it is a trace; of a trace also those with its
+    own times, at a rate of requests a second or (None) at its own."""
+
+    about: str
+    untimed: Callable[[int], Iterator[Session]]
+    timed: Callable[[int, float | None], Iterator[Session]] | None = None
+    num_sessions: int | None = None  # of a file: those beyond are the same again
+
+
+def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
+    """With another `tag` the same, in other words: no cache of a run before knows them."""
+
+    def untimed(stage: int) -> Iterator[Session]:
+        return generated_chats(spec, seed * _STAGE_SEED + stage, tag)
+
+    return Source(spec.about, untimed)
+
+
+def dataset_file(given: str, data: Path) -> Path:
+    """`given` if it is a file, else the trace or the chats of `data` with this short name: that of
+    `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        return path
+    named = {name: stored(data / "traces", name) for name in FILES}
+    named |= {
+        file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
+    }
+    if given not in named:
+        raise BenchError(
+            f"{given!r}: there is no such file, and no installed data of this name; expected the "
+            f"path of a file, or one of {', '.join(named)}"
+        )
+    return named[given]
+
+
+def of_file(
+    path: Path,
+    seed: int,
+    *,
+    output_tokens: tuple[int, int] | None = None,
+    given_answers: bool = True,
+    force_length: bool = True,
+    most_tokens: int | None = None,
+    tag: str = "",
+) -> Source:
+    """A trace, conversations or bodies; which of them is seen from the first line. `most_tokens`
+    leaves out what a trace has of longer prompts, `tag` changes its words. Raises BenchError."""
+    trace = _trace(path, seed)
+    if trace is not None:
+        short = trace if most_tokens is None else shortened(trace, most_tokens)
+        return _of_trace(short, seed, tag, force_length)
+    dataset = read_dataset(path)
+    if most_tokens is not None:
+        raise BenchError(f"--max-prompt-tokens {most_tokens}: {path} is not a trace")
+    dataset = dataset.shaped(seed, output_tokens, given_answers, force_length)
+    return _of_dataset(dataset, seed)
+
+
+def _trace(path: Path, seed: int) -> Workload | None:
+    """None if it is none that is known; what it is then is said by who reads it next."""
+    try:
+        return read_trace(path, seed)
+    except (BenchError, OSError):
+        return None
+
+
+def _of_trace(workload: Workload, seed: int, tag: str, force: bool) -> Source:
+    def timed(stage: int, rate: float | None) -> Iterator[Session]:
+        text_seed = f"{seed * _STAGE_SEED + stage} {tag}"
+        at = workload.starts(rate or workload.own_rate, seed)
+        return traced(workload, at, text_seed, force)
+
+    about = f"{workload.about}; generated text of the same lengths and shared prefixes"
+    return Source(about, lambda stage: timed(stage, None), timed)
+
+
+def _of_dataset(dataset: Dataset, seed: int) -> Source:
+    def untimed(stage: int) -> Iterator[Session]:
+        return dataset.endless(seed, stage)
+
+    return Source(dataset.about, untimed, num_sessions=len(dataset.sessions))

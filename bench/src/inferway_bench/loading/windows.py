@@ -1,0 +1,79 @@
+"""Intervals of what follows upon each other: a bootstrap over windows of time. Pure.
+
+Requests that are near in time share their fate, so that drawing them one by one would promise too
+much. Whole windows are drawn instead; the seed is fixed, so that a result can be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway_bench.spread import Interval
+
+_DRAWS = 1000
+_MIDDLE = (2.5, 97.5)  # percent
+_LEAST, _MOST, _EACH = 4, 20, 6  # windows, and the values that one should have
+
+Floats = NDArray[np.float64]
+
+
+class Windows:
+    """`seconds` of time from `since`, cut into equal parts, as many as `num_values` allow."""
+
+    def __init__(self, since: float, seconds: float, num_values: int) -> None:
+        self.num = min(_MOST, max(_LEAST, num_values // _EACH))
+        self._since = since
+        self.each = seconds / self.num
+
+    def of(self, times: Sequence[float]) -> NDArray[np.int64]:
+        """The window of each of `times`; what lies beyond the ends has -1."""
+        number = np.floor((np.asarray(times, np.float64) - self._since) / self.each)
+        inside = (number >= 0) & (number < self.num)
+        found: NDArray[np.int64] = np.where(inside, number, -1).astype(np.int64)
+        return found
+
+    def sums(self, times: Sequence[float], values: Sequence[float]) -> Floats:
+        """Of the values in each window."""
+        window = self.of(times)
+        kept = window >= 0
+        return np.bincount(
+            window[kept], np.asarray(values, np.float64)[kept], minlength=self.num
+        ).astype(np.float64)
+
+    def ratio(self, above: Floats, below: Floats) -> Interval:
+        """sum(above) / sum(below), of the sums in each window."""
+        drawn = _draws(self.num)
+        under = below[drawn].sum(axis=1)
+        ratios = above[drawn].sum(axis=1)[under > 0] / under[under > 0]
+        total = float(below.sum())
+        return _interval(float(above.sum()) / total if total else 0.0, ratios)
+
+    def mean(self, times: Sequence[float], values: Sequence[float]) -> Interval:
+        return self.ratio(self.sums(times, values), self.sums(times, [1.0] * len(values)))
+
+    def rate(self, times: Sequence[float], values: Sequence[float]) -> Interval:
+        """The values' sum for each second."""
+        return self.ratio(self.sums(times, values), np.full(self.num, self.each))
+
+    def percentile(
+        self, times: Sequence[float], values: Sequence[float], percent: float
+    ) -> Interval:
+        window, array = self.of(times), np.asarray(values, np.float64)
+        parts = [array[window == number] for number in range(self.num)]
+        drawn = [np.concatenate([parts[i] for i in draw]) for draw in _draws(self.num)]
+        found = np.array([np.percentile(d, percent) for d in drawn if d.size])
+        return _interval(float(np.percentile(array[window >= 0], percent)), found)
+
+
+def _draws(num: int) -> NDArray[np.int64]:
+    return np.random.default_rng(0).integers(num, size=(_DRAWS, num))
+
+
+def _interval(value: float, drawn: Floats) -> Interval:
+    if not drawn.size:
+        return Interval(value, value, value)
+    low, high = np.percentile(drawn, _MIDDLE)
+    return Interval(value, float(low), float(high))

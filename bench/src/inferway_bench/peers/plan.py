@@ -1,0 +1,136 @@
+"""What a run of `inferway bench peers` does: the fleet, the chats, how often."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from inferway_bench.peers.workload import ChatSpec
+
+
+class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
+    """`inferway simulate`, several of them: an engine that takes its time and no CPU."""
+
+    engines: int = 8
+    block_size: int = 32
+    blocks: int = 320
+    prefill_us_per_token: float = 500.0
+    inter_token_ms: float = 20.0
+    max_num_seqs: int = 32
+    time_factor_under_load: float = 2.0
+
+    @property
+    def about(self) -> str:
+        return (
+            f"{self.engines} simulated engines, each with {self.blocks} blocks of "
+            f"{self.block_size} tokens; {self.prefill_us_per_token:g} µs for each prompt token "
+            f"that is not cached, one prompt at a time; {self.inter_token_ms:g} ms for each token "
+            f"of an answer, {self.time_factor_under_load:g} × that with {self.max_num_seqs} "
+            "requests at once"
+        )
+
+    def flags(self) -> list[str]:
+        """Of `inferway simulate`."""
+        return [
+            *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
+            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us", "--prefill-in-turn"),
+            *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
+            *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
+            *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),
+        ]
+
+
+class RealEngines(msgspec.Struct, frozen=True, tag="real"):
+    """vLLM on the CPU with SmolLM2-135M, a core each."""
+
+    engines: int = 2
+    block_size: int = 32  # tokens; vLLM's CPU kernels are made for multiples of it
+    blocks: int = 512
+    dtype: str = "auto"  # the model's own, bfloat16
+    layers: int | None = None
+    """So many layers of the model's shape, and weights that mean nothing: what a slow CPU answers
+    as soon as a faster one all 30. None: the model itself."""
+
+    @property
+    def about(self) -> str:
+        dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
+        return (
+            f"{self.engines} engines of vLLM on the CPU with {self._model}{dtype}, one thread "
+            f"each, --num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
+        )
+
+    @property
+    def _model(self) -> str:
+        if self.layers is None:
+            return "SmolLM2-135M"
+        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{layers} of SmolLM2-135M's shape"
+
+    def flags(self) -> list[str]:
+        """Of `vllm serve`."""
+        return [
+            *self._fewer_layers(),
+            *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
+            *("--block-size", str(self.block_size)),
+            *("--num-gpu-blocks-override", str(self.blocks), "--dtype", self.dtype),
+        ]
+
+    def _fewer_layers(self) -> list[str]:
+        if self.layers is None:
+            return []
+        changed = json.dumps({"num_hidden_layers": self.layers})
+        return ["--hf-overrides", changed, "--load-format", "dummy"]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Loads are shares of the rate at which round-robin's mean TTFT doubles."""
+
+    engines: SimulatedEngines | RealEngines
+    chats: ChatSpec
+    loads: tuple[float, ...] = (0.5, 0.75, 0.9)
+    seeds: int = 5
+    first_seed: int = 0
+    warm_up_requests: int = 40  # before each router is measured
+    rate: float | None = None  # the rate at which it doubles, if it is known already
+    idle_rate: float | None = None  # requests a second that hardly ever meet; None: looked for
+    bisections: int = 3
+
+    @property
+    def all_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+SIMULATED = Plan(
+    SimulatedEngines(),
+    # eight engines hold 82,000 tokens; the chats of one run are about as many
+    ChatSpec(sessions=96, turns=5, systems=8, system_chars=1000, apart=24),
+    warm_up_requests=80,
+    idle_rate=3.0,
+)
+REAL = Plan(
+    RealEngines(),
+    # two engines hold 32,700 tokens; the chats of one run are nearly twice as many
+    ChatSpec(
+        turns=4,
+        system_chars=600,
+        message_chars=(500, 1500),
+        reply_chars=(250, 1050),
+        answer_tokens=4,
+    ),
+    warm_up_requests=16,
+    bisections=2,
+)
+QUICK = msgspec.structs.replace(
+    SIMULATED,
+    chats=ChatSpec(sessions=40, turns=4, systems=8),
+    loads=(0.75,),
+    seeds=2,
+    bisections=2,
+)
+QUICK_REAL = msgspec.structs.replace(
+    REAL,
+    loads=(0.75,),
+    seeds=2,
+    bisections=2,
+)

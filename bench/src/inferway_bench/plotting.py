@@ -1,0 +1,142 @@
+"""Pictures of runs. Benchmarks say what is in them, as values; only `write` knows matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from inferway_bench.spread import Interval
+
+_PANEL_INCHES = (5.6, 4.0)
+_TITLE_INCHES = 0.7  # and the legend
+_LETTERS_AN_INCH = 13
+_FEW_DECADES = 3  # that have room for numbers between the powers of ten
+# Paul Tol's, that the colour-blind can tell apart.
+_COLOURS = (
+    "#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#997700", "#882255",
+    "#44aa99", "#999999",
+)  # fmt: skip
+_DASHES = ("-", "-.", ":")
+
+
+DOTS: Mapping[str, Any] = {"linestyle": "none"}  # a line's style: its points alone
+
+
+class Line(NamedTuple):
+    """Points of one label, each with its interval if it has one."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float | Interval]
+    style: Mapping[str, Any] = {}  # matplotlib's words
+
+
+class Level(NamedTuple):
+    """A horizontal line: a goal, or what somebody else has found."""
+
+    y: float
+    label: str
+    style: Mapping[str, Any] = {}
+
+
+class Panel(NamedTuple):
+    """One pair of axes. `most` cuts what is above; `marks` are vertical lines."""
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+    title: str = ""
+    levels: Sequence[Level] = ()
+    marks: Sequence[float] = ()
+    log_x: bool = False
+    log_y: bool = False
+    most: float | None = None
+    ticks: Sequence[str] = ()  # names of 0, 1, 2, … of `x`
+
+
+class Picture(NamedTuple):
+    """Rows of panels. With one legend for all of them if they show the same."""
+
+    name: str
+    title: str
+    rows: Sequence[Sequence[Panel]]
+    one_legend: bool = False
+
+
+def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """NAME.png and NAME.svg; the same run gives the same bytes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    tall, wide = len(picture.rows), max(map(len, picture.rows))
+    size = (_PANEL_INCHES[0] * wide, _PANEL_INCHES[1] * tall + _TITLE_INCHES)
+    figure = Figure(figsize=size, layout="constrained", dpi=110)
+    grid = figure.subplots(tall, wide, squeeze=False)
+    for row, panels in zip(grid, picture.rows, strict=True):
+        for axes, panel in zip(row, panels, strict=False):
+            _draw(axes, panel)
+            if not picture.one_legend:
+                axes.legend(fontsize=8)
+        for axes in row[len(panels) :]:
+            axes.set_visible(False)
+    if picture.one_legend:
+        named = grid[0][0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(fill(picture.title, int(size[0] * _LETTERS_AN_INCH)), fontsize=10)
+    paths = [directory / f"{picture.name}.{suffix}" for suffix in formats]
+    with matplotlib.rc_context({"svg.hashsalt": picture.name}):
+        for path in paths:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    for i, line in enumerate(panel.lines):
+        dashes = _DASHES[i // len(_COLOURS) % len(_DASHES)]  # where colours come again
+        colour = _COLOURS[i % len(_COLOURS)]
+        points = [y if isinstance(y, Interval) else Interval(y, y, y) for y in line.ys]
+        middle = [y.value for y in points]
+        has_errors = any(y.low < y.high for y in points)
+        style = {
+            "color": colour, "linestyle": dashes, "linewidth": 1.2,
+            "marker": "o", "markersize": 4 if has_errors else 3, **line.style,
+        }  # fmt: skip
+        if has_errors:
+            errors = [[y.value - y.low for y in points], [y.high - y.value for y in points]]
+            axes.errorbar(line.xs, middle, yerr=errors, capsize=3, label=line.label, **style)
+        else:
+            axes.plot(line.xs, middle, label=line.label, **style)
+    for level in panel.levels:
+        axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
+    for x in panel.marks:
+        axes.axvline(x, color="#dddddd", linewidth=0.8, zorder=0)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    axes.set_title(panel.title, fontsize=10)
+    axes.grid(alpha=0.3)
+    _scale(axes, panel)
+
+
+def _scale(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.most is not None:
+        axes.set_ylim(top=panel.most)
+    for is_log, axis in ((panel.log_x, axes.xaxis), (panel.log_y, axes.yaxis)):
+        if is_log:
+            least, most = axis.get_view_interval()
+            has_room = most <= least * 10**_FEW_DECADES
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if has_room else (1,)))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+    if not panel.log_y and min(axes.get_ylim()) > 0:
+        axes.set_ylim(bottom=0)

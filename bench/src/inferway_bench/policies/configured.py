@@ -1,0 +1,74 @@
+"""Policies that are a configuration, built as `inferway serve` builds it, of the same plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
+from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
+from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
+from inferway_bench.policies.gateway import Policy
+from inferway_bench.policies.requests import CHARS_A_BLOCK
+from inferway_bench.policies.simulate import World
+
+_ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
+_APPROXIMATE = "approx-prefix-cache-producer"
+
+
+def configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
+    """Scorers of these types, weighted; `parameters` are the approximate producer's, if it is one
+    of those. Events are heard if a scorer needs them."""
+    types: list[dict[str, Any]] = [{"type": name} for name in weights]
+    if parameters:
+        types.append({"type": _APPROXIMATE, "parameters": parameters})
+    refs = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
+    fields = {
+        "plugins": types,
+        "schedulingProfiles": [{"name": "default", "plugins": refs}],
+    }
+    config = parse_config(fields, "policy")
+    scheduling = build(config, "policy", BUILTIN, ELSEWHERE, world.random)
+    return Policy(
+        scheduling.chooser,
+        scheduling.producers,
+        scheduling.following,
+        sees_blocks=not parameters,
+    )
+
+
+def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
+    """The approximate producer's defaults at the grain of the workload: as many tokens of a prompt
+    looked at, as many remembered for each engine. `whole`: all of a prompt is looked at."""
+    defaults = ApproxPrefixCacheParameters()
+    tokens = defaults.max_prefix_blocks_to_match * _ENGINE_BLOCK
+    remembered = defaults.lru_capacity_per_server * _ENGINE_BLOCK
+    return {
+        "autoTune": False,
+        "blockSizeTokens": CHARS_A_BLOCK // BYTES_PER_TOKEN,
+        "maxPrefixBlocksToMatch": 0 if whole else tokens // world.block_tokens,
+        "lruCapacityPerServer": remembered // world.block_tokens,
+    }
+
+
+def approx_prefix(world: World) -> Policy:
+    """llm-d's prefix-cache-scorer alone, with its approximate producer."""
+    return configured(world, {"prefix-cache-scorer": 1.0}, **approximate(world))
+
+
+def llm_d_default(world: World) -> Policy:
+    """What llm-d does when nothing is configured (field notes 3.3)."""
+    return configured(world, _LLM_D, **approximate(world))
+
+
+def llm_d_whole_prompts(world: World) -> Policy:
+    """The same, all of each prompt compared."""
+    return configured(world, _LLM_D, **approximate(world, whole=True))
+
+
+def expected_ttft(world: World) -> Policy:
+    return configured(world, {"expected-ttft": 1.0})
+
+
+_LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}

@@ -1,0 +1,59 @@
+"""Ours without KV events: the same costs and the same learning, but what an engine holds is guessed
+by what this gateway has sent there, as much of it as fits the engine's cache. What events buy is
+what lies between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway.model import Candidates, Choice, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.plugin import Follower
+from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway_bench.policies.configured import expected_ttft
+from inferway_bench.policies.gateway import Policy
+from inferway_bench.policies.simulate import World
+
+
+def deaf(world: World) -> Policy:
+    ours = expected_ttft(world)
+    memory = Memory(world.block_tokens, SentBlocks(world.engines[0].cache.capacity))
+    return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
+
+
+@dataclass(slots=True)
+class Memory:
+    """Fills the columns that KV events would fill."""
+
+    block_tokens: int
+    sent: SentBlocks
+    _places: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    _version: int = -1  # of `sent`, that the places hold for
+
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:
+        blocks, sent = self._blocks(request), self.sent
+        if self._version != sent.version:
+            self._places = sent.places(endpoint.name for endpoint in candidates.endpoints)
+            self._version = sent.version
+        candidates.matched_blocks = candidates.matched_value = sent.held(blocks)[self._places]
+        candidates.prompt_blocks = np.full(len(candidates.endpoints), float(len(blocks)))
+
+    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+        return _Sent(self.sent, self._blocks(request))
+
+    def _blocks(self, request: LLMRequest) -> Sequence[int]:
+        return request.prompts[self.block_tokens][0].block_keys
+
+
+@dataclass(slots=True)
+class _Sent(Follower):
+    sent: SentBlocks
+    blocks: Sequence[int]
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        self.sent.add(target.endpoint.name, self.blocks)
+        return ()

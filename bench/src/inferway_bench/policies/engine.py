@@ -1,0 +1,303 @@
+"""An engine's time, step by step, as vLLM's scheduler shapes it (v1/core/sched/scheduler.py):
+a step computes one token for each request that decodes and fills what is left of its token budget
+with prompts, in the order they came; a prompt longer than that goes on in the next step (chunked
+prefill). A step takes
+
+    step_seconds + decoding requests * decode_seconds + prompt tokens * prefill_seconds
+
+(a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
+answer if `context_seconds` is; all of it takes longer where engines share a processor, and may
+scatter), and a stretch of steps that only decode is one event, cut short when a request arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from inferway_bench.policies.cache import BlockCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferway.index.speculative import Speculation
+    from inferway.scheduling.plugin import Follower
+    from inferway_bench.policies.gateway import Gateway
+    from inferway_bench.policies.requests import SimRequest
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """What an engine can do."""
+
+    step_seconds: float = 0.008
+    decode_seconds: float = 0.00025
+    # What a token of an answer pays for each token before it, which it looks at.
+    context_seconds: float = 0.0
+    prefill_seconds: float = 0.00008  # a token
+    # What a token pays for attention: as much again as its prefill_seconds when it looks at so many
+    # tokens before it. 0: nothing. (An 8B model with 32 layers of 4,096: about 32,000.)
+    attention_tokens: int = 0
+    max_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    cache_tokens: int = 524_288
+    request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
+    # How many times as long a step takes that begins while another engine computes: engines without
+    # a processor of their own.
+    beside: float = 1.0
+    # The standard deviation of a step's time, as a share of it (of its logarithm). Who chooses by
+    # times sends a few requests elsewhere for the noise in them, which changes what comes after.
+    scatter: float = 0.0
+
+    def slower(self, factor: float) -> EngineSpec:
+        """The same, `factor` times as slow."""
+        return msgspec.structs.replace(
+            self,
+            step_seconds=self.step_seconds * factor,
+            decode_seconds=self.decode_seconds * factor,
+            context_seconds=self.context_seconds * factor,
+            prefill_seconds=self.prefill_seconds * factor,
+        )
+
+    def prompt_seconds(self, first: int, end: int) -> float:
+        """To compute a prompt's tokens from number `first` on to `end`."""
+        seconds = (end - first) * self.prefill_seconds
+        if self.attention_tokens:
+            seen = (end * end - first * first) / 2
+            seconds += seen / self.attention_tokens * self.prefill_seconds
+        return seconds
+
+    def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """Seconds to the first token on an engine with nothing else to do."""
+        steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
+        seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
+        return self.request_seconds + seconds
+
+
+class Told(NamedTuple):
+    """An engine's metrics. vLLM makes them at the end of a step, of what was scheduled for it
+    (Scheduler.update_from_output): who has come since is not in them."""
+
+    running: int = 0
+    waiting: int = 0
+    unbegun: int = 0  # whose first token has not come
+    kv_usage: float = 0.0
+
+
+class Job:
+    """A request in an engine."""
+
+    __slots__ = (
+        "arrived", "cached_blocks", "expected_uncached", "extra", "followers", "gateway", "index",
+        "left", "request", "speculation",
+    )  # fmt: skip
+
+    def __init__(self, index: int, request: SimRequest, arrived: float, gateway: Gateway) -> None:
+        self.index = index
+        self.request = request
+        self.arrived = arrived
+        self.gateway = gateway
+        self.cached_blocks = 0
+        self.left = 0  # prompt tokens still to be computed
+        self.extra = 0  # blocks for the prompt's tail and the answer
+        self.expected_uncached = 0  # tokens, by whoever chose
+        self.followers: Sequence[Follower] = ()
+        self.speculation: Speculation | None = None  # its prompt counts as held
+
+
+class Engine:
+    """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
+
+    __slots__ = (
+        "_block_tokens", "_context", "_num_steps", "_pure", "_random", "_start", "_step",
+        "_step_seconds", "_unadmitted", "cache", "decoding", "due", "neighbours", "number",
+        "prefilling", "spec", "told", "version", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
+        """`seed`: of its times, if they scatter."""
+        self.number = number
+        self.spec = spec
+        self.neighbours: Sequence[Engine] = ()  # who share its processor
+        self.cache = BlockCache(spec.cache_tokens // block_tokens)
+        self.waiting: deque[Job] = deque()
+        self.prefilling: deque[Job] = deque()
+        self.decoding: list[tuple[int, int, Job]] = []  # heap of (last step, index, job)
+        self.due = 0.0
+        self.version = 0  # of `due`
+        self.told = Told()  # by its metrics
+        self._block_tokens = block_tokens
+        self._context = 0  # tokens that a step's answers look at
+        self._step = 0  # steps done
+        self._start = 0.0  # of the stretch that runs
+        self._num_steps = 0  # of it; 0: idle
+        self._step_seconds = 0.0
+        self._pure = False  # it only decodes
+        self._random = Random(seed)
+        self._unadmitted = 0  # who waited when the stretch began, and still does
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_steps > 0
+
+    def fits(self, request: SimRequest) -> bool:
+        """Whether it could ever be admitted."""
+        return len(request.blocks) + self._extra(request) <= self.cache.capacity
+
+    def _extra(self, request: SimRequest) -> int:
+        total = request.prompt_tokens + request.output_tokens - 1
+        return -(-total // self._block_tokens) - len(request.blocks)
+
+    def add(self, job: Job, now: float) -> bool:
+        """It waits from now on. True if `due` has changed."""
+        self.waiting.append(job)
+        if not self._num_steps:
+            return self.plan(now)
+        if not self._pure:
+            return False
+        done = int((now - self._start) / self._step_seconds) + 1
+        if done >= self._num_steps:
+            return False
+        self._num_steps = done
+        self.due = self._start + done * self._step_seconds
+        self.version += 1
+        return True
+
+    def plan(self, now: float) -> bool:
+        """Begin what comes next; False if there is nothing to do."""
+        spec, prefilling, decoding = self.spec, self.prefilling, self.decoding
+        num_decoding = len(decoding)
+        prompts = 0.0  # seconds
+        if prefilling or self.waiting:
+            budget = spec.max_batched_tokens - num_decoding
+            for job in prefilling:
+                if not budget:
+                    break
+                chunk = job.left if job.left < budget else budget
+                prompts += self._chunk(job, chunk)
+                budget -= chunk
+            if self.waiting and budget > 0:
+                prompts += self._admit(budget)
+        self._unadmitted = len(self.waiting)
+        if not (prompts or num_decoding):
+            self._num_steps = 0
+            return False
+        seconds = spec.step_seconds + num_decoding * spec.decode_seconds + prompts
+        seconds += self._context * spec.context_seconds
+        if self.neighbours and any(other.is_busy for other in self.neighbours):
+            seconds *= spec.beside
+        if spec.scatter:
+            seconds *= self._random.lognormvariate(-(spec.scatter**2) / 2, spec.scatter)
+        self.version += 1
+        self._start = now
+        self._step_seconds = seconds
+        self._pure = not prompts
+        self._num_steps = decoding[0][0] - self._step if self._pure else 1
+        self.due = now + self._num_steps * seconds
+        return True
+
+    def _chunk(self, job: Job, tokens: int) -> float:
+        """Seconds that the next `tokens` of its prompt take, which are done with the step."""
+        first = job.request.prompt_tokens - job.left
+        job.left -= tokens
+        return self.spec.prompt_seconds(first, first + tokens)
+
+    def _admit(self, budget: int) -> float:
+        """Seconds that the step spends on prompts that wait now."""
+        waiting, prefilling, cache = self.waiting, self.prefilling, self.cache
+        size, room = self._block_tokens, self.spec.max_num_seqs - self.num_running
+        seconds = 0.0
+        while waiting and budget and room:
+            job = waiting[0]
+            request = job.request
+            most = (request.prompt_tokens - 1) // size
+            extra = self._extra(request)
+            reused = cache.admit(request.blocks, min(most, len(request.blocks)), extra)
+            if reused is None:
+                break
+            waiting.popleft()
+            prefilling.append(job)
+            job.cached_blocks, job.extra = reused, extra
+            job.left = request.prompt_tokens - reused * size
+            chunk = job.left if job.left < budget else budget
+            seconds += self._chunk(job, chunk)
+            budget -= chunk
+            room -= 1
+        return seconds
+
+    def end(self) -> tuple[list[Job], list[Job]]:
+        """What ran is done: (jobs whose first token came out, jobs that have ended); one may be in
+        both."""
+        self._step += self._num_steps
+        step, decoding, prefilling = self._step, self.decoding, self.prefilling
+        first: list[Job] = []
+        ended: list[Job] = []
+        while decoding and decoding[0][0] <= step:
+            job = heappop(decoding)[2]
+            self._context -= _context(job.request)
+            ended.append(job)
+        if not self._pure:
+            while prefilling and not prefilling[0].left:
+                job = prefilling.popleft()
+                first.append(job)
+                output = job.request.output_tokens
+                if output > 1:
+                    heappush(decoding, (step + output - 1, job.index, job))
+                    self._context += _context(job.request)
+                else:
+                    ended.append(job)
+        for job in ended:
+            request = job.request
+            self.cache.release(request.blocks, job.extra, request.answer_blocks)
+        self._num_steps = 0
+        unbegun = len(prefilling) + self._unadmitted
+        self.told = Told(
+            len(prefilling) + len(decoding), self._unadmitted, unbegun, self.cache.usage
+        )
+        return first, ended
+
+    def step_remainder(self, now: float) -> float:
+        """Seconds until the step that runs is over."""
+        if not self._num_steps:
+            return 0.0
+        if not self._pure:
+            return self.due - now
+        seconds = self._step_seconds
+        return seconds - (now - self._start) % seconds
+
+    def steps_until_room(self, request: SimRequest) -> int:
+        """Steps until enough requests have ended that all who wait, and `request` after them, have
+        their blocks and a place: as far as those that decode now end."""
+        cache = self.cache
+        places = self.num_running + len(self.waiting) + 1 - self.spec.max_num_seqs
+        blocks = self._new_blocks(request) - cache.num_free
+        for job in self.waiting:
+            blocks += self._new_blocks(job.request)
+        if places <= 0 and blocks <= 0:
+            return 0
+        last = self._step
+        for step, _, job in sorted(self.decoding, key=lambda item: item[0]):
+            if places <= 0 and blocks <= 0:
+                break
+            last = step
+            places -= 1
+            prompt = job.request.blocks
+            blocks -= len(prompt) - cache.used(prompt, least=2) + job.extra
+        return max(0, last - self._step)
+
+    def _new_blocks(self, request: SimRequest) -> int:
+        """How many more would be in use."""
+        blocks = request.blocks
+        return len(blocks) - self.cache.used(blocks) + self._extra(request)
+
+
+def _context(request: SimRequest) -> int:
+    """Tokens that one of its answer looks at, on average."""
+    return request.prompt_tokens + request.output_tokens // 2

@@ -1,0 +1,73 @@
+"""A workload several times over, side by side: how a trace of thousands becomes a load of a
+million.
+
+Each copy's blocks and sessions are its own, as another group of users has them; its requests keep
+their lengths, their order and their thinking. Copies begin within a session's usual distance of
+each other (`Workload.grain`), drawn with the seed of the run. Nothing is made before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import msgspec
+
+from inferway_bench.policies.requests import SimRequest, Workload
+
+_COPY = 1 << 40  # above all ids of blocks and sessions
+
+
+class _Copies(Sequence[SimRequest]):
+    """Request i is number i // copies of copy i % copies: in the order of `start`."""
+
+    def __init__(self, requests: Sequence[SimRequest], copies: int, most: int) -> None:
+        self._requests = requests
+        self._copies = copies
+        self._len = min(most, len(requests) * copies)
+
+    def __len__(self) -> int:
+        return self._len
+
+    @overload
+    def __getitem__(self, index: int) -> SimRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SimRequest]: ...
+    def __getitem__(self, index: int | slice) -> SimRequest | Sequence[SimRequest]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._len))]
+        if not -self._len <= index < self._len:
+            raise IndexError(index)
+        number, copy = divmod(index % self._len, self._copies)
+        request = self._requests[number]
+        if not copy:
+            own = request
+        else:
+            shift = copy * _COPY
+            own = msgspec.structs.replace(
+                request,
+                blocks=tuple([block + shift for block in request.blocks]),
+                answer_blocks=tuple([block + shift for block in request.answer_blocks]),
+                session=request.session + shift,
+            )
+        if request.follows is not None:
+            follows = request.follows * self._copies + copy
+            own = msgspec.structs.replace(own, follows=follows)
+        return own
+
+
+def repeated(workload: Workload, num_requests: int) -> Workload:
+    """So many requests: the first of `workload`, or all of it as often as it takes."""
+    requests = workload.requests
+    if num_requests <= len(requests):
+        return workload.part(num_requests)
+    copies = -(-num_requests // len(requests))
+    num_sessions = sum(request.follows is None for request in requests)
+    return Workload(
+        workload.name,
+        f"{workload.about}; {copies} copies side by side, each with blocks of its own",
+        workload.block_tokens,
+        _Copies(requests, copies, num_requests),
+        max(workload.grain, workload.seconds / num_sessions),
+    )

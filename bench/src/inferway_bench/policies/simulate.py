@@ -1,0 +1,245 @@
+"""A fleet, its gateways and a workload in virtual time: a discrete-event simulation.
+
+What happens, in order of time: an engine's stretch of steps ends; a request arrives at a gateway,
+which has last scraped at its last tick before, and is added to the engine that the policy names. A
+run depends on its arguments alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from random import Random
+from time import process_time
+
+import msgspec
+import numpy as np
+
+from inferway_bench.policies.engine import Engine, EngineSpec, Job
+from inferway_bench.policies.gateway import Feed, Gateway, Policy
+from inferway_bench.policies.requests import Outcome, SimRequest, Workload
+from inferway_bench.processes import BenchError
+
+
+class FleetSpec(msgspec.Struct, frozen=True):
+    """Engines and gateways."""
+
+    num_engines: int = 8
+    num_slow: int = 1
+    slow_factor: float = 3.0
+    engine: EngineSpec = EngineSpec()
+    num_gateways: int = 1
+    event_delay: float = 0.01  # seconds from a step's end until a gateway believes it
+
+    @property
+    def scrape_seconds(self) -> float:
+        return max(0.2, self.num_engines * 0.002)
+
+    def with_beside(self, beside: float) -> FleetSpec:
+        """The same, of engines that slow each other so many times."""
+        engine = msgspec.structs.replace(self.engine, beside=beside)
+        return msgspec.structs.replace(self, engine=engine)
+
+    def engines(self, block_tokens: int, random: Random) -> list[Engine]:
+        """Which of them are slow is drawn."""
+        slow = set(random.sample(range(self.num_engines), self.num_slow))
+        specs = [
+            self.engine.slower(self.slow_factor) if i in slow else self.engine
+            for i in range(self.num_engines)
+        ]
+        seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
+        engines = [Engine(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)]
+        if self.engine.beside != 1.0:
+            for engine in engines:
+                engine.neighbours = [one for one in engines if one is not engine]
+        return engines
+
+
+class World(msgspec.Struct, frozen=True):
+    """What a policy may be made of. All but the oracle leave the engines alone."""
+
+    engines: Sequence[Engine]
+    requests: Sequence[SimRequest]
+    block_tokens: int
+    random: Random
+    clock: Callable[[], float]  # virtual seconds
+
+
+MakePolicy = Callable[[World], Policy]
+
+
+TellArrived = Callable[[int], None]  # how many requests have arrived, now and then
+_TELL_EVERY = 2_000
+
+
+def simulate(
+    workload: Workload,
+    rate: float,
+    fleet: FleetSpec,
+    make_policy: MakePolicy,
+    seed: int,
+    tell: TellArrived | None = None,
+) -> Outcome:
+    """Run `workload` at `rate` requests a second until all have ended. Raises BenchError for a
+    request that no engine could ever hold."""
+    return _Run(workload, rate, fleet, make_policy, seed).run(tell)
+
+
+class _Run:
+    """One run's state."""
+
+    def __init__(
+        self, workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
+    ) -> None:
+        random = Random(seed)
+        size = workload.block_tokens
+        self.now = 0.0
+        self._workload = workload
+        self._random = random
+        self._engines = fleet.engines(size, random)
+        self._check_room()
+        policies = [make_policy(self._world()) for _ in range(fleet.num_gateways)]
+        self._feed = Feed(fleet.event_delay, is_heard=any(p.hears for p in policies))
+        self._gateways = [
+            Gateway(self._engines, size, policy, self._feed, fleet.scrape_seconds)
+            for policy in policies
+        ]
+        self._interval = fleet.scrape_seconds
+        self._ticks = [random.random() * self._interval for _ in self._gateways]  # the next
+        self._next_tick = min(self._ticks)
+        self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
+        self._delay = fleet.engine.request_seconds
+        self._coming: deque[tuple[float, int, Job]] = deque()  # (when, engine, job), in order
+        starts = workload.starts(rate, seed)
+        first = np.flatnonzero(workload.columns.follows < 0)
+        self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
+        heapify(self._arrivals)
+        num = len(workload.requests)
+        self._outcome = Outcome(
+            arrived=np.zeros(num),
+            ttft=np.zeros(num),
+            latency=np.zeros(num),
+            cached_tokens=np.zeros(num, np.int64),
+            engine=np.zeros(num, np.int32),
+            num_ended=np.zeros(num, np.int32),
+            slow=np.array([engine.spec != fleet.engine for engine in self._engines]),
+        )
+
+    def _check_room(self) -> None:
+        columns, engine = self._workload.columns, self._engines[0]
+        longest = int((columns.prompt_tokens + columns.output_tokens).argmax())
+        request = self._workload.requests[longest]
+        if not engine.fits(request):
+            raise BenchError(
+                f"{self._workload.name}: a request of {request.prompt_tokens} tokens and "
+                f"{request.output_tokens} to be written does not fit an engine's cache of "
+                f"{engine.spec.cache_tokens}; the cure: a larger cache"
+            )
+
+    def _world(self) -> World:
+        """Each gateway draws numbers of its own."""
+        requests, size = self._workload.requests, self._workload.block_tokens
+        random = Random(self._random.random())
+        return World(self._engines, requests, size, random, lambda: self.now)
+
+    def run(self, tell: TellArrived | None = None) -> Outcome:
+        began = process_time()
+        arrivals, due = self._arrivals, self._due
+        num_arrived = 0
+        coming = self._coming
+        while arrivals or due or coming:
+            at = arrivals[0][0] if arrivals else math.inf
+            if coming and coming[0][0] <= at and not (due and due[0][0] <= coming[0][0]):
+                self._add(*coming.popleft())
+                continue
+            tick = None
+            if arrivals and self._next_tick <= at:
+                at, tick = self._last_tick(at)
+            if due and due[0][0] <= at:
+                self._end_stretch()
+            elif tick is not None:
+                self._scrape(tick, at)
+            else:
+                self._arrive()
+                num_arrived += 1
+                if tell is not None and num_arrived % _TELL_EVERY == 0:
+                    tell(num_arrived)
+        self._outcome.cpu_seconds = process_time() - began
+        return self._outcome
+
+    def _last_tick(self, at: float) -> tuple[float, int]:
+        """(when, gateway) of the scrape that comes next and is the gateway's last before `at`: what
+        an earlier one read nobody would see."""
+        ticks = [
+            (tick + (at - tick) // self._interval * self._interval, which)
+            for which, tick in enumerate(self._ticks)
+            if tick <= at
+        ]
+        return min(ticks)
+
+    def _scrape(self, which: int, at: float) -> None:
+        skipped = round((at - self._ticks[which]) / self._interval)
+        self._gateways[which].scrape(skipped + 1)
+        self._ticks[which] = at + self._interval
+        self._next_tick = min(self._ticks)
+
+    def _arrive(self) -> None:
+        at, index = heappop(self._arrivals)
+        self.now = at
+        gateways = self._gateways
+        gateway = gateways[0] if len(gateways) == 1 else self._random.choice(gateways)
+        job = Job(index, self._workload.requests[index], at, gateway)
+        row = gateway.route(job, self._workload.llm(index), at)
+        self._outcome.arrived[index] = at
+        self._outcome.engine[index] = row
+        if self._delay:
+            self._coming.append((at + self._delay, row, job))
+        else:
+            self._add(at, row, job)
+
+    def _add(self, now: float, row: int, job: Job) -> None:
+        self.now = now
+        engine = self._engines[row]
+        if engine.add(job, now):
+            self._planned(engine)
+
+    def _end_stretch(self) -> None:
+        now, row, version = heappop(self._due)
+        engine = self._engines[row]
+        if engine.version != version:
+            return
+        self.now = now
+        removed, engine.cache.evicted = engine.cache.evicted, []
+        first, ended = engine.end()
+        for job in first:
+            self._begin(job, row, now, removed)
+            removed = []
+        for job in ended:
+            self._finish(job, row, now)
+        if removed:
+            self._feed.send(now, row, (), removed)
+        if engine.plan(now):
+            self._planned(engine)
+
+    def _planned(self, engine: Engine) -> None:
+        heappush(self._due, (engine.due, engine.number, engine.version))
+
+    def _begin(self, job: Job, row: int, now: float, removed: Sequence[int]) -> None:
+        """Its first token comes out."""
+        self._outcome.ttft[job.index] = now - job.arrived
+        self._outcome.cached_tokens[job.index] = job.cached_blocks * self._workload.block_tokens
+        self._feed.send(now, row, job.request.blocks[job.cached_blocks :], removed, job)
+        job.gateway.on_first_token(job, now)
+
+    def _finish(self, job: Job, row: int, now: float) -> None:
+        """Its last token comes out; who waited for it thinks about it."""
+        outcome, index = self._outcome, job.index
+        outcome.latency[index] = now - job.arrived
+        outcome.num_ended[index] += 1
+        if job.request.answer_blocks:
+            self._feed.send(now, row, job.request.answer_blocks, ())
+        job.gateway.on_end(job, row, now)
+        for other in self._workload.followers.get(index, ()):
+            heappush(self._arrivals, (now + self._workload.requests[other].think, other))

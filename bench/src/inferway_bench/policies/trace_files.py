@@ -1,0 +1,52 @@
+"""A file of requests -> a workload. Its format is recognised by its first line."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from inferway_bench.packed import unpacked
+from inferway_bench.policies.azure import HEAD, azure
+from inferway_bench.policies.requests import Workload
+from inferway_bench.policies.servegen import servegen
+from inferway_bench.policies.traces import agentic, mooncake
+from inferway_bench.processes import BenchError
+
+# In `traces/` of `bench/data`, whose README has more; there they are packed.
+FILES = {
+    "mooncake": "mooncake_conversation_trace.jsonl",
+    "agentic": "claude_code_agentic_traces_305.jsonl",
+    "azure": "AzureLLMInferenceTrace_conv_2023.csv",
+    "servegen": "servegen_reason_deepseek_r1.jsonl",
+}
+_FORMATS = "Mooncake's JSON lines, an agent's sessions, Azure's CSV, ServeGen's clients"
+
+
+def stored(traces: Path, name: str) -> Path:
+    """The file of one of `FILES` in a folder, packed or not; the packed one when none is there."""
+    files = [traces / f"{FILES[name]}{ending}" for ending in (".xz", ".gz", "")]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+@lru_cache(maxsize=8)
+def read_trace(path: Path, seed: int, most: int | None = None) -> Workload:
+    """At most `most` of its requests; what is drawn is drawn with the seed. Raises BenchError when
+    it is not there, or of no format that is known."""
+    lines = _lines(path)
+    first = lines[0] if lines else b""
+    if first.startswith(HEAD):
+        return azure(lines, most)
+    if b'"trace_csv"' in first:
+        return servegen(lines, seed, most)
+    if b'"requests"' in first:
+        return agentic(lines, seed, most)
+    if b'"input_length"' in first:
+        return mooncake(lines, most)
+    raise BenchError(f"{path}: of no format that is known; known: {_FORMATS}")
+
+
+@lru_cache(maxsize=1)
+def _lines(path: Path) -> list[bytes]:
+    if not path.is_file():
+        raise BenchError(f"{path}: not there; the cure: give the path of the trace, or its folder")
+    return unpacked(path).splitlines()

@@ -1,0 +1,98 @@
+"""Traces that name their blocks -> workloads: Mooncake's, and a coding agent's sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import msgspec
+
+from inferway_bench.policies.requests import SimRequest, Workload
+
+BLOCK = 512  # tokens: Mooncake's, and what eight of the agents' blocks are joined to
+_MOONCAKE_TICK = 3.0  # seconds: its timestamps are multiples of it
+_AGENTIC_BLOCK = 64
+_EACH = BLOCK // _AGENTIC_BLOCK
+_AGENTIC_THINK = 60.0  # seconds
+AGENTIC_MOST = 250_000  # tokens of a prompt
+
+
+class _MooncakeLine(msgspec.Struct):
+    timestamp: int  # ms
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def mooncake(lines: Sequence[bytes], most: int | None = None) -> Workload:
+    """Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
+    decode = msgspec.json.Decoder(_MooncakeLine).decode
+    requests = [_mooncake_request(decode(line)) for line in lines[:most] if line]
+    about = (
+        "Mooncake's conversation trace; answers are not reused (it does not name their blocks); "
+        "a session is what its second block names"
+    )
+    return Workload("mooncake", about, BLOCK, requests, grain=_MOONCAKE_TICK)
+
+
+def _mooncake_request(line: _MooncakeLine) -> SimRequest:
+    ids = line.hash_ids
+    return SimRequest(
+        # the last id is that of a block that may be incomplete: nobody can reuse it
+        blocks=tuple(ids[: line.input_length // BLOCK]),
+        prompt_tokens=line.input_length,
+        output_tokens=max(1, line.output_length),
+        session=ids[min(1, len(ids) - 1)],  # the first block is the same in all
+        start=line.timestamp / 1000,
+    )
+
+
+class _Step(msgspec.Struct):
+    input_tokens: int = msgspec.field(name="in", default=0)  # a sub-agent's entry has none
+    output_tokens: int = msgspec.field(name="out", default=0)
+    hash_ids: list[int] = []
+    think_time: float = 0.0  # seconds since the answer before
+
+
+class _AgentSession(msgspec.Struct):
+    requests: list[_Step]
+
+
+def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
+    """Sessions of a coding agent, 64,000 tokens a prompt, in an order drawn with the seed; at most
+    `most` requests."""
+    decode = msgspec.json.Decoder(_AgentSession).decode
+    sessions = [decode(line) for line in lines if line]
+    order = list(range(len(sessions)))
+    rng = Random(seed)
+    rng.shuffle(order)
+    requests: list[SimRequest] = []
+    start = 0.0
+    for session in order:
+        steps = [s for s in sessions[session].requests if 0 < s.input_tokens <= AGENTIC_MOST]
+        requests += _agent_requests(steps, session, start, len(requests))
+        start += rng.expovariate(1.0)
+    about = (
+        "sessions of a coding agent (kv-cache-tester), begun one after another in an order drawn "
+        f"with the seed; thinking is cut at {_AGENTIC_THINK:g} s, requests of more than "
+        f"{AGENTIC_MOST:,} tokens and sub-agents are left out; nothing is shared between sessions, "
+        "and answers are not reused"
+    )
+    return Workload("agentic", about, BLOCK, requests[:most])
+
+
+def _agent_requests(
+    steps: list[_Step], session: int, start: float, first: int
+) -> Iterator[SimRequest]:
+    for number, step in enumerate(steps):
+        # An id stands for all before it, too: the last of eight for the eight.
+        ids = step.hash_ids[: step.input_tokens // _AGENTIC_BLOCK]
+        yield SimRequest(
+            blocks=tuple([session << 16 | block for block in ids[_EACH - 1 :: _EACH]]),
+            prompt_tokens=step.input_tokens,
+            output_tokens=max(1, step.output_tokens),
+            session=session,
+            start=start,
+            follows=first + number - 1 if number else None,
+            think=min(step.think_time, _AGENTIC_THINK),
+        )

@@ -1,0 +1,122 @@
+"""What a few requests took on one engine -> the constants of a simulated one. Pure.
+
+    time to the first token = request + step + prefill * (tokens + pairs / attention)
+    time between two tokens = step + decode * requests that decode at once + context * their tokens
+
+where each of the tokens that are computed looks at those before it: pairs. Least squares over the
+medians of equal requests; no constant is less than nothing, and none is made of rounding errors.
+By how much equal requests differ says how a step's time scatters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import log
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway_bench.policies.engine import EngineSpec
+from inferway_bench.processes import BenchError
+
+# Half of all pairs drawn from a normal distribution differ by so many deviations or less.
+_PAIR_MEDIAN = 0.9539
+
+# A constant that makes up less of the times than this, on average, was not measured: the solver's
+# rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
+_SMALLEST_SHARE = 1e-6
+
+
+class First(NamedTuple):
+    """One answer's beginning, on an engine with nothing else to do."""
+
+    cached: int  # tokens
+    prompt: int  # tokens
+    seconds: float
+
+
+class Tokens(NamedTuple):
+    """One answer's tokens, so many being written at once."""
+
+    batch: int
+    context: int  # tokens before one of them, prompt and answer, on average
+    seconds: float  # from one to the next
+
+
+class Measured(NamedTuple):
+    """What an engine took at one time."""
+
+    firsts: Sequence[First]
+    tokens: Sequence[Tokens]
+
+
+def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
+    """`like` with the constants that were measured, now and then. Raises BenchError where too
+    little was."""
+    firsts = [first for one in measured for first in one.firsts]
+    tokens = [token for one in measured for token in one.tokens]
+    step, decode, context = _between(tokens)
+    cases = sorted({(first.cached, first.prompt) for first in firsts})
+    if len(cases) < 3:
+        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
+    rows = [(1.0, prompt - cached, _pairs(cached, prompt)) for cached, prompt in cases]
+    times = [median([f.seconds for f in firsts if (f.cached, f.prompt) == case]) for case in cases]
+    begin, each, pair = _least_squares(np.array(rows), np.array(times))
+    if each <= 0:
+        raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
+    return msgspec.structs.replace(
+        like,
+        step_seconds=step,
+        decode_seconds=decode,
+        context_seconds=context,
+        prefill_seconds=each,
+        attention_tokens=round(each / pair) if pair > 0 else 0,
+        request_seconds=max(0.0, begin - step),
+        scatter=round(_scatter(measured), 4),
+    )
+
+
+def _scatter(measured: Sequence[Measured]) -> float:
+    """The deviation of a time's logarithm from one request to an equal one of the same minute."""
+    differences = [pair for one in measured for pair in _differences(one.firsts)]
+    return median(differences) / _PAIR_MEDIAN if differences else 0.0
+
+
+def _differences(firsts: Sequence[First]) -> Iterator[float]:
+    times: dict[tuple[int, int], list[float]] = {}
+    for first in firsts:
+        times.setdefault((first.cached, first.prompt), []).append(first.seconds)
+    for equal in times.values():
+        yield from (abs(log(a / b)) for a, b in combinations(equal, 2))
+
+
+def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
+    """(seconds of a step, of each request in it, of each token that one looks at)."""
+    if len({one.batch for one in tokens}) < 2:
+        raise BenchError("fitting: tokens of one batch size; two are needed at least")
+    rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]
+    return _least_squares(np.array(rows), np.array([one.seconds for one in tokens]))
+
+
+def _pairs(cached: int, prompt: int) -> float:
+    return (prompt * prompt - cached * cached) / 2
+
+
+def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
+    """As good a fit relative to each time as can be; a constant that would be negative, or too
+    small to have been measured, is left out and zero, the most negative first."""
+    weighed = rows / times[:, None]
+    kept = list(range(rows.shape[1]))
+    found = np.zeros(rows.shape[1])
+    while kept:
+        solved = np.linalg.lstsq(weighed[:, kept], np.ones(len(times)), rcond=None)[0]
+        shares = solved * weighed[:, kept].mean(axis=0)
+        if (shares >= _SMALLEST_SHARE).all():
+            found[kept] = solved
+            break
+        del kept[int(shares.argmin())]
+    return tuple(found.tolist())

@@ -1,0 +1,97 @@
+"""The worker itself, on our system and a small sample."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferway.prompts.prepare import PACKAGED_SMOLLM2
+from inferway_bench.processes import BenchError
+from inferway_bench.structured.judge import Judge
+from inferway_bench.structured.plan import Plan
+from inferway_bench.structured.sample import read
+from inferway_bench.structured.systems import vocabulary_of
+
+MODEL = PACKAGED_SMOLLM2
+AB = {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}
+LINES: list[Any] = [
+    {
+        "id": "one",
+        "schema": AB,
+        "tests": [
+            {"valid": True, "data": {"b": 1, "a": 2}},
+            {"valid": False, "data": {"a": "x"}},
+            {"valid": True, "data": {"a": 1, "b": "long " * 5_000}},
+        ],
+    },
+    {
+        "id": "set",
+        "schema": {"type": "array", "uniqueItems": True},
+        "tests": [{"valid": False, "data": [1, 1]}, {"valid": False, "data": {}}],
+    },
+    {"id": "two", "schema": {"not": {}}, "tests": [{"valid": False, "data": 1}]},
+]
+
+
+def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -> None:
+    path = tmp_path / "sample.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    tokenize = vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str
+    cases = read(path, tokenize, max_tokens=4_000)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "inferway_bench.structured.worker", "inferway", MODEL, "20", "12"],
+        input=b"\n".join(map(msgspec.json.encode, cases)),
+        capture_output=True,
+        timeout=100,
+        check=True,
+    )
+
+    ready, *said = done.stdout.splitlines()
+    one, _, two = map(json.loads, said)
+    assert ready == b"ready"
+    assert one["taken"] == [False, False]  # the third is too long
+    assert one["ordered"] == [True, False]
+    assert one["unenforced"] == []
+    assert set(one["cpu_ms"]) == {"check", "verdict", "compile"}
+    assert len(one["mask_ns"]) > 10
+    assert two == {"error": "no answer can keep this schema"}
+
+
+def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"id": 1}\n')
+
+    with pytest.raises(BenchError, match=r"other\.jsonl"):
+        read(path, lambda text: [len(text)], max_tokens=10)
+
+
+def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "sample.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    cases = read(path, vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str, max_tokens=4_000)
+
+    with Judge("inferway", Path(sys.executable), Plan(), MODEL) as judge:
+        for case in cases:
+            judge.judge(case)
+
+    said = [one.error for one in judge.system.judged]
+    assert said == [None, None, "no answer can keep this schema"]
+    assert judge.system.judged[1].named == [True, False]
+    assert judge.system.masks.num > 10
+
+
+def test_a_worker_that_ends_is_told_with_what_it_said(tmp_path: Path) -> None:
+    judge = Judge("inferway", Path(sys.executable), Plan(), tmp_path)
+
+    with pytest.raises(BenchError) as caught, judge:
+        pass
+
+    assert "inferway: its worker ended with 1" in str(caught.value)
+    assert "tokenizer.json" in str(caught.value)

@@ -1,0 +1,709 @@
+"""`inferway bench policies`: the simulation is what it says, and its report is what it found."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from bench.tests.test_report import MACHINE
+
+from inferway.blocks.dialects import Dialect
+from inferway.model import Candidates, Choice
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import CompletionRequest
+from inferway.scheduling.idle import idle
+from inferway.scheduling.plugin import Ending
+from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway.simulator.cache import KvCache, Run
+from inferway_bench.plotting import write
+from inferway_bench.policies.cache import BlockCache
+from inferway_bench.policies.cache_aware import CacheAware
+from inferway_bench.policies.catalog import ENTRIES, policy_named
+from inferway_bench.policies.chats import ChatSpec, chats
+from inferway_bench.policies.configured import approximate
+from inferway_bench.policies.deaf import Memory
+from inferway_bench.policies.dynamo import DynamoCost
+from inferway_bench.policies.engine import Engine, EngineSpec, Job
+from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
+from inferway_bench.policies.oracle import expected
+from inferway_bench.policies.plan import Plan
+from inferway_bench.policies.plot import pictures
+from inferway_bench.policies.report import POLICIES, summary
+from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
+from inferway_bench.policies.results import (
+    Described,
+    Loaded,
+    PoliciesRun,
+    Row,
+)
+from inferway_bench.policies.run import Task, perform, run_again, run_policies
+from inferway_bench.policies.simple import ConsistentHash, RoundRobin, chosen
+from inferway_bench.policies.simulate import FleetSpec, World, simulate
+from inferway_bench.policies.trace_files import read_trace
+from inferway_bench.policies.traces import AGENTIC_MOST
+from inferway_bench.policies.weighted import Weights, grid
+from inferway_bench.processes import BenchError
+from inferway_bench.results import read_run, write_run
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = 100
+NAMES = [entry.name for entry in ENTRIES]
+SMALL = FleetSpec(num_engines=3, engine=EngineSpec(max_batched_tokens=2_000, cache_tokens=150_000))
+LOADED = chats(3, ChatSpec(num_requests=600, think_seconds=1.0, most_tokens=8_000))
+
+
+def request(*blocks: int, output: int = 1, start: float = 0.0, tail: int = 1) -> SimRequest:
+    """Whole blocks, and `tail` tokens more."""
+    tokens = len(blocks) * BLOCK + tail
+    return SimRequest(
+        blocks=blocks, prompt_tokens=tokens, output_tokens=output, session=blocks[0], start=start
+    )
+
+
+def workload(*requests: SimRequest) -> Workload:
+    return Workload("by hand", "a few requests", BLOCK, requests)
+
+
+def at_times(*requests: SimRequest) -> tuple[Workload, float]:
+    """With the rate at which they arrive when they say."""
+    last = requests[-1].start
+    return workload(*requests), len(requests) / last if last else 1.0
+
+
+def run(name: str, seed: int = 1, gateways: int = 1, rate: float = 8.0) -> Outcome:
+    fleet = msgspec.structs.replace(SMALL, num_gateways=gateways)
+    return simulate(LOADED, rate, fleet, policy_named(name), seed)
+
+
+def cached_share(outcome: Outcome) -> float:
+    return float(outcome.cached_tokens.sum()) / sum(r.prompt_tokens for r in LOADED.requests)
+
+
+def always_first(_: World) -> Policy:
+    return Policy(RoundRobin(-1))
+
+
+ONE = FleetSpec(num_engines=1, num_slow=0, engine=EngineSpec(max_batched_tokens=1_000))
+
+
+# the simulation
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_run(name: str) -> None:
+    first, second = run(name), run(name)
+
+    assert np.array_equal(first.ttft, second.ttft)
+    assert np.array_equal(first.engine, second.engine)
+
+
+def test_another_seed_gives_another_run() -> None:
+    assert not np.array_equal(run("random", seed=1).engine, run("random", seed=2).engine)
+
+
+@pytest.mark.parametrize("gateways", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_request_ends_once(name: str, gateways: int) -> None:
+    outcome = run(name, gateways=gateways)
+
+    assert set(outcome.num_ended.tolist()) == {1}
+    assert (outcome.ttft > 0).all()
+    assert (outcome.latency >= outcome.ttft).all()
+
+
+def test_a_turn_comes_when_the_answer_before_has_ended_and_was_thought_about() -> None:
+    outcome = run("kv-aware")
+    turns = [(i, r) for i, r in enumerate(LOADED.requests) if r.follows is not None]
+
+    assert turns
+    for index, turn in turns:
+        assert turn.follows is not None
+        ended = outcome.arrived[turn.follows] + outcome.latency[turn.follows]
+        assert outcome.arrived[index] == pytest.approx(ended + turn.think)
+
+
+@pytest.mark.parametrize("attention", [0, 1_000])
+@pytest.mark.parametrize("blocks", [1, 9, 25])
+def test_an_idle_fleets_ttft_is_the_latency_models(blocks: int, attention: int) -> None:
+    alone = request(*range(blocks))
+    engine = msgspec.structs.replace(ONE.engine, attention_tokens=attention)
+    fleet = msgspec.structs.replace(ONE, engine=engine)
+
+    outcome = simulate(workload(alone), 1.0, fleet, always_first, seed=1)
+
+    assert outcome.ttft[0] == pytest.approx(engine.idle_ttft(alone.prompt_tokens))
+
+
+def test_a_token_that_looks_far_back_costs_more() -> None:
+    spec = EngineSpec(prefill_seconds=1.0, attention_tokens=1_000)
+
+    assert spec.prompt_seconds(0, 1_000) == 1_500
+    assert spec.prompt_seconds(1_000, 1_001) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_engines_that_share_a_processor_slow_each_other() -> None:
+    """What begins while the other computes takes longer: prompt and answer."""
+    engine = msgspec.structs.replace(ONE.engine, beside=1.5)
+    fleet = msgspec.structs.replace(ONE, num_engines=2, engine=engine)
+    long, short = request(1, 2, 3, output=50), request(4, start=1e-6, output=3)
+    work, rate = at_times(long, short, request(5, 6, start=50.0))
+
+    outcome = simulate(work, rate, fleet, policy_named("round-robin"), seed=1)
+
+    times = [1.0, 1.5, 1.0]
+    alone = [engine.idle_ttft(request.prompt_tokens) for request in work.requests]
+    assert outcome.ttft == pytest.approx(
+        [a * t for a, t in zip(alone, times, strict=True)], abs=1e-5
+    )
+    steps = outcome.latency - outcome.ttft
+    assert steps[1] == pytest.approx(2 * 1.5 * (engine.step_seconds + engine.decode_seconds))
+
+
+def test_a_token_of_an_answer_pays_for_what_it_looks_at() -> None:
+    spec = msgspec.structs.replace(ONE.engine, context_seconds=1e-5)
+    fleet = msgspec.structs.replace(ONE, engine=spec)
+    one, other = request(1, output=11), request(2, 3, output=3)
+
+    outcome = simulate(workload(one, other), 1e9, fleet, always_first, seed=1)
+
+    context = [one.prompt_tokens + 5, other.prompt_tokens + 1]  # with half of the answer
+    plain = spec.step_seconds + spec.decode_seconds
+    both = plain + spec.decode_seconds + sum(context) * spec.context_seconds
+    alone = plain + context[0] * spec.context_seconds
+    beside = alone + spec.prompt_seconds(0, other.prompt_tokens)
+    decoded = outcome.latency - outcome.ttft
+    assert decoded == pytest.approx([beside + 2 * both + 7 * alone, 2 * both])
+
+
+def test_a_prompt_seen_before_costs_what_is_new_of_it() -> None:
+    work, rate = at_times(request(1, 2, 3), request(1, 2, 3, 4, start=50.0))
+
+    outcome = simulate(work, rate, ONE, always_first, seed=1)
+
+    assert outcome.cached_tokens.tolist() == [0, 3 * BLOCK]
+    assert outcome.ttft[1] == pytest.approx(ONE.engine.idle_ttft(4 * BLOCK + 1, 3 * BLOCK))
+
+
+def test_an_answer_takes_a_step_for_each_token() -> None:
+    spec = ONE.engine
+
+    outcome = simulate(workload(request(1, output=11)), 1.0, ONE, always_first, seed=1)
+
+    decoding = outcome.latency[0] - outcome.ttft[0]
+    assert decoding == pytest.approx(10 * (spec.step_seconds + spec.decode_seconds))
+
+
+def test_a_prompt_waits_for_the_one_before_it() -> None:
+    first, second = request(*range(9)), request(*range(100, 109))
+
+    outcome = simulate(workload(first, second), 1e6, ONE, always_first, seed=1)
+
+    both = first.prompt_tokens + second.prompt_tokens
+    assert outcome.ttft[1] == pytest.approx(ONE.engine.idle_ttft(both), rel=1e-3)
+
+
+def test_a_request_that_arrives_during_a_decode_joins_the_next_step() -> None:
+    spec = ONE.engine
+    work, rate = at_times(request(1, output=1_000), request(2, start=1.0005))
+    step = spec.step_seconds + spec.decode_seconds
+
+    outcome = simulate(work, rate, ONE, always_first, seed=1)
+
+    alone = step + 101 * spec.prefill_seconds
+    begun = spec.idle_ttft(101)
+    waits = step - (outcome.arrived[1] - begun) % step
+    assert outcome.ttft[1] == pytest.approx(waits + alone)
+
+
+def test_a_full_batch_makes_the_next_one_wait() -> None:
+    fleet = msgspec.structs.replace(ONE, engine=EngineSpec(max_num_seqs=1))
+
+    outcome = simulate(
+        workload(request(1, output=100), request(2)), 1e6, fleet, always_first, seed=1
+    )
+
+    assert outcome.ttft[1] > outcome.latency[0]
+
+
+def test_a_request_that_no_engine_can_hold_is_an_error() -> None:
+    fleet = msgspec.structs.replace(ONE, engine=EngineSpec(cache_tokens=500))
+
+    with pytest.raises(BenchError, match="does not fit an engine's cache of 500"):
+        simulate(workload(request(*range(9))), 1.0, fleet, always_first, seed=1)
+
+
+def test_what_a_slow_engine_does_takes_as_many_times_as_long() -> None:
+    fleet = msgspec.structs.replace(ONE, num_slow=1, slow_factor=3.0)
+    alone = request(*range(9))
+
+    outcome = simulate(workload(alone), 1.0, fleet, always_first, seed=1)
+
+    assert outcome.ttft[0] == pytest.approx(3 * ONE.engine.idle_ttft(alone.prompt_tokens))
+
+
+# the oracle
+
+
+def test_the_oracle_knows_when_the_first_token_comes_of_who_is_added_last() -> None:
+    """Of engines in all states, as long as nobody leaves or begins to decode meanwhile."""
+    drawn = random.Random(1)
+    for _ in range(50):
+        engine = Engine(0, ONE.engine, BLOCK)
+        gateway = Gateway([engine], BLOCK, always_first(None), Feed(0.0), 0.2)  # type: ignore[arg-type]
+        for index in range(drawn.randrange(5)):
+            blocks = range(index * 50, index * 50 + drawn.randrange(1, 30))
+            job = Job(index, request(*blocks, output=1), 0.0, gateway)
+            job.expected_uncached = job.request.prompt_tokens
+            engine.add(job, 0.0)
+        last = Job(99, request(*range(900, 900 + drawn.randrange(1, 30))), 0.0, gateway)
+
+        said = expected(engine, last.request, last.request.prompt_tokens, 0.0)
+
+        engine.add(last, 0.0)
+        while True:
+            now = engine.due
+            first, _ = engine.end()
+            if last in first:
+                break
+            engine.plan(now)
+        assert said == pytest.approx(now, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["random", "round-robin", "least-request"])
+def test_the_oracle_finds_more_cached_than_who_does_not_look(name: str) -> None:
+    assert cached_share(run("oracle")) > cached_share(run(name))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "oracle"])
+def test_nobody_answers_sooner_than_the_oracle(name: str) -> None:
+    """It looks one request ahead, so a little less than never."""
+    assert run("oracle").ttft.mean() < 1.03 * run(name).ttft.mean()
+
+
+# what a gateway believes
+
+
+def test_events_arrive_late_and_in_order() -> None:
+    feed = Feed(delay=0.5)
+    feed.send(1.0, 0, [1, 2, 3], [])
+    feed.send(1.1, 1, [1], [])
+    feed.send(2.0, 0, [], [3])
+
+    before = feed.match([1, 2, 3])
+    feed.deliver(1.7)
+    after = feed.match([1, 2, 3])
+    feed.deliver(3.0)
+
+    assert before == {}
+    assert after == {0: 3, 1: 1}
+    assert feed.match([1, 2, 3]) == {0: 2, 1: 1}
+
+
+def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -> None:
+    engine = Engine(0, ONE.engine, BLOCK)
+    one, other = (Gateway([engine], BLOCK, always_first(None), Feed(0.0), 0.2) for _ in range(2))  # type: ignore[arg-type]
+    work = workload(request(1, output=3))
+    job = Job(0, work.requests[0], 0.0, one)
+    one.route(job, work.llm_requests[0], 0.0)
+    engine.add(job, 0.0)
+
+    other.scrape(1)
+    unseen = other.others.tolist()
+    engine.end()
+    for gateway in (one, other):
+        gateway.scrape(1)
+
+    assert unseen == [0.0]
+    assert (one.in_flight.tolist(), one.others.tolist()) == ([1.0], [0.0])
+    assert (other.in_flight.tolist(), other.others.tolist()) == ([0.0], [1.0])
+
+
+# the cache
+
+
+def as_tokens(blocks: Sequence[int], tail: int) -> list[int]:
+    """Two tokens a block, and one more that fills none."""
+    return [block for block in blocks for _ in (0, 1)] + [10**6] * tail
+
+
+def test_the_cache_agrees_with_the_simulators() -> None:
+    """The same prompts reused to the same block, the same refused, the same held in the end; two
+    tokens a block, so that there are incomplete ones."""
+    drawn = random.Random(5)
+    ours, theirs = BlockCache(60), KvCache(61, 2, Dialect(seed="0"))
+    prompts = [
+        [p % 4, *range(100 * p + 9, 100 * p + 9 + drawn.randrange(1, 14))] for p in range(12)
+    ]
+    running: list[tuple[list[int], list[int], int, Run]] = []
+    refused = reused_blocks = 0
+    for step in range(3_000):
+        if running and drawn.random() < 0.5:
+            blocks, answer, extra, job = running.pop(drawn.randrange(len(running)))
+            ours.release(blocks, extra, answer)
+            theirs.release(job)
+            continue
+        blocks = drawn.choice(prompts)
+        answer = [10_000 + step] * drawn.randrange(2)
+        job = Run(as_tokens(blocks, tail=1))
+        assert ours.match(blocks, len(blocks)) * 2 == theirs.num_reusable_tokens(job)
+        reused = theirs.admit(job)
+        extra = 1 + len(answer)
+        if reused is None:
+            assert ours.admit(blocks, len(blocks), extra) is None
+            refused += 1
+            continue
+        job.tokens[-1:] = as_tokens(answer, tail=1)
+        if not theirs.reserve(job):  # ours takes room for the answer with the prompt's
+            theirs.release(job)
+            assert ours.admit(blocks, len(blocks), extra) is None
+            assert ours.admit(blocks, len(blocks), 1) == reused // 2
+            ours.release(blocks, 1)
+            continue
+        assert ours.admit(blocks, len(blocks), extra) == reused // 2
+        reused_blocks += reused // 2
+        running.append((blocks, answer, extra, job))
+    for blocks, answer, extra, job in running:
+        ours.release(blocks, extra, answer)
+        theirs.release(job)
+
+    assert refused > 20
+    assert reused_blocks > 1_000
+    assert len(ours.held()) == len(theirs.cached())
+
+
+def test_the_last_token_is_always_computed_into_the_block_that_is_there() -> None:
+    cache = BlockCache(4)
+    cache.admit([1, 2], 1, 0)
+
+    reused = cache.admit([1, 2], 1, 0)
+
+    assert reused == 1
+    assert cache.num_free == 2
+
+
+# what is asked
+
+
+def test_a_session_keeps_its_blocks_and_shares_those_of_its_system_prompt() -> None:
+    made = chats(1, ChatSpec(num_requests=500, system_prompts=2))
+    by_session: dict[int, list[SimRequest]] = {}
+    for r in made.requests:
+        by_session.setdefault(r.session, []).append(r)
+
+    for turns in by_session.values():
+        for before, after in pairwise(turns):
+            said = before.blocks + before.answer_blocks
+            assert after.blocks[: len(said)] == said
+    assert len({turns[0].blocks[0] for turns in by_session.values()}) == 2
+
+
+def test_a_block_is_as_many_characters_whatever_its_id() -> None:
+    """What compares text cuts it by characters, and must find the blocks."""
+    ids = (0, 7, 16**8 - 1, 16**8, (5 << 40) + 7, (6 << 40) + 7)
+    asked = [llm_request(request(block), 0, BLOCK) for block in ids]
+
+    texts = [r.body.prompt for r in asked if isinstance(r.body, CompletionRequest)]
+
+    assert {len(str(text)) for text in texts} == {8}
+    assert len(set(map(str, texts))) == len(ids)
+
+
+def test_a_rate_shrinks_the_gaps_and_not_the_thinking() -> None:
+    slow, fast = LOADED.starts(1.0, seed=1), LOADED.starts(10.0, seed=1)
+
+    assert fast == pytest.approx(slow / 10)
+    assert slow[-1] == pytest.approx(len(LOADED.requests))
+
+
+def test_the_grid_has_no_two_weights_that_say_the_same() -> None:
+    ratios = [
+        (w.queue / t, w.kv / t, w.prefix / t)
+        for w in grid()
+        if (t := sum(msgspec.structs.astuple(w)))
+    ]
+
+    assert len({tuple(round(x, 9) for x in ratio) for ratio in ratios}) == len(grid())
+
+
+# peers' rules
+
+
+def table(matched: Sequence[float], in_flight: Sequence[float] = (0, 0)) -> Candidates:
+    candidates = idle(endpoints_of(len(matched)), BLOCK)
+    candidates.matched_blocks = np.array(matched, float)
+    candidates.in_flight = np.array(in_flight, float)
+    return candidates
+
+
+def asks(*blocks: int) -> LLMRequest:
+    return workload(request(*blocks)).llm_requests[0]
+
+
+def row(choice: Choice) -> int:
+    return choice.targets[0].endpoint.holder
+
+
+def test_dynamo_weighs_what_is_to_compute_against_what_is_in_use() -> None:
+    """Prompt blocks to compute, and blocks in use with this request's: the smaller sum."""
+    cost = DynamoCost(random.Random(1), BLOCK)
+    first = asks(*range(8))
+    choice = cost.choose(first, table([1, 0]))
+    follower = cost.follow(first, table([1, 0]), choice)
+
+    busy = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
+    follower.on_first_chunk(0.0)
+    decoding = row(cost.choose(asks(*range(50, 60)), table([9, 0])))
+    follower.on_end(Ending("ok", 1.0))
+    free = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
+
+    assert row(choice) == 0
+    assert (busy, decoding, free) == (1, 0, 0)
+
+
+def test_dynamo_counts_blocks_in_use_once() -> None:
+    cost = DynamoCost(random.Random(1), BLOCK)
+    first = asks(*range(8))
+    cost.follow(first, table([0, 0]), cost.choose(first, table([1, 0]))).on_first_chunk(0.0)
+
+    assert row(cost.choose(asks(*range(8), 8), table([8, 0]))) == 0
+
+
+def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:
+    policy = CacheAware(lambda: 0.0, BLOCK)
+    first = row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 0])))
+
+    same = row(policy.choose(asks(1, 2, 3, 9), table([0, 0], [60, 0])))
+    little_in_common = row(policy.choose(asks(1, 20, 30, 90), table([0, 0], [60, 0])))
+    out_of_balance = row(policy.choose(asks(1, 2, 3, 9), table([0, 0], [65, 0])))
+
+    assert (first, same) == (0, 0)
+    assert (little_in_common, out_of_balance) == (1, 1)
+
+
+def test_cache_aware_forgets_what_does_not_fit_its_tree() -> None:
+    now = [0.0]
+    policy = CacheAware(lambda: now[0], BLOCK, max_tree_tokens=4 * BLOCK)
+    policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 9]))
+    now[0] = 200.0
+    policy.choose(asks(5, 6, 7, 8), table([0, 0], [0, 9]))
+
+    assert row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [9, 0]))) == 1
+    assert row(policy.choose(asks(5, 6, 7, 8), table([0, 0], [9, 0]))) == 0
+
+
+def test_a_session_keeps_its_place_on_the_ring_when_another_engine_comes() -> None:
+    few, more = ConsistentHash(), ConsistentHash()
+    sessions = [asks(session) for session in range(200)]
+    before = [row(few.choose(s, table([0] * 4))) for s in sessions]
+    after = [row(more.choose(s, table([0] * 5))) for s in sessions]
+
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+
+    assert set(before) == {0, 1, 2, 3}
+    assert set(moved) == {4}
+    assert len(moved) < 80
+
+
+def test_llm_ds_default_looks_at_the_first_4096_tokens_of_a_prompt() -> None:
+    world = World([], [], 512, random.Random(1), lambda: 0.0)
+
+    given, whole = approximate(world), approximate(world, whole=True)
+
+    assert given["maxPrefixBlocksToMatch"] * 512 == 4_096
+    assert whole["maxPrefixBlocksToMatch"] == 0
+
+
+def test_who_hears_nothing_remembers_what_it_sent_as_far_as_a_cache_reaches() -> None:
+    memory = Memory(BLOCK, SentBlocks(capacity=4))
+    first, second = asks(1, 2, 3), asks(1, 2, 9)
+    memory.produce(first, empty := table([0, 0]))
+    choice = chosen(empty, 1)
+    memory.follow(first, empty, choice).on_attempt(choice.targets[0], 0.0)
+
+    memory.produce(second, after := table([0, 0]))
+    memory.follow(second, after, choice).on_attempt(choice.targets[0], 0.0)
+    memory.produce(asks(1, 2, 3, 4), full := table([0, 0]))
+
+    assert empty.matched_blocks.tolist() == [0, 0]
+    assert after.matched_value.tolist() == [0, 2]
+    assert full.prompt_blocks.tolist() == [4, 4]
+    assert full.matched_blocks.tolist() == [0, 3]
+
+
+# a run, and what is said of it
+
+TINY = Plan(
+    workloads=("chats",),
+    chats=ChatSpec(num_requests=300, mean_turns=2.0, think_seconds=1.0),
+    policies=("round-robin", "llm-d-default", "best-weighted", "expected-ttft", "oracle"),
+    loads=(0.75,),
+    seeds=2,
+    gateways=(1,),
+    curve=(0.5,),
+    grid=(Weights(1, 1, 1), Weights(0, 0, 1)),
+    fit_finalists=1,
+    bisections=2,
+    processes=1,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> PoliciesRun:
+    steps: list[str] = []
+    run = run_policies(TINY, Path("no traces"), steps.append)
+    assert steps[-1] == "policies: 15 of 15 simulations"
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_has_each_policy_at_each_load_with_each_seed(tiny: PoliciesRun) -> None:
+    for name in TINY.policies:
+        assert [r.seed for r in tiny.select("chats", 1, 0.75, name)] == [1, 2]
+        assert [r.seed for r in tiny.select("chats", 1, 0.5, name)] == [1]
+    assert {r.rate for r in tiny.select("chats", 1, 0.75, "oracle")} == {
+        0.75 * tiny.workloads[0].doubling_rate
+    }
+
+
+def test_a_run_is_read_as_it_was_written(tiny: PoliciesRun) -> None:
+    assert read_run(write_run("policies", tiny), PoliciesRun) == tiny
+
+
+def test_round_robin_takes_twice_as_long_at_the_rate_that_was_found(tiny: PoliciesRun) -> None:
+    found = tiny.workloads[0]
+    task = Task(TINY, Path("none"), "chats", "round-robin", 1, found.doubling_rate)
+    other = msgspec.structs.replace(task, seed=2)
+
+    ttft = (perform(task).ttft + perform(other).ttft) / 2
+
+    assert ttft <= 2 * found.idle_ttft
+
+
+def test_the_report_has_every_policy_and_every_goal(tiny: PoliciesRun) -> None:
+    ttft, cached = POLICIES.tables(tiny)
+    assert POLICIES.details is not None
+    text = POLICIES.details(tiny)
+
+    assert all(f"| {name} |" in text for name in TINY.policies)
+    assert ttft.row_count == cached.row_count == len(TINY.policies)
+    assert len(tiny.load_goals()) == 3
+    assert all(goal.what in text for goal in tiny.load_goals())
+
+
+def made_up(**ttft: float) -> PoliciesRun:
+    """One workload at 75 %, two seeds."""
+    rows = [
+        Row(
+            workload="chats",
+            gateways=1,
+            load=0.75,
+            policy=name,
+            seed=seed,
+            rate=3.0,
+            requests=100,
+            ttft=value * seed,
+            ttft_p50=value,
+            ttft_p90=value,
+            ttft_p99=value,
+            token_seconds=0.01,
+            cached_share=0.9,
+            slow_share=0.0,
+            cpu_seconds=1.0,
+        )
+        for name, value in ttft.items()
+        for seed in (1, 2)
+    ]
+    described = [Described(name, "what it does", False) for name in ttft]
+    loaded = Loaded("chats", "chats", 100, 0.1, 4.0, {"0.75": Weights(1, 2, 3)})
+    plan = msgspec.structs.replace(TINY, policies=tuple(ttft), curve=())
+    return PoliciesRun(MACHINE, "inferway bench policies", plan, described, [loaded], rows)
+
+
+def test_a_goal_that_is_missed_is_said_to_be() -> None:
+    names = ("expected-ttft", "llm-d-default", "best-weighted", "oracle")
+    lost = made_up(**dict(zip(names, (1.03, 1.0, 1.0, 1.0), strict=True)))
+    won = made_up(**dict(zip(names, (0.74, 1.0, 1.0, 1.0), strict=True)))
+
+    assert [goal.is_met for goal in lost.goals()] == [False, False, True]
+    assert [goal.is_met for goal in won.goals()] == [True, True, True]
+    assert won.goals()[1].found == "0.74 to 0.74; 1 of 1 met"
+
+
+def test_whoever_is_ahead_is_named() -> None:
+    run = made_up(**{"expected-ttft": 1.2, "round-robin": 1.0, "oracle": 2.0})
+
+    lines = [line for line in summary(run) if "times that of" in line]
+
+    assert lines == [
+        "chats, one gateway, 75%: the mean TTFT of expected-ttft is 1.200 (1.200 to 1.200) times "
+        "that of round-robin"
+    ]
+
+
+def test_a_run_is_drawn(tiny: PoliciesRun, tmp_path: Path) -> None:
+    [picture] = pictures(tiny)
+    png, svg = write(picture, tmp_path)
+
+    assert (png.name, svg.name) == ("policies.png", "policies.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"expected-ttft" in svg.read_bytes()
+
+
+def test_a_policy_is_simulated_again_and_the_rest_is_kept(tiny: PoliciesRun) -> None:
+    again = run_again(tiny, ["oracle"], Path("no traces"), lambda _: None)
+
+    def found(run: PoliciesRun) -> list[Row]:
+        rows = [msgspec.structs.replace(row, cpu_seconds=0.0) for row in run.rows]
+        return sorted(rows, key=lambda row: (row.policy, row.load, row.seed))
+
+    assert found(again) == found(tiny)
+    assert again.names() == tiny.names()
+    assert again.kept.startswith("round-robin, llm-d-default, best-weighted, expected-ttft: ")
+
+
+def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
+    plan = msgspec.structs.replace(TINY, policies=("fastest",))
+
+    with pytest.raises(BenchError, match="no policy 'fastest'; known: random, round-robin"):
+        run_policies(plan, Path("no traces"), lambda _: None)
+
+
+def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(TINY, workloads=("mooncake",))
+
+    with pytest.raises(BenchError, match="the cure: give the path of the trace, or its folder"):
+        run_policies(plan, tmp_path, lambda _: None)
+
+
+def test_mooncakes_blocks_are_those_that_are_full(tmp_path: Path) -> None:
+    line = {"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 7, 9]}
+    path = tmp_path / "mooncake_conversation_trace.jsonl.gz"
+    path.write_bytes(gzip.compress(msgspec.json.encode(line)))
+
+    [first] = read_trace(path, 1).requests
+
+    assert (first.blocks, first.prompt_tokens, first.start) == ((0, 7), 1100, 3.0)
+    assert first.session == 7
+
+
+def test_an_agents_blocks_are_joined_by_eight_and_are_its_own(tmp_path: Path) -> None:
+    first = {"in": 64 * 17, "out": 3, "hash_ids": list(range(1, 18)), "think_time": 2.0}
+    second = {"in": 64 * 24, "out": 0, "hash_ids": list(range(1, 25)), "think_time": 5_000.0}
+    too_long = {"in": AGENTIC_MOST + 1, "out": 3, "hash_ids": [1], "think_time": 0.0}
+    session = msgspec.json.encode({"requests": [first, second, {"type": "subagent"}, too_long]})
+    path = tmp_path / "claude_code_agentic_traces_305.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n".join([session, session])))
+
+    made = read_trace(path, 1).requests
+
+    assert [len(r.blocks) for r in made] == [2, 3, 2, 3]
+    assert made[1].blocks[:2] == made[0].blocks
+    assert not set(made[0].blocks) & set(made[2].blocks)
+    assert [r.follows for r in made] == [None, 0, None, 2]
+    assert (made[1].think, made[1].output_tokens) == (60.0, 1)

@@ -1,0 +1,276 @@
+"""One request from its first byte to its last: forwarded or only picked, with a prompt that we know
+or without. Frontends drive it; who decides where it goes is one of few (`Decides`).
+
+journey.decide()            where it goes               director.ByPrompt, steps.unread.ByLoad
+journey.attempt(target)     books the slot, speculates on the prompt: steps/attempt
+journey.on_head / on_chunk  what the engine answers passes by
+journey.close(outcome)      frees the slot and the speculation, exactly once
+
+Who listens is told of each of these: plugins, observers, spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from inferway.gate.gate import Gate
+from inferway.gate.shape import Shape
+from inferway.index.speculative import SpeculativeOverlay
+from inferway.model import Candidates, Decision, Endpoint, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.model_name import ModelNames
+from inferway.openai_api.requests import asks_for_report
+from inferway.openai_api.usage import Usage, UsageReader
+from inferway.prompts.served import ServedModel
+from inferway.scheduling.plugin import Ending, Follower
+from inferway.steps.attempt import Attempt, Later, Places
+from inferway.steps.counts import DirectorStats
+from inferway.steps.entry import Entry
+from inferway.steps.match import MatchedPrompts
+from inferway.steps.record import Record
+
+
+class Fleet(Places, Protocol):
+    """What a journey needs of the fleet (fleet.Fleet)."""
+
+    def reports(self, endpoint: Endpoint) -> None:
+        """A request is about to go there that asks by itself for a report of what it reuses."""
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        """A request has just failed there."""
+
+
+class Speculating(Protocol):
+    @property
+    def overlay(self) -> SpeculativeOverlay: ...
+
+
+class Host(Protocol):
+    """What all journeys share (director.Director)."""
+
+    @property
+    def fleet(self) -> Fleet: ...
+    @property
+    def matcher(self) -> Speculating: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def stats(self) -> DirectorStats: ...
+    @property
+    def later(self) -> Later | None: ...
+    @property
+    def gate(self) -> Gate | None: ...
+
+
+class Decides(Protocol):
+    """Finds out where a request goes, and writes on its journey what it has found out."""
+
+    async def decide(self, journey: Journey, entry: Entry | None) -> Decision: ...
+
+
+class Routed(msgspec.Struct, frozen=True):
+    """All that was found out about a request: what the alarm and the publisher get."""
+
+    request: LLMRequest
+    model: ServedModel
+    prompts: MatchedPrompts  # empty when not rendered
+    decision: Decision
+    candidates: Candidates
+
+
+class Journey:
+    """`close` is idempotent and must be called. What has no `_` is written by who decides."""
+
+    __slots__ = (
+        "_attempt",
+        "_decides",
+        "_first_chunk_came",
+        "_host",
+        "_listeners",
+        "_names",
+        "_usage",
+        "body",
+        "closed",
+        "edits",
+        "goes_on",
+        "known_body",
+        "matched",
+        "reads_prompt",
+        "record",
+        "routed",
+        "shape",
+        "streamed",
+        "tells_its_reuse",
+    )
+
+    def __init__(
+        self, host: Host, body: bytes, decides: Decides, edits: Sequence[bytes] = ()
+    ) -> None:
+        """`edits`: what of the client's bytes has been changed."""
+        self.routed: Routed | None = (
+            None  # until the answer has begun; None: its prompt is not ours
+        )
+        self.streamed = False  # it is to be answered in pieces
+        self.closed = False
+        self.record = Record(host.clock())
+        self.shape: Shape | None = None  # that is asked of the answer
+        self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
+        self.known_body = body  # the same, without what one attempt adds
+        self.edits: list[bytes] = [*edits]
+        self.reads_prompt = False  # the client is told how many of its blocks match
+        self.matched: MatchedPrompts = {}
+        self.goes_on = False  # the engine's prompts are longer than what we know of them
+        self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
+        self._host = host
+        self._decides = decides
+        self._names: ModelNames | None = None
+        self._attempt: Attempt | None = None
+        self._listeners: list[Follower] = []
+        self._first_chunk_came = False
+        self._usage = UsageReader()
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine says it has taken and made, as far as it has said so."""
+        return self._usage.usage()
+
+    def finish_reasons(self) -> Sequence[str]:
+        """Why the engine has ended its answers, as far as it has said so."""
+        return self._usage.finish_reasons()
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether the answer's bytes are not as many as the engine's."""
+        return self._names is not None
+
+    async def decide(self, entry: Entry | None = None) -> Decision:
+        """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
+        NoEndpointError, or what `entry` raises."""
+        decision = await self._decides.decide(self, entry)
+        self._host.stats.decided(decision.reason)
+        self.record.reason = decision.reason
+        return decision
+
+    def rename(self, asked: str, body: bytes) -> None:
+        """It goes on as `body`, to another model than was asked for, and the answer names that."""
+        self.body = self.known_body = body
+        self.edits.append(b"model")
+        self._names = ModelNames(asked)
+
+    def listen(self, listener: Follower) -> None:
+        """Has it told what becomes of the request, after those that there are."""
+        self._listeners.append(listener)
+
+    def attempt(self, target: Target) -> Headers:
+        """Books a slot on `target`, and counts the prompt as held there until its first token.
+        A second attempt takes back the first. Returns headers the engine needs."""
+        host = self._host
+        self.record.target = target
+        self.record.attempts += 1
+        if self._attempt is not None:
+            self._suspect(self._attempt.target.endpoint)
+            self._attempt.end()
+            self._attempt = None
+        if self.routed is not None and asks_for_report(self.routed.request.body):
+            host.fleet.reports(target.endpoint)
+        self._attempt = attempt = Attempt(
+            target, self.known_body, self.matched, self.goes_on, host.fleet, host.matcher.overlay
+        )
+        self.body = attempt.body
+        self.record.prompt_tokens = attempt.prompt_tokens
+        return self._attempt_headers(target)
+
+    def _attempt_headers(self, target: Target) -> Headers:
+        headers = target.endpoint.headers
+        if self.routed is not None and self.routed.decision.headers:
+            headers = (*headers, *self.routed.decision.headers)
+        for listener in self._listeners:
+            headers = (*headers, *listener.on_attempt(target, self._host.clock()))
+        return headers
+
+    def on_head(self, status: int) -> Headers:
+        """The engine has answered; returns what the client's head gets on top."""
+        attempt = self._attempt
+        if attempt is None:
+            raise RuntimeError("on_head before attempt")
+        target = attempt.target
+        if status < 400 and self.tells_its_reuse:
+            tokens = self._host.stats.tokens_of(target.endpoint.engine)
+            tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
+        elif status >= 500:
+            self._suspect(target.endpoint)
+        told: Headers = ((b"x-inferway-engine", target.endpoint.engine.encode()),)
+        if self.reads_prompt:
+            told = (
+                *told,
+                (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
+                (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
+            )
+        edits = [*self.edits, b"vllm_xargs"] if attempt.asks_for_report else self.edits
+        if edits:
+            told = (*told, (b"x-inferway-edited", b", ".join(edits)))
+        for listener in self._listeners:
+            told = (*told, *listener.on_head(status))
+        return told
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        """A piece of the answer passes. With the first one the speculation ends: from here on
+        the engine's own events tell what it holds."""
+        if not self._first_chunk_came:
+            self._first_chunk_came = True
+            self._begun()
+        self._usage.feed(chunk)
+        return chunk if self._names is None else self._names.feed(chunk)
+
+    def on_end(self) -> bytes:
+        """The answer has come to its end; what of it was kept back."""
+        return b"" if self._names is None else self._names.end()
+
+    def _begun(self) -> None:
+        self.record.begun_at = self._host.clock()
+        if self._attempt is not None and self.matched:
+            self._attempt.has_begun_to_answer(self._host.later)
+        for listener in self._listeners:
+            listener.on_first_chunk(self._host.clock())
+        self._forget_prompt()
+
+    def _forget_prompt(self) -> None:
+        """It is not sent again: an answer of minutes need not keep a prompt of megabytes."""
+        self.body = self.known_body = b""
+        self.matched = {}
+        self.routed = None
+        if self._attempt is not None:
+            self._attempt.body = b""
+
+    def close(self, outcome: str) -> None:
+        """The journey has ended; frees what `attempt` took. Only the first call counts."""
+        if self.closed:
+            return
+        self.closed = True
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.end()  # first: what it took is given back, whatever the answer holds
+        record = self.record
+        record.outcome = outcome
+        record.usage = usage = self._usage.usage()
+        if attempt is not None:
+            endpoint = attempt.target.endpoint
+            if usage is not None and usage.cached is not None and self.tells_its_reuse:
+                tokens = self._host.stats.tokens_of(endpoint.engine)
+                tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
+            if outcome == "upstream_error":
+                self._suspect(endpoint)
+        if self._listeners:
+            ending = Ending(outcome, self._host.clock(), usage, self.streamed)
+            for listener in self._listeners:
+                listener.on_end(ending)
+
+    def _suspect(self, endpoint: Endpoint) -> None:
+        """It has failed this request."""
+        host = self._host
+        host.fleet.suspect(endpoint)
+        if self.shape is None and host.gate is not None:
+            host.gate.failed_beside(endpoint.engine)

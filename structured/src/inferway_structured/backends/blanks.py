@@ -1,0 +1,132 @@
+"""Blanks between the tokens of JSON, bounded: a model that writes nothing else would spend its
+answer on them.
+
+llguidance (1.7) lets them come without end, whatever pattern they have. So they are counted here,
+and once there are as many as indented JSON needs at this depth, no token may come that begins with
+one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from inferway_structured.limits import Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from inferway_structured.backends.vocabulary import Vocabulary
+    from inferway_structured.grammar import MaskRow
+
+_BLANKS = frozenset(b" \t\r\n")
+# A line's end and its indentation: two bytes, and four for each level; twice that at the top.
+_FEW = 4
+_A_LEVEL = 4
+_DEEPEST = Limits().max_nesting
+# Of the tokens that no JSON begins with: more than these come only where there may be text, or a
+# string. Between the tokens of JSON, there is but what ends a tag.
+_FEW_OTHERS = 100
+_BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
+
+
+class Place(NamedTuple):
+    """Where an answer is."""
+
+    depth: int = 0  # of objects and arrays
+    in_string: bool = False
+    is_escaped: bool = False
+    num_blanks: int = 0  # just before, outside of strings
+
+    @property
+    def has_enough(self) -> bool:
+        return self.num_blanks >= _FEW + _A_LEVEL * self.depth
+
+
+START = Place()
+
+
+def after(place: Place, written: bytes) -> Place:
+    depth, in_string, is_escaped, num_blanks = place
+    for byte in written:
+        if is_escaped:
+            is_escaped = False
+        elif in_string:
+            is_escaped = byte == 0x5C
+            in_string = byte != 0x22
+        elif byte in _BLANKS:
+            num_blanks += 1
+        else:
+            num_blanks = 0
+            in_string = byte == 0x22
+            depth += (byte in b"{[") - (byte in b"}]")
+    return Place(depth, in_string, is_escaped, num_blanks)
+
+
+class Blanks:
+    """Of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._written = vocabulary.token_bytes
+        self._others = ~_bits(vocabulary, [_begins(each) for each in self._written])
+
+    def after(self, place: Place, token: int) -> Place:
+        written = self._written[token] if token < len(self._written) else None
+        return after(place, written) if written else place
+
+    def num_without_too_many(self, place: Place, tokens: Sequence[int]) -> int:
+        """How many of `tokens` come before the first that may not."""
+        for at, token in enumerate(tokens):
+            if place.has_enough and token < len(self._written) and _begins(self._written[token]):
+                return at
+            place = self.after(place, token)
+        return len(tokens)
+
+    def forbid(self, row: MaskRow) -> None:
+        """Leaves what does not begin with one; all, if that were nothing."""
+        others = row & self._others
+        if others.any():
+            row[:] = others
+
+
+class BlanksInTags(Blanks):
+    """As those, where it is not known what is JSON."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._text = _bits(vocabulary, [_begins_no_json(each) for each in self._written])
+
+    def after(self, place: Place, token: int) -> Place:
+        written = self._written[token] if token < len(self._written) else None
+        if not written:
+            return place
+        num_blanks = len(written) - len(written.rstrip(bytes(_BLANKS)))
+        before = place.num_blanks if num_blanks == len(written) else 0
+        return Place(_DEEPEST, num_blanks=before + num_blanks)
+
+    def num_without_too_many(self, _: Place, tokens: Sequence[int]) -> int:
+        """All of them: what stands there decides, and is known when the mask is made."""
+        return len(tokens)
+
+    def forbid(self, row: MaskRow) -> None:
+        import numpy as np
+
+        if np.unpackbits((row & self._text).view(np.uint8)).sum() <= _FEW_OTHERS:
+            super().forbid(row)
+
+
+def _bits(vocabulary: Vocabulary, is_set: Sequence[bool]) -> NDArray[np.int32]:
+    import numpy as np
+
+    bits = np.zeros(32 * vocabulary.num_words, np.uint8)
+    bits[: len(is_set)] = is_set
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _begins(written: bytes | None) -> bool:
+    return written is not None and written[0] in _BLANKS
+
+
+def _begins_no_json(written: bytes | None) -> bool:
+    return written is not None and written[0] not in _BEGINS_JSON

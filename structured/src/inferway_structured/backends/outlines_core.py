@@ -1,0 +1,223 @@
+"""Small regexes and choices on outlines-core: an automaton over tokens, built whole before the
+first of them. It has the cheapest masks (a microsecond), and no limits on what it builds: that is a
+job for a child that can be killed, and worth it only for what is asked for again and again.
+
+Its automata (0.2.14) lose every way on that leads from a text that is complete to one that is not
+yet: of `a(-b)?` only "a" is left, of "yes" and "yes and no" the first. So it is given only what has
+no such way: choices none of which begins another, and regexes of single characters in a row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.ascii_classes import ascii_classes
+from inferway_structured.backends.bits import allow, allow_only, allowed
+from inferway_structured.backends.outlines_child import MODULE, written_vocabulary
+from inferway_structured.errors import SpecError
+from inferway_structured.jobs import Child, Job
+from inferway_structured.spec import Kind, Spec
+
+if TYPE_CHECKING:
+    import outlines_core
+
+    from inferway_structured.backends.vocabulary import Vocabulary
+    from inferway_structured.grammar import MaskRow, Unenforced
+
+MAX_PATTERN_CHARS = 200
+_MAX_REPEATS = 64
+# What every library reads alike: characters, escapes and classes, all of them there at least once
+# but the last, which may come as often as it likes.
+_ATOM = (
+    r"(?:[^\\^$()\[\]{}.*+?|]|\\[dws.\-+*?()\[\]{}|\\/^$]|\[(?:[^\\\[\]&~^]|\\[dws.\-\]\[\\])+\])"
+)
+_SOME = r"(?:\+|\{[1-9]\d*(?:,\d*)?\})?"
+_ANY = r"(?:[*+?]|\{\d+(?:,\d*)?\})?"
+_ROW = re.compile(rf"\^?((?:{_ATOM}{_SOME})*{_ATOM}{_ANY})\$?")
+_COUNTS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_ROLLBACK = 32  # states that a guide keeps; further back, it starts over
+
+
+class OutlinesCore:
+    name = "outlines_core"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> OutlinesCompiled:
+        """Builds it here and now, however long that takes."""
+        import outlines_core
+
+        pattern = pattern_of(spec)
+        if pattern is None:
+            raise SpecError("only small regexes and choices are built as an automaton")
+        try:
+            index = outlines_core.Index(pattern, self._vocabulary.outlines_vocabulary)
+        except ValueError as error:
+            raise SpecError(str(error).splitlines()[0][:300]) from None
+        return OutlinesCompiled(index, self._vocabulary, None, tuple(unenforced))
+
+    def load(self, data: bytes) -> OutlinesCompiled:
+        """From what the child built. Raises ValueError where it is not that."""
+        import outlines_core
+
+        index = outlines_core.Index.from_binary(data)
+        return OutlinesCompiled(index, self._vocabulary, len(data))
+
+
+class OutlinesJobs:
+    """For a CompilationManager: which specs are worth an automaton."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._backend = OutlinesCore(vocabulary)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        from importlib.metadata import version
+
+        return f"{self._vocabulary.fingerprint}-{version('outlines_core')}"
+
+    @cached_property
+    def child(self) -> Child:
+        return Child((MODULE,), f"{MODULE}:prepare", lambda: written_vocabulary(self._vocabulary))
+
+    def job(self, spec: Spec) -> Job | None:
+        pattern = pattern_of(spec)
+        if pattern is None:
+            return None
+        return Job(f"{MODULE}:index", pattern.encode(), self._backend.load)
+
+
+def pattern_of(spec: Spec) -> str | None:
+    """The regex whose automaton stays small; None: it may not."""
+    if spec.kind is Kind.CHOICE:
+        choices: list[str] = json.loads(spec.text)
+        pattern = "|".join(f"(?:{re.escape(choice)})" for choice in choices)
+        small = len(pattern) <= MAX_PATTERN_CHARS and not _any_begins_another(choices)
+        return pattern if small else None
+    if spec.kind is not Kind.REGEX or len(spec.text) > MAX_PATTERN_CHARS:
+        return None
+    repeats = [max(int(one or 0) for one in found) for found in _COUNTS.findall(spec.text)]
+    row = _ROW.fullmatch(spec.text)
+    return ascii_classes(row[1]) if row and sum(repeats) <= _MAX_REPEATS else None
+
+
+def _any_begins_another(choices: Sequence[str]) -> bool:
+    ordered = sorted(set(choices))
+    return any(later.startswith(earlier) for earlier, later in pairwise(ordered))
+
+
+class OutlinesCompiled:
+    backend = OutlinesCore.name
+
+    def __init__(
+        self,
+        index: outlines_core.Index,
+        vocabulary: Vocabulary,
+        num_bytes: int | None,
+        unenforced: tuple[Unenforced, ...] = (),
+    ) -> None:
+        self.index = index
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.unenforced = unenforced
+        self.num_bytes = num_bytes or _num_bytes(index)
+
+    def start(self, stop_token_ids: frozenset[int] = frozenset()) -> OutlinesGrammar:
+        return OutlinesGrammar(self, stop_token_ids)
+
+
+def _num_bytes(index: Any) -> int:
+    return 24 * sum(len(state) for state in index.get_transitions().values()) + 1_000
+
+
+class OutlinesGrammar:
+    __slots__ = ("_end", "_ends", "_failure", "_guide", "_num_past_end", "_tokens")
+
+    def __init__(self, compiled: OutlinesCompiled, stop_token_ids: frozenset[int]) -> None:
+        import outlines_core
+
+        self._guide = outlines_core.Guide(compiled.index, max_rollback=_ROLLBACK)
+        self._end = compiled.eos_token_ids[0]
+        self._ends = stop_token_ids.union(compiled.eos_token_ids)
+        self._tokens: list[int] = []
+        self._num_past_end = 0
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def terminated(self) -> bool:
+        return self._num_past_end > 0
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        return self._failure is None and all(map(self._accept_one, tokens))
+
+    def _accept_one(self, token: int) -> bool:
+        if self._num_past_end or (token in self._ends and self._guide.is_finished()):
+            self._num_past_end += 1
+        elif self._goes(token):
+            self._tokens.append(token)
+        else:
+            self._failure = "the engine chose a token that the grammar does not allow"
+            return False
+        return True
+
+    def _goes(self, token: int) -> bool:
+        if token in self._ends or not self._guide.accepts_tokens([token]):
+            return False
+        self._guide.advance(token, False)
+        return True
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        if self._num_past_end or self._failure is not None:
+            return 0
+        num_valid = 0
+        for token in tokens:
+            if token in self._ends:
+                num_ended = int(self._guide.is_finished())
+                break
+            if not self._goes(token):
+                num_ended = 0
+                break
+            num_valid += 1
+        else:
+            num_ended = 0
+        self._back(num_valid, self._tokens)
+        return num_valid + num_ended
+
+    def rollback(self, num_tokens: int) -> None:
+        past_end = min(num_tokens, self._num_past_end)
+        self._num_past_end -= past_end
+        left = min(num_tokens - past_end, len(self._tokens))
+        if left:
+            del self._tokens[-left:]
+            self._back(left, self._tokens)
+
+    def _back(self, num: int, tokens: Sequence[int]) -> None:
+        """To where `tokens` led, `num` tokens ago."""
+        if num <= self._guide.get_allowed_rollback():
+            self._guide.rollback_state(num)
+            return
+        self._guide.reset()
+        for token in tokens:
+            self._guide.advance(token, False)
+
+    def fill(self, row: MaskRow) -> None:
+        if self._num_past_end or self._failure is not None:
+            return allow_only(row, self._ends)
+        self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
+        if allowed(row, self._end):
+            for token in self._ends:
+                allow(row, token)
+        return None
+
+    def forced(self) -> Sequence[int]:
+        return ()  # one token may be forced where another spelling of the same text is not

@@ -1,0 +1,326 @@
+"""A schema document as nodes of one dialect, 2020-12, whichever draft it was written in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from inferway_structured.backends.schemas.work import CHARS_READ, Work
+
+JsonValue = Any  # what json.loads gives
+
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+_ONE = (
+    *("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties"),
+    *("items", "unevaluatedProperties", "unevaluatedItems"),
+)
+_NAMED = ("properties", "patternProperties", "dependentSchemas")
+_PLAIN = (
+    *("type", "enum", "const", "multipleOf", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format"),
+    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
+    *("required", "minProperties", "maxProperties", "dependentRequired"),
+)
+DATA = frozenset({"enum", "const", "default", "examples", "example"})  # no schemas in there
+RESTRICTING = frozenset({*_MANY, *_ONE, *_NAMED, *_PLAIN, "additionalItems", "dependencies"})
+_READ = frozenset({"enum", "const", "required", "pattern", "dependentRequired", "dependencies"})
+# The first draft that has them; a keyword of a later draft is an unknown word, and ignored.
+_SINCE = {
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("contains", "propertyNames", "const"), 6),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "minContains", "maxContains"), 2019),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), 2019),
+    "prefixItems": 2020,
+}
+_DRAFTS = {
+    "http://json-schema.org/draft-03/schema": 4,
+    "http://json-schema.org/draft-04/schema": 4,
+    "http://json-schema.org/draft-06/schema": 6,
+    "http://json-schema.org/draft-07/schema": 7,
+    "https://json-schema.org/draft/2019-09/schema": 2019,
+    "https://json-schema.org/draft/2020-12/schema": 2020,
+}
+
+
+_MALFORMED: Mapping[str, Any] = {"malformed": True}
+_TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+def is_formed(word: str, value: JsonValue) -> bool:
+    """Whether a keyword that holds no schemas has a value that some draft allows."""
+    match word:
+        case "const":
+            return True
+        case "type":
+            names = value if isinstance(value, list) else [value]
+            return all(isinstance(name, str) and name in _TYPE_NAMES for name in names)
+        case "enum":
+            return isinstance(value, list)
+        case "pattern" | "format":
+            return isinstance(value, str)
+        case "uniqueItems":
+            return isinstance(value, bool)
+        case "required":
+            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        case "dependentRequired":
+            return isinstance(value, dict) and all(is_formed("required", v) for v in value.values())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, float) and not isfinite(value):  # of an integer it may raise
+        return False
+    return word in _NUMBERS or (value >= 0 and value == int(value))
+
+
+_COUNTS = frozenset(
+    {
+        *("minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains"),
+        *("minProperties", "maxProperties"),
+    }
+)
+_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+
+
+@lru_cache(maxsize=1)  # who compiles a text asks for it several times in a row
+def parsed(text: str) -> JsonValue:
+    """To be read only: it is everybody's."""
+    return json.loads(text)
+
+
+class Document:
+    """`draft` is a number that can be compared: 4, 6, 7, 2019 or 2020. A schema that names none,
+    or one nobody knows, is of 2020-12, and may use older spellings. `work`: what looking through
+    its nodes may take; any of that may raise TooLargeError."""
+
+    def __init__(self, raw: JsonValue, work: Work | None = None) -> None:
+        self.raw = raw
+        self.work = work or Work()
+        named = raw.get("$schema") if isinstance(raw, dict) else None
+        known = _DRAFTS.get(named.rstrip("#")) if isinstance(named, str) else None
+        self.draft = known or 2020
+        self.names_draft = known is not None
+        self._nodes: dict[str, Node] = {}
+
+    @property
+    def root(self) -> Node:
+        return self.node(self.raw, "")
+
+    def node(self, raw: JsonValue, place: str) -> Node:
+        """The same object for the same place."""
+        found = self._nodes.get(place)
+        if found is None:
+            found = self._nodes[place] = Node(self, raw, place)
+        return found
+
+    def resolve(self, reference: str, at: Node) -> Node | None:
+        """None: it is nowhere in this document."""
+        if reference.startswith("#") and not self._has_inner_resources:
+            return self._fragment(self.raw, "", unquote(reference[1:]))
+        address, fragment = urldefrag(urljoin(self._base(at.place), reference))
+        candidates = [self._resources[address]] if address in self._resources else []
+        if reference.startswith("#"):  # generators write ids that nobody resolves against
+            candidates.append((self.raw, ""))
+        for resource, place in candidates:
+            found = self._fragment(resource, place, unquote(fragment))
+            if found is not None:
+                return found
+        return None
+
+    def _fragment(self, resource: JsonValue, place: str, fragment: str) -> Node | None:
+        if fragment and not fragment.startswith("/"):
+            anchor = self._anchors.get(fragment)
+            return self.node(*anchor) if anchor else None
+        here = resource
+        for part in fragment.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(here, dict) and key in here:
+                here = here[key]
+            elif isinstance(here, list) and key.isdecimal() and int(key) < len(here):
+                here = here[int(key)]
+            else:
+                return None
+            place += "/" + part
+        return self.node(here, place) if isinstance(here, dict | bool) else None
+
+    def _base(self, place: str) -> str:
+        """The address that references at `place` are relative to."""
+        best = max(
+            (inner for inner in self._bases if place == inner or place.startswith(inner + "/")),
+            key=len,
+            default="",
+        )
+        return self._bases.get(best, "")
+
+    @cached_property
+    def _ids(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        bases: dict[str, str] = {}
+        resources: dict[str, tuple[JsonValue, str]] = {"": (self.raw, "")}
+        anchors: dict[str, tuple[JsonValue, str]] = {}
+        key = "id" if self.draft == 4 else "$id"
+        for raw, place, base in _walk(self.raw, "", "", key):
+            bases[place] = base
+            resources.setdefault(base, (raw, place))
+            for word in ("$anchor", "$dynamicAnchor", key):
+                name = raw.get(word)
+                if isinstance(name, str) and (word != key or name.startswith("#")):
+                    anchors.setdefault(name.lstrip("#"), (raw, place))
+        return bases, resources, anchors
+
+    @cached_property
+    def has_dynamic_anchors(self) -> bool:
+        text = str(self.raw)
+        return "$dynamicAnchor" in text or "$recursiveAnchor" in text
+
+    @property
+    def _bases(self) -> dict[str, str]:
+        return self._ids[0]
+
+    @cached_property
+    def _has_inner_resources(self) -> bool:
+        return any(base and place for place, base in self._bases.items())
+
+    @property
+    def _resources(self) -> dict[str, tuple[JsonValue, str]]:
+        return self._ids[1]
+
+    @property
+    def _anchors(self) -> dict[str, tuple[JsonValue, str]]:
+        return self._ids[2]
+
+
+def _walk(
+    raw: JsonValue, place: str, base: str, key: str
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Every object that names itself, with its address."""
+    if isinstance(raw, dict):
+        name = raw.get(key)
+        named = isinstance(name, str)
+        if isinstance(name, str) and not name.startswith("#"):
+            base = urldefrag(urljoin(base, name))[0]
+        if named or "$anchor" in raw or "$dynamicAnchor" in raw:
+            yield raw, place, base
+        for word, inner in raw.items():
+            if word not in DATA:
+                yield from _walk(inner, f"{place}/{escaped(word)}", base, key)
+    elif isinstance(raw, list):
+        for at, inner in enumerate(raw):
+            yield from _walk(inner, f"{place}/{at}", base, key)
+
+
+def escaped(name: str) -> str:
+    """As a part of a JSON pointer."""
+    if "/" not in name and "~" not in name:
+        return name
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+class Node:
+    """One schema at one place of a document."""
+
+    __slots__ = ("__dict__", "document", "place", "raw")
+
+    def __init__(self, document: Document, raw: JsonValue, place: str) -> None:
+        self.document = document
+        self.raw = raw
+        self.place = place
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """What restricts a value, in the order written: subschemas are nodes. True has none, False
+        has `never`. References that lead nowhere, and keywords whose values no draft allows, are
+        `malformed`."""
+        self.document.work.spend(self._work)
+        return self._keywords
+
+    @cached_property
+    def _work(self) -> float:
+        """Of one look: who looks may go through the values, too."""
+        raw = self.raw
+        if not isinstance(raw, dict) or _READ.isdisjoint(raw):
+            return 1.0
+        return 1.0 + sum(len(str(raw[word])) for word in _READ if word in raw) / CHARS_READ
+
+    @cached_property
+    def _keywords(self) -> Mapping[str, Any]:
+        raw = self.raw
+        if isinstance(raw, bool):
+            return {} if raw else {"never": True}
+        if not isinstance(raw, dict):
+            return {"malformed": ["schema"]}
+        if "$ref" in raw and self.document.draft <= 7 and self.document.names_draft:
+            raw = {"$ref": raw["$ref"]}  # what stands beside it is ignored
+        found: dict[str, Any] = {}
+        for word, value in raw.items():
+            if self.document.draft >= _SINCE.get(word, 0) or not self.document.names_draft:
+                read = self._read(word, value, raw)
+                if "malformed" in read:
+                    found["malformed"] = [*found.get("malformed", ()), word]
+                else:
+                    found.update(read)
+        return found
+
+    def _read(self, word: str, value: Any, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        if word in ("$ref", "$recursiveRef", "$dynamicRef"):
+            return self._reference(word, value)
+        if word == "items" and isinstance(value, list):
+            return {"prefixItems": self._list(word, value)}
+        if word == "additionalItems":
+            return {"items": self._at(word, value)} if isinstance(raw.get("items"), list) else {}
+        if word in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+            limit = raw.get("minimum" if word == "exclusiveMinimum" else "maximum")
+            return {word: limit} if value and limit is not None else {}
+        if word == "dependencies" and isinstance(value, dict):
+            return self._dependencies(value)
+        if word in _MANY and isinstance(value, list):
+            return {word: self._list(word, value)}
+        if word in _NAMED and isinstance(value, dict):
+            return {word: {name: self._at(word, one, name) for name, one in value.items()}}
+        if word in _ONE and isinstance(value, dict | bool):
+            return {word: self._at(word, value)}
+        if word not in RESTRICTING:
+            return {}
+        if word not in _PLAIN or not is_formed(word, value):
+            return _MALFORMED
+        return {word: int(value) if word in _COUNTS else value}
+
+    def _reference(self, word: str, value: Any) -> Mapping[str, Any]:
+        target = self.document.resolve(value, self) if isinstance(value, str) else None
+        if target is None or (word != "$ref" and self.document.has_dynamic_anchors):
+            return _MALFORMED
+        return {"$ref": target}
+
+    def _dependencies(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of both kinds."""
+        names = {name: one for name, one in value.items() if isinstance(one, list)}
+        schemas = {
+            name: self._at("dependencies", one, name)
+            for name, one in value.items()
+            if not isinstance(one, list)
+        }
+        found: dict[str, Any] = {}
+        if not is_formed("dependentRequired", names):
+            return _MALFORMED
+        if names:
+            found["dependentRequired"] = names
+        if schemas:
+            found["dependentSchemas"] = schemas
+        return found
+
+    def _list(self, word: str, value: list[Any]) -> list[Node]:
+        return [self._at(word, one, str(at)) for at, one in enumerate(value)]
+
+    def _at(self, word: str, raw: JsonValue, *inner: str) -> Node:
+        place = "/".join((self.place, word, *map(escaped, inner)))
+        return self.document.node(raw, place)
+
+    @property
+    def target(self) -> Node:
+        """Itself, or, where it is nothing but a reference, what that leads to."""
+        here, seen = self, set()
+        while list(here.keywords) == ["$ref"] and here.place not in seen:
+            seen.add(here.place)
+            here = here.keywords["$ref"]
+        return here

@@ -1,0 +1,295 @@
+"""What can be told of a schema's values without looking at one, and of one without a validator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from math import inf, isfinite
+from typing import Any
+
+from inferway_structured.backends.schemas.nodes import JsonValue, Node
+
+# "fraction": the numbers that are no integers
+TYPES = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
+_DEPTH = 8  # references and applicators followed
+
+
+def types(node: Node) -> frozenset[str]:
+    """At least the types that its values can have."""
+    found: frozenset[str] | None = node.__dict__.get("_types")
+    if found is None:
+        found = node.__dict__["_types"] = _types(node, _DEPTH)
+    return found
+
+
+def _types(node: Node, depth: int) -> frozenset[str]:
+    found = TYPES
+    if depth == 0:
+        return found
+    for word, value in node.keywords.items():
+        match word:
+            case "never":
+                return frozenset()
+            case "type":
+                found &= named_types(value)
+            case "const":
+                found &= {type_of(value)}
+            case "enum":
+                found &= {type_of(one) for one in value}
+            case "allOf":
+                for inner in value:
+                    found &= _types(inner, depth - 1)
+            case "anyOf" | "oneOf":
+                found &= frozenset().union(*(_types(inner, depth - 1) for inner in value))
+            case "$ref":
+                found &= _types(value, depth - 1)
+    return found
+
+
+def named_types(value: Any) -> frozenset[str]:
+    names = value if isinstance(value, list) else [value]
+    return frozenset(
+        one for name in names for one in (("integer", "fraction") if name == "number" else (name,))
+    )
+
+
+def spelled(found: frozenset[str]) -> list[str]:
+    """As a `type` keyword has them. There is no word for the fractions alone: the numbers."""
+    names = sorted(found - {"fraction", "integer"} if "fraction" in found else found)
+    return [*names, "number"] if "fraction" in found else names
+
+
+def type_of(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isfinite(value) and value == int(value) else "fraction"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def identity(value: JsonValue) -> Hashable:
+    """Equal for values that JSON has equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if isinstance(value, list):
+        return tuple(map(identity, value))
+    if isinstance(value, dict):
+        return frozenset((key, identity(inner)) for key, inner in value.items())
+    return value  # type: ignore[no-any-return]
+
+
+def _listed(node: Node) -> frozenset[Hashable]:
+    """Of a node with `enum`: the identities of its values."""
+    found: frozenset[Hashable] | None = node.__dict__.get("_listed")
+    if found is None:
+        found = node.__dict__["_listed"] = frozenset(map(identity, node.keywords["enum"]))
+    return found
+
+
+def finite(node: Node, depth: int = _DEPTH) -> Sequence[JsonValue] | None:
+    """All its values, and perhaps some that it does not take; None: too many to list."""
+    if depth == 0:
+        return None
+    keywords = node.keywords
+    if "const" in keywords:
+        return [keywords["const"]]
+    if "enum" in keywords:
+        return list(keywords["enum"])
+    if "$ref" in keywords:
+        return finite(keywords["$ref"], depth - 1)
+    for inner in keywords.get("allOf", ()):
+        found = finite(inner, depth - 1)
+        if found is not None:
+            return found
+    branches = keywords.get("anyOf") or keywords.get("oneOf")
+    if branches:
+        lists = [finite(branch, depth - 1) for branch in branches]
+        if None not in lists:
+            return [value for values in lists for value in values or ()]
+    spelled_out = types(node)
+    if spelled_out <= {"null", "boolean"}:
+        return [value for value in (None, False, True) if type_of(value) in spelled_out]
+    return None
+
+
+def takes(node: Node, value: JsonValue, depth: int = _DEPTH) -> bool | None:
+    """Whether `value` is valid; None: not told here."""
+    if depth == 0:
+        return None
+    answers = [
+        _keyword_takes(node, word, rule, value, depth) for word, rule in node.keywords.items()
+    ]
+    return _all(answers)
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    if False in answers:
+        return False
+    return None if None in answers else True
+
+
+def _any(answers: Sequence[bool | None]) -> bool | None:
+    if True in answers:
+        return True
+    return None if None in answers else False
+
+
+def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: int) -> bool | None:
+    inner = _INNER.get(word)
+    if inner is not None:
+        return inner([takes(one, value, depth - 1) for one in (rule if _many(rule) else [rule])])
+    match word:
+        case "never":
+            return False
+        case "type":
+            return type_of(value) in named_types(rule)
+        case "const":
+            return identity(value) == identity(rule)
+        case "enum":
+            return identity(value) in _listed(node)
+    kind = type_of(value)
+    if kind not in OF_TYPE.get(word, TYPES):
+        return True
+    match kind:
+        case "integer" | "fraction":
+            return _number_takes(word, rule, value)
+        case "string":
+            return _string_takes(word, rule, value)
+        case "object":
+            return _object_takes(node, word, rule, value, depth)
+        case "array":
+            return _array_takes(word, rule, value)
+    return None
+
+
+def _many(rule: Any) -> bool:
+    return isinstance(rule, list)
+
+
+def _none(answers: Sequence[bool | None]) -> bool | None:
+    found = _any(answers)
+    return None if found is None else not found
+
+
+_INNER = {"allOf": _all, "anyOf": _any, "$ref": _all, "not": _none}
+
+_NUMBERS = frozenset({"integer", "fraction"})
+OF_TYPE: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _NUMBERS
+    ),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), frozenset({"string"})),
+    **dict.fromkeys(
+        (
+            *("minItems", "maxItems", "uniqueItems", "contains", "items", "prefixItems"),
+            *("minContains", "maxContains", "unevaluatedItems"),
+        ),
+        frozenset({"array"}),
+    ),
+    **dict.fromkeys(
+        (
+            *("properties", "patternProperties", "additionalProperties", "propertyNames"),
+            *("required", "minProperties", "maxProperties", "dependentRequired"),
+            *("dependentSchemas", "unevaluatedProperties"),
+        ),
+        frozenset({"object"}),
+    ),
+}
+
+
+def _number_takes(word: str, rule: Any, value: float) -> bool | None:
+    match word:
+        case "minimum":
+            return bool(value >= rule)
+        case "maximum":
+            return bool(value <= rule)
+        case "exclusiveMinimum":
+            return bool(value > rule)
+        case "exclusiveMaximum":
+            return bool(value < rule)
+    return None
+
+
+def _string_takes(word: str, rule: Any, value: str) -> bool | None:
+    match word:
+        case "minLength":
+            return bool(len(value) >= rule)
+        case "maxLength":
+            return bool(len(value) <= rule)
+        case "pattern":
+            return matches(rule, value)
+    return None
+
+
+# Python's and ECMA's syntax agree on these; the rest is not told here.
+_AGREED = re.compile(r"^(?:[\w \-/:,;@#%&=!~'\"<>]|\[[\w \-^]+\]|\\[.dDsS/\-+*?()]|[.^$|+*?()])*$")
+
+
+def matches(pattern: str, text: str) -> bool | None:
+    """None: not told here. Python's matcher holds the GIL, and takes the length of the text for
+    each thing that may be repeated, and two for each that may be left out."""
+    if len(pattern) > 200 or len(text) > 200 or not text.isascii() or "(?" in pattern:
+        return None
+    num_repeated, num_either = len(_REPEATED.findall(pattern)), len(_EITHER.findall(pattern))
+    if num_either > 9 or (len(text) + 2) ** num_repeated << num_either > _MAX_STEPS:
+        return None
+    if not _AGREED.match(pattern) or text.endswith("\n") or _NESTED.search(pattern):
+        return None
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return None
+
+
+_REPEATED, _EITHER = re.compile("[*+]"), re.compile("[?|]")
+_MAX_STEPS = 10_000
+_NESTED = re.compile(
+    r"[+*?]\)[+*?]|\|.*\)[+*]"
+)  # what might take Python's matcher exponential time
+
+
+def _object_takes(
+    node: Node, word: str, rule: Any, value: dict[str, JsonValue], depth: int
+) -> bool | None:
+    match word:
+        case "required":
+            return all(name in value for name in rule)
+        case "minProperties":
+            return bool(len(value) >= rule)
+        case "maxProperties":
+            return bool(len(value) <= rule)
+        case "properties":
+            return _all(
+                [takes(rule[name], one, depth - 1) for name, one in value.items() if name in rule]
+            )
+        case "additionalProperties" if "patternProperties" not in node.keywords:
+            listed = node.keywords.get("properties", {})
+            return _all(
+                [takes(rule, one, depth - 1) for name, one in value.items() if name not in listed]
+            )
+    return None
+
+
+def _array_takes(word: str, rule: Any, value: list[JsonValue]) -> bool | None:
+    match word:
+        case "minItems":
+            return bool(len(value) >= rule)
+        case "maxItems":
+            return bool(len(value) <= rule)
+    return None
+
+
+def span(node: Node, low: str, high: str, depth: int = _DEPTH) -> tuple[float, float]:
+    """The range that a pair of keywords leaves: minLength and maxLength, minItems and maxItems."""
+    keywords = node.keywords
+    least, most = keywords.get(low, 0), keywords.get(high, inf)
+    if depth:
+        inners = [*keywords.get("allOf", ()), *([keywords["$ref"]] if "$ref" in keywords else ())]
+        for inner in inners:
+            a, b = span(inner, low, high, depth - 1)
+            least, most = max(least, a), min(most, b)
+    return least, most

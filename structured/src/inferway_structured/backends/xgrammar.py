@@ -1,0 +1,172 @@
+"""What llguidance has no words for, on xgrammar, where it is installed: beside an engine.
+
+It raises on wrong use, has no limits on time, and a mask after the end is an error: all of that is
+kept from it here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.backends.bits import allow_only
+from inferway_structured.errors import SpecError
+from inferway_structured.spec import Kind, Spec
+
+if TYPE_CHECKING:
+    from inferway_structured.backends.vocabulary import Vocabulary
+    from inferway_structured.grammar import MaskRow, Unenforced
+
+MAX_TEXT_CHARS = 16_384  # it compiles without a time limit; larger took seconds
+
+
+@cache
+def is_installed() -> bool:
+    """Once: a helper process can look at no file any more."""
+    return find_spec("xgrammar") is not None
+
+
+class XGrammar:
+    name = "xgrammar"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def _compiler(self) -> Any:
+        import xgrammar
+
+        # its own cache off: who calls has one, for all libraries
+        return xgrammar.GrammarCompiler(
+            self._vocabulary.tokenizer_info, max_threads=2, cache_enabled=False
+        )
+
+    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> XGrammarCompiled:
+        if len(spec.text) > MAX_TEXT_CHARS:
+            raise SpecError(
+                f"{len(spec.text)} characters are more than {MAX_TEXT_CHARS}, and the library that "
+                "could keep this has no limits of its own"
+            )
+        try:
+            compiled = self._compiled(spec)
+        except (RuntimeError, ValueError, TypeError) as error:
+            last = [line.strip() for line in str(error).splitlines() if line.strip()] or ["refused"]
+            raise SpecError(last[-1][:300]) from None
+        return XGrammarCompiled(compiled, self._vocabulary.eos_token_ids, tuple(unenforced))
+
+    def _compiled(self, spec: Spec) -> Any:
+        compiler = self._compiler
+        blanks = spec.options.any_whitespace
+        separators = None if blanks else (",", ":")
+        match spec.kind:
+            case Kind.JSON | Kind.JSON_OBJECT:
+                schema = spec.text if spec.kind is Kind.JSON else '{"type":"object"}'
+                return compiler.compile_json_schema(
+                    schema, any_whitespace=blanks, separators=separators, strict_mode=False
+                )
+            case Kind.REGEX:
+                return compiler.compile_regex(spec.text)
+            case Kind.CHOICE:
+                choices = " | ".join(json.dumps(one) for one in json.loads(spec.text))
+                return compiler.compile_grammar(f"root ::= {choices}")
+            case Kind.GRAMMAR:
+                if "::=" in spec.text:
+                    return compiler.compile_grammar(spec.text)
+                return compiler.compile_lark(spec.text)
+            case Kind.STRUCTURAL_TAG:
+                return compiler.compile_structural_tag(spec.text)
+
+
+class XGrammarCompiled:
+    backend = XGrammar.name
+
+    def __init__(
+        self, compiled: Any, eos_token_ids: tuple[int, ...], unenforced: tuple[Unenforced, ...]
+    ) -> None:
+        self.compiled = compiled
+        self.eos_token_ids = eos_token_ids
+        self.unenforced = unenforced
+        self.num_bytes = int(compiled.memory_size_bytes)
+
+    def start(self, stop_token_ids: frozenset[int] = frozenset()) -> XGrammarGrammar:
+        return XGrammarGrammar(self, stop_token_ids)
+
+
+class XGrammarGrammar:
+    __slots__ = ("_ends", "_failure", "_matcher", "_num_past_end", "_num_tokens")
+
+    def __init__(self, compiled: XGrammarCompiled, stop_token_ids: frozenset[int]) -> None:
+        import xgrammar
+
+        self._ends = stop_token_ids.union(compiled.eos_token_ids)
+        self._matcher = xgrammar.GrammarMatcher(
+            compiled.compiled, override_stop_tokens=sorted(self._ends)
+        )
+        self._num_tokens = 0  # that the matcher has accepted, the end among them
+        self._num_past_end = 0  # after it
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def terminated(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        return self._failure is None and all(map(self._accept_one, tokens))
+
+    def _accept_one(self, token: int) -> bool:
+        if self._matcher.is_terminated():
+            self._num_past_end += 1
+        elif self._takes(token):
+            self._num_tokens += 1
+        else:
+            self._failure = "the engine chose a token that the grammar does not allow"
+            return False
+        return True
+
+    def _takes(self, token: int) -> bool:
+        try:
+            return bool(self._matcher.accept_token(token))
+        except RuntimeError:
+            return False  # no such token
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        num_valid = 0
+        for token in tokens:
+            if self._failure is not None or self.terminated or not self._takes(token):
+                break
+            num_valid += 1
+        if num_valid:
+            self._matcher.rollback(num_valid)
+        return num_valid
+
+    def rollback(self, num_tokens: int) -> None:
+        past_end = min(num_tokens, self._num_past_end)
+        self._num_past_end -= past_end
+        left = min(num_tokens - past_end, self._num_tokens)
+        if left:
+            self._num_tokens -= left
+            self._matcher.rollback(left)
+
+    def fill(self, row: MaskRow) -> None:
+        if self._failure is not None or self.terminated:
+            return allow_only(row, self._ends)
+        import torch
+
+        # it writes nothing where every token may come
+        row[:] = -1
+        try:
+            self._matcher.fill_next_token_bitmask(torch.from_numpy(row.reshape(1, -1)), 0)
+        except RuntimeError:
+            self._failure = "the grammar library has failed"
+            allow_only(row, self._ends)
+        return None
+
+    def forced(self) -> Sequence[int]:
+        return ()  # it knows the text that must come, not the tokens

@@ -1,0 +1,213 @@
+"""What will become of a spec, keyword by keyword, told without a tokenizer. Pure.
+
+    {"key", "kind", "strict",
+     "verdict": "enforced", "partly" (something is left out, by name) or "refused",
+     "backend": which library, null if refused,
+     "refused": null or {"place", "keyword", "reason", "by": "limits", "backends" or "strict"},
+     "keywords": [{"place", "keyword", "is", "by"}], those that decide something first,
+     "num_keywords": all of them, of which so many are listed at most,
+     "limits": {what: {"used", "most"}},
+     "compile": {"seconds": estimated}}
+
+A keyword *is* enforced (by the backend named), unenforced (the answer may break it), refused (the
+reason for it), an annotation (forbids nothing), unknown (no keyword of JSON Schema; forbids
+nothing), or undecided (the spec is refused for another reason). Places are JSON pointers to the
+schema in which the keyword stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from inferway_structured.cost import seconds_of
+from inferway_structured.errors import SpecError
+from inferway_structured.grammar import Unenforced
+from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
+from inferway_structured.limits import Limits
+from inferway_structured.schema_walk import Node, graph
+from inferway_structured.spec import Asked, Kind, Spec
+
+MAX_LISTED = 1000
+
+Mentioned = dict[tuple[str, str | None], str]
+
+
+class Verdict(Protocol):
+    """As the cascade gives it."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
+
+
+def explain(
+    asked: Asked,
+    *,
+    check: Callable[[Spec], None],
+    verdict: Callable[[Spec], Verdict],
+    limits: Limits,
+    refuse_unenforced: bool = False,
+) -> dict[str, Any]:
+    """`check`: validity and limits, raises SpecError. `verdict`: the cascade's, raises as it. Both
+    may take as long as they do for a request. `refuse_unenforced`: where it is `strict`."""
+    spec = asked.spec
+    found: Verdict | None = None
+    refused: dict[str, Any] | None
+    if asked.free:
+        refused = _refusal(SpecError(asked.free), "limits")
+    else:
+        found, refused = _judged(spec, refuse_unenforced and asked.strict, check, verdict)
+    within = refused is None or refused["by"] != "limits"
+    schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
+    with graph(schema) as subschemas:
+        nodes = subschemas.nodes
+        keywords = _keywords(spec, nodes, found, refused)
+        used = _used(spec, schema, nodes, limits)
+        seconds = seconds_of(spec, nodes) if within else 0.0
+    keywords.sort(key=lambda each: _RANK[each["is"]])
+    left_out = found.unenforced if found is not None else ()
+    word = "refused" if refused else "partly" if left_out else "enforced"
+    return {
+        "key": spec.key,
+        "kind": spec.kind.value,
+        "strict": asked.strict,
+        "verdict": word,
+        "backend": None if refused or found is None else found.backend,
+        "refused": refused,
+        "keywords": keywords[:MAX_LISTED],
+        "num_keywords": len(keywords),
+        "limits": used,
+        "compile": {"seconds": seconds},
+    }
+
+
+_RANK = {
+    "refused": 0,
+    "unenforced": 1,
+    "undecided": 2,
+    "enforced": 3,
+    "unknown": 4,
+    "annotation": 5,
+}
+
+
+def _judged(
+    spec: Spec,
+    whole: bool,
+    check: Callable[[Spec], None],
+    verdict: Callable[[Spec], Verdict],
+) -> tuple[Verdict | None, dict[str, Any] | None]:
+    try:
+        check(spec)
+    except SpecError as error:
+        return None, _refusal(error, "limits")
+    try:
+        found = verdict(spec)
+    except SpecError as error:
+        return None, _refusal(error, "backends")
+    if whole and found.unenforced:
+        first = found.unenforced[0]
+        why = "cannot be enforced, and `strict` was asked for"
+        not_kept = SpecError(why, place=first.place, keyword=first.keyword)
+        return found, _refusal(not_kept, "strict")
+    return found, None
+
+
+def _refusal(error: SpecError, by: str) -> dict[str, Any]:
+    return {"place": error.place, "keyword": error.keyword, "reason": str(error), "by": by}
+
+
+def _keywords(
+    spec: Spec, nodes: Sequence[Node], found: Verdict | None, refused: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    mentioned: Mentioned = {}
+    if found is not None:
+        mentioned |= {(each.place, each.keyword): "unenforced" for each in found.unenforced}
+    if refused is not None:
+        mentioned[refused["place"], refused["keyword"]] = "refused"
+    backend = found.backend if found is not None else None
+    listed = []
+    for place, keyword in _occurrences(spec, nodes):
+        word = _taken(mentioned, place, keyword) or _default(spec, keyword, backend)
+        listed.append(_entry(place, keyword, word, backend))
+    # What stands where no keyword makes a schema, or was made of several keywords.
+    listed += [
+        _entry(place, keyword, word, backend)
+        for (place, keyword), word in mentioned.items()
+        if keyword is not None
+    ]
+    return listed
+
+
+def _occurrences(spec: Spec, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+    if spec.kind is not Kind.JSON:
+        yield "", spec.kind.value
+    for node in nodes:
+        place = node.place
+        yield from ((place, keyword) for keyword in node.schema)
+
+
+def _taken(mentioned: Mentioned, place: str, keyword: str) -> str | None:
+    """Whoever mentions a keyword points to the schema it stands in, or to itself."""
+    itself = mentioned.pop((f"{place}/{keyword}", keyword), None)
+    return mentioned.pop((place, keyword), itself)
+
+
+def _default(spec: Spec, keyword: str, backend: str | None) -> str:
+    if spec.kind is Kind.JSON and keyword in ANNOTATIONS:
+        return "annotation"
+    if spec.kind is Kind.JSON and keyword not in ASSERTIONS:
+        return "unknown"
+    return "undecided" if backend is None else "enforced"
+
+
+def _entry(place: str, keyword: str, word: str, backend: str | None) -> dict[str, Any]:
+    by = backend if word == "enforced" else None
+    return {"place": place, "keyword": keyword, "is": word, "by": by}
+
+
+def _used(
+    spec: Spec, schema: Any, nodes: Sequence[Node], limits: Limits
+) -> dict[str, dict[str, int]]:
+    used = {"bytes": (len(spec.text.encode()), limits.max_bytes)}
+    if spec.kind is Kind.GRAMMAR:
+        used["bytes"] = (used["bytes"][0], limits.max_grammar_bytes)
+    if isinstance(schema, dict):
+        used["nesting"] = (_nesting(schema), limits.max_nesting)
+        used |= _used_by([node.schema for node in nodes], limits)
+    return {what: {"used": number, "most": most} for what, (number, most) in used.items()}
+
+
+def _used_by(schemas: Sequence[dict[str, Any]], limits: Limits) -> dict[str, tuple[int, int]]:
+    def sizes(keyword: str) -> list[int]:
+        return [
+            len(each[keyword]) for each in schemas if isinstance(each.get(keyword), dict | list)
+        ]
+
+    branches = [size for word in ("anyOf", "oneOf", "allOf") for size in sizes(word)]
+    patterns = sum(isinstance(each.get("pattern"), str) for each in schemas)
+    return {
+        "enum": (max(sizes("enum"), default=0), limits.max_enum),
+        "object_properties": (max(sizes("properties"), default=0), limits.max_object_properties),
+        "properties": (sum(sizes("properties")), limits.max_properties),
+        "branches": (max(branches, default=0), limits.max_branches),
+        "patterns": (patterns + sum(sizes("patternProperties")), limits.max_patterns),
+    }
+
+
+def _nesting(value: Any) -> int:
+    """Objects and arrays inside each other."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+    return depth

@@ -1,0 +1,86 @@
+"""What a backend gives. A grammar is one request's; what it was made from is everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from inferway_structured.spec import Spec
+
+    # One bit a token, int32 words, as vLLM's bitmask rows: set where the token may come.
+    MaskRow = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Unenforced:
+    """A keyword that the grammar does not keep; the finished answer may break it."""
+
+    place: str  # JSON pointer into the spec: "/properties/items"
+    keyword: str  # "uniqueItems"
+
+
+ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept at all
+
+
+class Grammar(Protocol):
+    """The state of one answer. One thread at a time. No method raises: a grammar that has failed
+    says so in `failure`, accepts nothing more and lets only the end of the answer through."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it has failed: a limit of the library, or a token that may not come. Never text of
+        the answer."""
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Moves on by all of `tokens`, or, False, fails. What comes after the end of the answer
+        is counted and let through: no more is asked of it."""
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` could come now, in order. Does not move on."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` that were accepted, the end of the answer among
+        them. What has failed stays so."""
+
+    def fill(self, row: MaskRow) -> None:
+        """Writes which tokens may come next over all of `row`."""
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must come next whatever the model says; empty when it has a choice."""
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the end of the answer was accepted."""
+
+
+class Compiled(Protocol):
+    """Shared by all requests with this spec, from any thread."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Held in memory, estimated."""
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
+
+    def start(self, stop_token_ids: frozenset[int] = frozenset()) -> Grammar:
+        """For one answer. `stop_token_ids` end it as the model's own end token does."""
+
+
+class Backend(Protocol):
+    """One library, for one tokenizer."""
+
+    @property
+    def name(self) -> str: ...
+
+    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> Compiled:
+        """Of a spec from which `unenforced` was left out. Raises SpecError where the library
+        refuses it, with the place where that is known."""

@@ -1,0 +1,60 @@
+"""What a killable child builds: by libraries that have no limits of their own, whose results are
+bytes that load much faster than they build (outlines-core: 92 times).
+
+For a few specs `Jobs` knows such a job. The CompilationManager looks on the disk, asks the child,
+and makes the answer with `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from inferway_structured.grammar import Compiled
+    from inferway_structured.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One spec's. What `function` gives depends on it, on `argument` and on `Jobs.fingerprint`
+    alone: under these its result is kept on disk."""
+
+    function: str  # "package.module:name", bytes -> bytes, of one of the child's modules
+    argument: bytes
+    finish: Callable[[bytes], Compiled]  # in a thread of ours; raises on bytes it cannot read
+    # True: nothing else can make this spec, requests wait for the job. False: `compile` makes it
+    # now, and the job's result takes over once the spec has been asked for often.
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What the child imports, and what it is told once before its limits hold."""
+
+    modules: tuple[str, ...]
+    prepare: str | None = None  # "package.module:name", of one of the modules; bytes -> anything
+    argument: Callable[[], bytes] = bytes  # for `prepare`; asked for when a child first starts
+
+
+class Source(Protocol):
+    """What compiles: the cascade of backends, for one vocabulary. Any thread."""
+
+    def compile(self, spec: Spec) -> Compiled:
+        """By what has limits of its own. SpecError: refused, and would be again. HeavyError: not
+        here before a child has done it."""
+
+
+class Jobs(Protocol):
+    """Of the same vocabulary. Any thread."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the vocabulary, and of the versions of the libraries whose bytes are kept."""
+
+    @property
+    def child(self) -> Child: ...
+
+    def job(self, spec: Spec) -> Job | None:
+        """What a child had better build; None for most specs. SpecError as `Source.compile`."""

@@ -1,0 +1,89 @@
+"""What is told about an answer's shape: in an error, in a header, at the end of a stream. The
+gateway and the engine say it in the same words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from inferway_structured.errors import SpecError
+from inferway_structured.grammar import Unenforced
+
+if TYPE_CHECKING:
+    from inferway_structured.spec import Asked, Spec
+    from inferway_structured.texts import Said
+
+UNENFORCED_HEADER = b"x-inferway-unenforced"
+VALID_HEADER = b"x-inferway-valid"
+MAX_NAMED = 32  # places in the header; "..." stands for the rest
+MAX_HEADER_BYTES = 4096  # of it: names may be as long as a schema
+
+
+def named(unenforced: Sequence[Unenforced]) -> bytes:
+    """As the header has it: `/properties/tags uniqueItems, ...`; places as in a URI (RFC 6901,
+    section 6), because they hold the client's own names. The spec itself has no place."""
+    words: list[str] = []
+    size = 0
+    for each in dict.fromkeys(unenforced):
+        word = f"{quote(each.place, safe='/~')} {quote(each.keyword)}".lstrip()
+        size += len(word) + 2
+        if len(words) == MAX_NAMED or size > MAX_HEADER_BYTES:
+            words.append("...")
+            break
+        words.append(word)
+    return ", ".join(words).encode()
+
+
+def in_request(asked: Asked, refused: SpecError) -> SpecError:
+    """About a spec, told with its place in the request."""
+    if not asked.place or (refused.param or "").startswith(asked.place):
+        return refused
+    param = asked.place + refused.place
+    words = str(refused)
+    if refused.place:
+        words = words.removeprefix(f"{refused.place}: ")
+    return SpecError(f"{param}: {words}", place=refused.place, keyword=refused.keyword, param=param)
+
+
+def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
+    """Where the operator wants it so. Raises SpecError if `strict` was asked, and these keywords
+    are kept by no backend."""
+    if not (asked.strict and unenforced):
+        return
+    first = unenforced[0]
+    param = asked.place + first.place
+    raise SpecError(
+        f"{param}: {first.keyword!r} cannot be enforced, and `strict` was asked for; leave the"
+        " keyword out, or `strict`",
+        place=first.place,
+        keyword=first.keyword,
+        param=param,
+    )
+
+
+def left_free(asked: Asked) -> Unenforced:
+    """What names a shape that is not kept at all."""
+    return Unenforced("", asked.place)
+
+
+def keeps_all(
+    asked: Sequence[Asked],
+    said: Sequence[Said] | None,
+    keeps: Callable[[Spec, str], bool | None],
+) -> bool | None:
+    """Every text and every call of every choice. None where it cannot be told, or where nothing
+    was said that a shape is asked of."""
+    if said is None:
+        return None
+    by_tool = {each.tool: each for each in sorted(asked, key=lambda each: not each.free)}
+    held = [(by_tool.get(each.function), each.text) for each in said]
+    verdicts = [None if one.free else keeps(one.spec, text) for one, text in held if one]
+    if False in verdicts:
+        return False
+    return None if not verdicts or None in verdicts else True
+
+
+def validity(valid: bool | None) -> bytes:
+    """As the header and the comment have it."""
+    return b"unknown" if valid is None else b"true" if valid else b"false"

@@ -1,0 +1,403 @@
+"""A request's body -> what shape it asks of the answer, in every way that vLLM can be asked.
+
+chat         response_format, structured_outputs, guided_* (guided.py), tools
+completions  response_format, structured_outputs, guided_*
+responses    text.format, structured_outputs, tools
+messages     Anthropic's: output_config.format, tools
+generate     vLLM's own tokens in, tokens out: sampling_params.structured_outputs
+
+What counts, if several are given, is vLLM 0.32's choice: a `response_format` before
+`structured_outputs` of the same kind (another kind beside it is an error, there as here), a tool
+call that is required before both, and guided_* if there is nothing else. Beam search keeps none.
+A tool's arguments are asked for when a call is required or named, or its `strict` is true
+(parser/abstract_parser.py `_apply_structural_tag`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from inferway_structured.errors import SpecError
+from inferway_structured.guided import GUIDED, WHITESPACE, guided
+from inferway_structured.spec import (
+    ANY_ARGUMENTS,
+    Asked,
+    flag,
+    from_fields,
+    json_object_spec,
+    json_spec,
+    size_at_least,
+    structural_tag_spec,
+    unexpected,
+)
+
+Fields = Mapping[str, Any]
+Reader = Callable[[Fields], Iterator[Asked]]
+
+# All that `asked` reads; a body without any of them asks for nothing.
+FIELDS = frozenset(
+    {
+        *("response_format", "structured_outputs", *GUIDED),
+        *("tools", "text", "output_config", "sampling_params"),
+    }
+)
+# It reads these beside them.
+OPTIONAL_FIELDS = frozenset({"tool_choice", WHITESPACE, "use_beam_search"})
+
+# Of the schemas of all tools: what fits into one shape beside their names. What is over it is free.
+MAX_TOOLS_BYTES = 192 * 1024
+_TOOL_BYTES = 192  # that each counts for at least
+
+
+def asked(path: str, fields: Fields) -> list[Asked]:
+    """`path`: of the URL; a prefix, a query or a version before its end do not matter. Raises
+    SpecError where the shape cannot be read; `param` is its place in the body.
+
+    One about the answer's text at most, and one for each tool whose arguments have a shape."""
+    if FIELDS.isdisjoint(fields):
+        return []
+    bare = path.partition("?")[0].rstrip("/")
+    for suffix, reader in _READERS:
+        if bare.endswith(suffix):
+            if reader in _WITH_BEAMS and flag(fields, "use_beam_search", ""):
+                return _unread(reader, fields)
+            return list(reader(fields))
+    return []
+
+
+def _unread(reader: Reader, fields: Fields) -> list[Asked]:
+    """vLLM's `to_beam_search_params` take no shape along."""
+    try:
+        found = list(reader(fields))
+    except SpecError as e:
+        found = [Asked(ANY_ARGUMENTS, e.param or "")]
+    return [replace(each.freed("beam search keeps no shape"), ignored=True) for each in found]
+
+
+def _chat(fields: Fields) -> Iterator[Asked]:
+    choice = _openai_choice(fields)
+    calls = list(_tool_calls(fields, choice, _chat_tools))
+    if not (choice.required and calls):
+        yield from _text(fields)
+    yield from calls
+
+
+def _text(fields: Fields) -> Iterator[Asked]:
+    """The answer's own text: chat and completions."""
+    kept = _structured_outputs(fields)
+    form = _object(fields, "response_format")
+    over = None if form is None else _response_format(form)
+    if over is not None:
+        kept = over if kept is None else _laid_over(over, kept)
+    if kept is not None:
+        yield kept
+    yield from guided(fields, "" if kept is None else kept.place)
+
+
+def _laid_over(over: Asked, base: Asked) -> Asked:
+    """`response_format` takes its place in `structured_outputs`, whose options stay."""
+    if over.spec.kind is not base.spec.kind:
+        raise SpecError(
+            f"response_format asks for {over.spec.kind}, {base.place} for {base.spec.kind}:"
+            " leave one out",
+            param=base.place,
+        )
+    return replace(over, spec=replace(over.spec, options=base.spec.options))
+
+
+def _response_format(form: Fields) -> Asked | None:
+    place = "response_format"
+    match form.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Asked(json_object_spec(True, place), place)
+        case "json_schema":
+            given = _object(form, "json_schema", place)
+            if given is None:
+                raise SpecError(f"{place}/json_schema: is missing", param=f"{place}/json_schema")
+            where = f"{place}/json_schema"
+            return _schema(given, "schema", where)
+        case "structural_tag":
+            return Asked(structural_tag_spec(form, place), place)
+        case other:
+            allowed = "text, json_object, json_schema or structural_tag"
+            raise _unknown(other, allowed, f"{place}/type")
+
+
+def _schema(fields: Fields, name: str, place: str) -> Asked:
+    where = f"{place}/{name}"
+    if fields.get(name) is None:
+        raise SpecError(f"{where}: is missing", param=where)
+    if not isinstance(fields[name], dict):
+        raise unexpected("a JSON Schema (an object)", fields[name], where)
+    return Asked(json_spec(fields[name], where), where, flag(fields, "strict", place))
+
+
+def _structured_outputs(fields: Fields) -> Asked | None:
+    given = _object(fields, "structured_outputs")
+    return None if given is None else Asked(*from_fields(given, "structured_outputs"))
+
+
+def _responses(fields: Fields) -> Iterator[Asked]:
+    choice = _openai_choice(fields)
+    calls = list(_tool_calls(fields, choice, _responses_tools))
+    if not (choice.required and calls):
+        text = _object(fields, "text")
+        form = None if text is None else _object(text, "format", "text")
+        base = None if form is not None else _structured_outputs(fields)
+        if form is not None:
+            yield from _text_format(form, fields)
+        elif base is not None:
+            yield base
+        instead = "text/format" if form is not None else "" if base is None else base.place
+        yield from guided(fields, instead)
+    yield from calls
+
+
+def _text_format(form: Fields, fields: Fields) -> Iterator[Asked]:
+    if fields.get("structured_outputs") is not None:
+        raise SpecError(
+            "structured_outputs beside text/format: leave one out", param="structured_outputs"
+        )
+    place = "text/format"
+    match form.get("type"):
+        case "text":
+            return
+        case "json_object":
+            yield Asked(json_object_spec(True, place), place)
+        case "json_schema":
+            yield _schema(form, "schema", place)
+        case other:
+            raise _unknown(other, "text, json_object or json_schema", f"{place}/type")
+
+
+def _messages(fields: Fields) -> Iterator[Asked]:
+    choice = _anthropic_choice(fields)
+    calls = list(_tool_calls(fields, choice, _anthropic_tools))
+    if not (choice.required and calls):
+        config = _object(fields, "output_config")
+        form = None if config is None else _object(config, "format", "output_config")
+        if form is not None and form.get("schema") is not None:
+            yield _schema(form, "schema", "output_config/format")
+    yield from calls
+
+
+def _generate(fields: Fields) -> Iterator[Asked]:
+    params = _object(fields, "sampling_params")
+    place = "structured_outputs"
+    given = None if params is None else _object(params, place, "sampling_params")
+    if given is not None:
+        yield Asked(*from_fields(given, f"sampling_params/{place}"))
+
+
+_READERS: tuple[tuple[str, Reader], ...] = (
+    ("/chat/completions", _chat),
+    ("/chat/completions/batch", _chat),
+    ("/completions", _text),
+    ("/responses", _responses),
+    ("/messages", _messages),
+    ("/generate", _generate),
+)
+_WITH_BEAMS = (_chat, _text)
+
+
+class _Choice:
+    """Which tools a request may or must call. `names` None: any. `known`: one that must be called
+    is among the tools, or vLLM refuses the request."""
+
+    __slots__ = ("known", "names", "none", "required")
+
+    def __init__(
+        self,
+        *,
+        required: bool = False,
+        none: bool = False,
+        names: frozenset[str] | None = None,
+        known: bool = True,
+    ) -> None:
+        self.required = required
+        self.none = none
+        self.names = names
+        self.known = known
+
+
+def _openai_choice(fields: Fields) -> _Choice:
+    """Chat's and Responses': a tool is named in `function` there, in the choice itself here."""
+    choice = fields.get("tool_choice", "auto")
+    if isinstance(choice, str):
+        return _Choice(required=choice == "required", none=choice not in ("auto", "required"))
+    if choice is None:
+        return _Choice(none=True)
+    if not isinstance(choice, dict):
+        raise unexpected("a string or an object", choice, "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        return _allowed(choice)
+    named = choice.get("function", choice)
+    name = named.get("name") if isinstance(named, dict) else None
+    if choice.get("type", "function") not in ("function", "custom"):
+        return _Choice(none=True)  # a tool of the server's own
+    if not isinstance(name, str):
+        raise unexpected("a tool's name", name, "tool_choice/function/name")
+    return _Choice(required=True, names=frozenset({name}))
+
+
+def _allowed(choice: Fields) -> _Choice:
+    given = choice.get("allowed_tools", choice)  # chat has it one level deeper
+    tools = given.get("tools") if isinstance(given, dict) else None
+    if not isinstance(tools, list):
+        raise unexpected("an array", tools, "tool_choice/tools")
+    names = (_name_of(tool) for tool in tools if isinstance(tool, dict))
+    return _Choice(
+        required=given.get("mode") == "required",
+        names=frozenset(name for name in names if isinstance(name, str)),
+        known=False,  # vLLM does not look
+    )
+
+
+def _name_of(tool: Fields) -> object:
+    function = tool.get("function", tool)
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _anthropic_choice(fields: Fields) -> _Choice:
+    choice = _object(fields, "tool_choice")
+    match None if choice is None else choice.get("type"):
+        case None | "auto":
+            return _Choice()
+        case "any":
+            return _Choice(required=True)
+        case "none":
+            return _Choice(none=True)
+        case "tool":
+            assert choice is not None
+            name = choice.get("name")
+            if not isinstance(name, str):
+                raise unexpected("a tool's name", name, "tool_choice/name")
+            return _Choice(required=True, names=frozenset({name}))
+        case other:
+            raise _unknown(other, "auto, any, tool or none", "tool_choice/type")
+
+
+class _Tool(NamedTuple):
+    name: str
+    strict: bool
+    schema: object  # of its arguments; None: any object
+    place: str  # of the schema
+    local_name: str = ""  # in its namespace: a choice may name it so, too
+
+
+def _tool_calls(
+    fields: Fields, choice: _Choice, read: Callable[[Fields, str], Iterator[_Tool]]
+) -> Iterator[Asked]:
+    """Asked for each tool whose arguments have a shape. Raises SpecError, also when the tool that
+    must be called is not there."""
+    tools = fields.get("tools")
+    if not tools or choice.none:
+        return
+    if not isinstance(tools, list):
+        raise unexpected("an array", tools, "tools")
+    found, left = False, MAX_TOOLS_BYTES
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise unexpected("an object", tool, f"tools/{i}")
+        for each in read(tool, f"tools/{i}"):
+            if choice.names is not None and choice.names.isdisjoint((each.name, each.local_name)):
+                continue
+            found = True
+            if choice.required or each.strict:
+                asked = _arguments(each, left)
+                left -= 0 if asked.free else max(len(asked.spec.text), _TOOL_BYTES)
+                yield asked
+    if choice.required and choice.known and not found:
+        raise SpecError(
+            "tool_choice: a call is required, but no such tool is in `tools`", param="tool_choice"
+        )
+
+
+def _arguments(tool: _Tool, left: int) -> Asked:
+    """None and `{}`: any object. Free where its schema has more than so many bytes. Raises
+    SpecError for what vLLM does not take either, and for what no strict schema can be."""
+    asked, schema = Asked(ANY_ARGUMENTS, tool.place, tool.strict, tool.name), tool.schema
+    if not schema and (schema is None or isinstance(schema, dict)):
+        return asked
+    if not isinstance(schema, dict):
+        raise unexpected("a JSON Schema (an object)", schema, tool.place)
+    if size_at_least(schema, left) > left:
+        most = f"{tool.place}: the schemas of all tools have more than {MAX_TOOLS_BYTES} bytes"
+        return asked.freed(most)
+    try:
+        return replace(asked, spec=json_spec(schema, tool.place))
+    except SpecError as e:
+        if not asked.may_be_free:
+            raise
+        return asked.freed(e)
+
+
+def _chat_tools(tool: Fields, place: str) -> Iterator[_Tool]:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise unexpected("an object", function, f"{place}/function")
+    yield _function(function, f"{place}/function")
+
+
+def _function(function: Fields, place: str) -> _Tool:
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise unexpected("a string", name, f"{place}/name")
+    strict = flag(function, "strict", place)
+    return _Tool(name, strict, function.get("parameters"), f"{place}/parameters")
+
+
+def _responses_tools(tool: Fields, place: str) -> Iterator[_Tool]:
+    """Functions and, named by both names, those in namespaces. A custom tool takes free text;
+    others run on the server."""
+    if tool.get("type") == "function":
+        yield _function(tool, place)
+    elif tool.get("type") == "custom" and isinstance(tool.get("name"), str):
+        yield _Tool(tool["name"], False, _CUSTOM, place)
+    elif tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
+        for j, inner in enumerate(tool["tools"]):
+            if isinstance(inner, dict) and inner.get("type") == "function":
+                own = _function(inner, f"{place}/tools/{j}")
+                full_name = f"{tool.get('name')}__{own.name}"
+                yield own._replace(name=full_name, local_name=own.name)
+
+
+# What vLLM shows a custom tool as (tool_parsers/utils.py `custom_tool_parameters`).
+_CUSTOM = {
+    "type": "object",
+    "properties": {
+        "input": {"type": "string", "description": "The freeform text payload for this tool."}
+    },
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def _anthropic_tools(tool: Fields, place: str) -> Iterator[_Tool]:
+    """Anthropic's own tools (web search and such) have a `type` and no schema."""
+    if "input_schema" not in tool:
+        return
+    schema = tool["input_schema"]
+    if isinstance(schema, dict) and "type" not in schema:
+        schema = {**schema, "type": "object"}  # as vLLM does
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise unexpected("a string", name, f"{place}/name")
+    yield _Tool(name, flag(tool, "strict", place), schema, f"{place}/input_schema")
+
+
+def _object(fields: Fields, name: str, place: str = "") -> Fields | None:
+    """Null is absent, as OpenAI's clients send."""
+    value = fields.get(name)
+    if value is None or isinstance(value, dict):
+        return value
+    raise unexpected("an object", value, f"{place}/{name}".lstrip("/"))
+
+
+def _unknown(value: object, allowed: str, place: str) -> SpecError:
+    shown = repr(value) if isinstance(value, str) and len(value) < 40 else "something else"
+    return SpecError(f"{place}: expected {allowed}, got {shown}", param=place)

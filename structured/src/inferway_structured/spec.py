@@ -1,0 +1,386 @@
+"""What shape an answer must have: one value, whichever way it was asked for.
+
+`requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
+the same spec, so that what a gateway has seen is found again in an engine.
+
+Text is canonical: JSON without blanks, in the order given, a name that comes twice once (the last
+value counts, as in vLLM and every library here); expressions and Lark in one spelling
+(respelled.py). Whoever checks, compiles or validates reads this
+text, never the client's, so that all of them read the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NoReturn
+
+from inferway_structured.ebnf import is_ebnf
+from inferway_structured.errors import SpecError
+from inferway_structured.lax import lax_bool
+from inferway_structured.respelled import respelled_lark, respelled_regex
+
+MAX_TAG_BYTES = 8 * 1024 * 1024  # that vLLM makes of tools: each schema up to twelve times
+MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB
+
+
+class Kind(StrEnum):
+    """As vLLM's StructuredOutputOptions (v1/structured_output/backend_types.py)."""
+
+    JSON = "json"  # text: a JSON Schema
+    JSON_OBJECT = "json_object"  # text: empty; any JSON object
+    REGEX = "regex"  # text: the expression; the whole answer matches it
+    CHOICE = "choice"  # text: a JSON array of strings; the answer is one of them
+    GRAMMAR = "grammar"  # text: Lark or EBNF
+    STRUCTURAL_TAG = "structural_tag"  # text: JSON, free text with shaped parts in it
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a JSON answer may be written, where the request says so."""
+
+    any_whitespace: bool = True
+    additional_properties: bool = True  # of objects that do not say so themselves
+    whitespace_pattern: str | None = None  # between JSON tokens; None: the backend's own
+
+
+@dataclass(frozen=True)
+class Spec:
+    """`text` is canonical: JSON without blanks, its properties in the order given, because they
+    are written in that order. Equal specs are compiled once."""
+
+    kind: Kind
+    text: str
+    options: Options = Options()
+
+    @cached_property
+    def key(self) -> str:
+        """128 bits in hex, the same in every process and on every machine."""
+        parts = "\0".join((self.kind, repr(self.options), self.text))
+        return blake2b(parts.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A spec as it stands in a request."""
+
+    spec: Spec
+    place: str  # where in the body, for error.param: "response_format/json_schema/schema"
+    strict: bool = False  # OpenAI's word: every keyword is to be enforced
+    tool: str | None = None  # the arguments of calls to this tool, not the answer's text
+    ignored: bool = False  # by vLLM 0.32, which does not read it: the plugin alone may keep it
+    free: str = ""  # why it is not kept: the text, or the arguments of calls, may be any
+
+    @property
+    def may_be_free(self) -> bool:
+        """vLLM takes what it ignores, and a tool that is not strict, whatever they say."""
+        return self.ignored or (self.tool is not None and not self.strict)
+
+    def freed(self, why: object) -> Asked:
+        spec = replace(ANY_ARGUMENTS, options=self.spec.options)
+        return replace(self, spec=spec, free=str(why))
+
+
+# Of a tool without a schema (vLLM's tool_parsers/utils.py `_params_or_empty_object`).
+ANY_ARGUMENTS = Spec(Kind.JSON, '{"type":"object","properties":{}}')
+
+
+def from_vllm(params: object) -> Spec:
+    """What vLLM's StructuredOutputsParams (GuidedDecodingParams up to 0.11) ask for. Raises
+    SpecError; `param` begins with "structured_outputs"."""
+    fields = {name: getattr(params, name, None) for name in (*MAKERS, *OPTION_NAMES)}
+    place, tag = "structured_outputs", fields["structural_tag"]
+    if tag is not None and all(fields[name] is None for name in MAKERS if name != "structural_tag"):
+        where = f"{place}/structural_tag"
+        return structural_tag_spec(tag, where, options_of(fields, place), MAX_TAG_BYTES)
+    return from_fields(fields, place)[0]
+
+
+def from_fields(fields: Mapping[str, object], place: str) -> tuple[Spec, str]:
+    """The one spec that `structured_outputs` asks for, and its place. Raises SpecError if it asks
+    for none or for several, as vLLM does."""
+    given = [name for name in MAKERS if fields.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise SpecError(f"{place}: one of {', '.join(MAKERS)}, got {found}", param=place)
+    name = given[0]
+    where = f"{place}/{name}"
+    return MAKERS[name](fields[name], where, options_of(fields, place)), where
+
+
+OPTION_NAMES = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+def options_of(fields: Mapping[str, object], place: str) -> Options:
+    """Of `structured_outputs`; named as vLLM does. Raises SpecError."""
+    return Options(
+        any_whitespace=not flag(fields, "disable_any_whitespace", place),
+        additional_properties=not flag(fields, "disable_additional_properties", place),
+        whitespace_pattern=whitespace_of(fields, "whitespace_pattern", place),
+    )
+
+
+def whitespace_of(fields: Mapping[str, object], name: str, place: str) -> str | None:
+    """Raises SpecError."""
+    pattern = fields.get(name)
+    return None if pattern is None else text_of(pattern, f"{place}/{name}".lstrip("/"))
+
+
+def flag(fields: Mapping[str, object], name: str, place: str) -> bool:
+    """Absent or null is False; else as vLLM reads it ("true", 1). Raises SpecError."""
+    value = fields.get(name)
+    try:
+        return value is not None and lax_bool(value)
+    except ValueError as e:
+        where = f"{place}/{name}".lstrip("/")
+        text = f"{where}: expected true or false, got {json_type(value)}"
+        raise SpecError(text, param=where) from e
+
+
+def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:
+    """A schema, or its text. Raises SpecError."""
+    if isinstance(schema, str):
+        schema = parsed(schema, place)
+        if not isinstance(schema, dict | bool):
+            raise unexpected("a JSON Schema", schema, place)
+    elif not isinstance(schema, dict):
+        raise unexpected("a JSON Schema (an object)", schema, place)
+    return Spec(Kind.JSON, canonical(schema, place), options)
+
+
+def json_object_spec(value: object, place: str, options: Options = Options()) -> Spec:
+    """Raises SpecError unless `value` is true, as vLLM reads it."""
+    try:
+        is_true = lax_bool(value)
+    except ValueError:
+        is_true = False
+    if not is_true:
+        raise SpecError(f"{place}: true or absent, got {json_type(value)}", param=place)
+    return Spec(Kind.JSON_OBJECT, "", options)
+
+
+def regex_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """Raises SpecError."""
+    return Spec(Kind.REGEX, respelled_regex(text_of(value, place)))
+
+
+def choice_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """A choice that is given twice is one choice. Raises SpecError."""
+    if isinstance(value, str):  # vLLM takes the array's text, too
+        value = parsed(value, place)
+    if not isinstance(value, list | tuple):
+        raise unexpected("an array of strings", value, place)
+    if not value:
+        raise SpecError(f"{place}: an empty array, one choice at least is needed", param=place)
+    for i, choice in enumerate(value):
+        if not isinstance(choice, str):
+            raise unexpected("a string", choice, f"{place}/{i}")
+    return Spec(Kind.CHOICE, canonical(list(dict.fromkeys(value)), place))
+
+
+def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
+    """Raises SpecError."""
+    text = text_of(value, place)
+    if not text.strip():
+        raise SpecError(f"{place}: the grammar is empty", param=place)
+    return Spec(Kind.GRAMMAR, text if is_ebnf(text) else respelled_lark(text))
+
+
+def structural_tag_spec(
+    value: object, place: str, options: Options = Options(), most: int = MAX_TEXT_BYTES
+) -> Spec:
+    """Either form of vLLM's, or its text: `structures` with `triggers`, or a `format` of
+    xgrammar's. Raises SpecError."""
+    if isinstance(value, str):
+        value = parsed(value, place, most)
+    if not isinstance(value, dict):
+        raise unexpected("an object", value, place)
+    if "structures" in value:
+        tag = {"type": "structural_tag", **_structures(value, place)}
+    elif isinstance(value.get("format"), dict):
+        tag = {"type": "structural_tag", "format": value["format"]}
+    else:
+        raise SpecError(
+            f"{place}: `structures` with `triggers`, or a `format`, is needed", param=place
+        )
+    return Spec(Kind.STRUCTURAL_TAG, canonical(tag, place, most), options)
+
+
+def _structures(tag: Mapping[str, object], place: str) -> dict[str, object]:
+    structures, triggers = tag["structures"], tag.get("triggers")
+    if not isinstance(structures, list) or not structures:
+        raise unexpected("a non-empty array", structures, f"{place}/structures")
+    if not isinstance(triggers, list) or not triggers:
+        raise unexpected("a non-empty array of strings", triggers, f"{place}/triggers")
+    for i, trigger in enumerate(triggers):
+        if not isinstance(trigger, str) or not trigger:
+            raise unexpected("a non-empty string", trigger, f"{place}/triggers/{i}")
+    return {
+        "structures": [
+            _structure(structure, triggers, f"{place}/structures/{i}")
+            for i, structure in enumerate(structures)
+        ],
+        "triggers": triggers,
+    }
+
+
+def _structure(structure: object, triggers: list[str], place: str) -> dict[str, object]:
+    if not isinstance(structure, dict):
+        raise unexpected("an object", structure, place)
+    begin, end, schema = (structure.get(name) for name in ("begin", "end", "schema"))
+    for name, text in (("begin", begin), ("end", end)):
+        if not isinstance(text, str):
+            raise unexpected("a string", text, f"{place}/{name}")
+    assert isinstance(begin, str)
+    if not any(begin.startswith(trigger) for trigger in triggers):
+        raise SpecError(f"{place}/begin: does not begin with a trigger", param=f"{place}/begin")
+    if schema is not None and not isinstance(schema, dict | bool):
+        raise unexpected("a JSON Schema (an object)", schema, f"{place}/schema")
+    return {"begin": begin, "schema": {} if schema is None else schema, "end": end}
+
+
+Maker = Callable[[object, str, Options], Spec]
+
+# By the names that `structured_outputs` has for them.
+MAKERS: Mapping[str, Maker] = {
+    "json": json_spec,
+    "regex": regex_spec,
+    "choice": choice_spec,
+    "grammar": grammar_spec,
+    "json_object": json_object_spec,
+    "structural_tag": structural_tag_spec,
+}
+
+
+def text_of(value: object, place: str) -> str:
+    """Raises SpecError unless it is a string that can be written as UTF-8 and is not too long."""
+    if not isinstance(value, str):
+        raise unexpected("a string", value, place)
+    _check_size(len(value), place)
+    if not value.isascii():
+        _check_size(len(_encoded(value, place)), place)
+    return value
+
+
+def parsed(text: str, place: str, most: int = MAX_TEXT_BYTES) -> object:
+    """JSON. Raises SpecError where it is none; NaN and Infinity are none."""
+    _check_size(len(text), place, most)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        at = f"line {e.lineno} column {e.colno}"
+        raise SpecError(f"{place}: not valid JSON at {at}: {e.msg.lower()}", param=place) from None
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError as e:  # a number of more digits than Python reads, or no number
+        raise SpecError(f"{place}: not valid JSON: {_number_words(e)}", param=place) from None
+
+
+def canonical(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
+    """JSON text. Raises SpecError where JSON has no words for it: a number too large, half of a
+    surrogate pair."""
+    _check_size(size_at_least(value, most), place, most)
+    try:
+        text = _ENCODER.encode(value)
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError:
+        raise SpecError(f"{place}: holds a number out of range", param=place) from None
+    except TypeError as e:
+        raise SpecError(f"{place}: not JSON: {e}", param=place) from None
+    _check_size(len(text if text.isascii() else _encoded(text, place)), place, most)
+    return text
+
+
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False
+)
+
+
+def size_at_least(value: object, enough: int) -> int:
+    """Not more than the bytes of its JSON; counting ends soon after `enough`. So a large body
+    costs its time in steps that let other threads in, and a value too large is never written."""
+    size = -2  # the brackets around `value` are ours
+    waiting: list[Any] = [[value]]
+    while waiting and size <= enough:
+        inside = waiting.pop()
+        items = inside
+        if type(inside) is dict:
+            size += sum(map(len, inside)) + 3 * len(inside)  # quotes and a colon
+            items = inside.values()
+        size += 2 + max(len(inside) - 1, 0)
+        if size + len(inside) > enough:
+            return size + len(inside)  # an item has one byte at least
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                size += len(item) + 2
+            elif kind is dict or kind is list:
+                waiting.append(item)
+            else:
+                size += 1
+    return size
+
+
+def json_type(value: object) -> str:
+    """What JSON calls it, for messages: the value itself may be anything, of any size."""
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a string"}
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list | tuple) else names.get(type(value), "neither")
+
+
+def unexpected(wanted: str, value: object, place: str) -> SpecError:
+    """`place`: in the request."""
+    return SpecError(f"{place}: expected {wanted}, got {json_type(value)}", param=place)
+
+
+def _encoded(text: str, place: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        code = f"\\u{ord(text[e.start]):04x}"
+        raise SpecError(
+            f"{place}: holds {code}, half of a surrogate pair, which is no character", param=place
+        ) from None
+
+
+def _check_size(size: int, place: str, most: int = MAX_TEXT_BYTES) -> None:
+    if size > most:
+        raise SpecError(
+            f"{place}: longer than {most} bytes; move what is not needed to shape the"
+            " answer elsewhere",
+            param=place,
+        )
+
+
+def _too_deep(place: str) -> SpecError:
+    return SpecError(f"{place}: nested too deeply", param=place)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _number_words(error: ValueError) -> str:
+    text = str(error)
+    return f"{text} is no number in JSON" if len(text) < 10 else "a number has too many digits"
+
+
+def packed(spec: Spec, **more: object) -> bytes:
+    """For a helper process, with more that it is to know."""
+    options = asdict(spec.options)
+    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options, **more}).encode()
+
+
+def unpacked(given: Mapping[str, object]) -> Spec:
+    """Of what `packed` has written as JSON."""
+    options = given["options"]
+    assert isinstance(options, dict)
+    return Spec(Kind(str(given["kind"])), str(given["text"]), Options(**options))

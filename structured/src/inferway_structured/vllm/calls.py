@@ -1,0 +1,135 @@
+"""What vLLM makes of a request's tools: one structural tag, or one schema, for all calls.
+
+It writes the schemas of strict tools there, and lets all others have any arguments, also where a
+call is required. Here whatever was examined and can be kept is written there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from inferway_structured.backends.tags import schemas_of
+from inferway_structured.backends.xgrammar import XGrammar
+from inferway_structured.errors import SpecError
+from inferway_structured.grammar import ARGUMENTS, Unenforced
+from inferway_structured.report import in_request
+from inferway_structured.spec import ANY_ARGUMENTS, Asked, Kind, Spec, canonical
+from inferway_structured.vllm.fit import Patch
+
+_REGISTRY = "vllm.tool_parsers.structural_tag_registry"
+
+
+@dataclass(slots=True)
+class OnItsWay:
+    """A request, as the middleware has read it."""
+
+    asked: Sequence[Asked]
+    ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
+    # Of its tools, in what vLLM has made of them: nothing, as long as it has not.
+    left_out: Sequence[Unenforced] = (ARGUMENTS,)
+
+    @property
+    def calls(self) -> Sequence[Asked]:
+        return [each for each in self.asked if each.tool is not None]
+
+    @property
+    def left_free(self) -> Sequence[Unenforced]:
+        return self.left_out if self.calls else ()
+
+
+ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
+
+
+class Judged(Protocol):
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
+
+
+def patches() -> list[Patch]:
+    """Of an API server."""
+
+    def resolve(original: Callable[..., Any]) -> Callable[..., Any]:
+        def resolve_tool_strictness(tools: Any, tool_choice: Any, strict_level: Any) -> Any:
+            found = original(tools, tool_choice, strict_level)
+            request = ON_ITS_WAY.get()
+            if found is None or request is None:
+                return found
+            free = {each.tool: each.free for each in request.calls}
+            return [
+                _with_strict(tool, not free[name]) if (name := _name(tool)) in free else tool
+                for tool in found
+            ]
+
+        return resolve_tool_strictness
+
+    parameters = ("tools", "tool_choice", "strict_level")
+    return [Patch(_REGISTRY, "resolve_tool_strictness", parameters, resolve)]
+
+
+def _name(tool: Any) -> object:
+    """Of a tool of chats, or of the Responses API."""
+    return getattr(getattr(tool, "function", tool), "name", None)
+
+
+def _with_strict(tool: Any, strict: bool) -> Any:
+    """A copy: the prompt has the tool as it came."""
+    if hasattr(tool, "function"):
+        function = tool.function.model_copy(update={"strict": strict})
+        return tool.model_copy(update={"function": function})
+    return tool.model_copy(update={"strict": strict})
+
+
+def left_out(calls: Sequence[Asked], spec: Spec, found: Judged) -> list[Unenforced]:
+    """What `spec`, made by vLLM, does not keep of what the tools ask, beside what was named of each
+    alone."""
+    if spec.kind is not Kind.STRUCTURAL_TAG:
+        return []
+    held = list(schemas_of(json.loads(spec.text)))
+    texts = {canonical(one.holder[one.key], "", len(spec.text)) for one in held}
+    if any(each.spec.text not in texts for each in calls if not _is_any(each)):
+        return [ARGUMENTS]
+    if found.backend != XGrammar.name:
+        return []
+    places = [one.place for one in held]
+    inner = {
+        Unenforced(one.place.removeprefix(place), one.keyword): None
+        for one in found.unenforced
+        for place in places
+        if one.place.startswith(place)
+    }
+    return list(inner)
+
+
+def _is_any(asked: Asked) -> bool:
+    return asked.spec.text == ANY_ARGUMENTS.text
+
+
+def free_calls(params: Any) -> None:
+    """Lets calls have any arguments in vLLM's StructuredOutputsParams, and keeps the rest."""
+    if params.structural_tag is not None:
+        tag = json.loads(params.structural_tag)
+        for one in list(schemas_of(tag)):
+            one.holder[one.key] = True
+        params.structural_tag = json.dumps(tag)
+        return
+    schema = params.json
+    if not isinstance(schema, dict) or "items" not in schema:
+        params.json = json.loads(ANY_ARGUMENTS.text)  # of one named tool
+        return
+    for call in schema["items"]["anyOf"]:
+        call["properties"]["parameters"] = {"type": "object"}
+    schema.pop("$defs", None)
+
+
+def about_calls(asked: Sequence[Asked], refused: SpecError) -> SpecError:
+    """With a place in the request: where there are several, what is refused is all together."""
+    if len(asked) == 1:
+        return in_request(asked[0], SpecError(str(refused), keyword=refused.keyword))
+    return SpecError(f"tools: {refused}", keyword=refused.keyword, param="tools")

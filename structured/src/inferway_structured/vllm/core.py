@@ -1,0 +1,304 @@
+"""The engine core's side: what compiles, and one grammar for each request.
+
+vLLM makes its StructuredOutputManager in the engine core and has it build a backend with the
+first structured request; ours stands there before, takes every kind, and is never exchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.errors import (
+    CompileError,
+    InferwayError,
+    SaturatedError,
+    SpecError,
+    panic_as_error,
+)
+from inferway_structured.failures import OF_THE_SHAPE
+from inferway_structured.spec import Kind, Options, Spec, from_vllm
+from inferway_structured.vllm.adapter import RequestGrammar
+from inferway_structured.vllm.settings import Settings, settings_of
+
+if TYPE_CHECKING:
+    from inferway_structured.backends.cascade import Cascade
+    from inferway_structured.grammar import Compiled
+
+log = logging.getLogger("vllm.inferway")
+
+# In StructuredOutputsParams._backend, set by the API server: whose request it is.
+BACKEND = "inferway"
+
+MAX_REMEMBERED = 256  # requests that have ended as errors
+SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
+
+UTILITY = "inferway_structured"  # the engine core's method that API servers call
+
+
+class Core:
+    """In the place of vLLM's StructuredOutputBackend (by shape)."""
+
+    def __init__(self, vllm_config: Any, tokenizer: Any, settings: Settings) -> None:
+        """Raises ConfigError for a tokenizer that no library here can use."""
+        from inferway_structured.backends.cascade import Cascade
+        from inferway_structured.backends.outlines_core import OutlinesJobs
+        from inferway_structured.backends.stepped import Steppers
+        from inferway_structured.backends.vocabulary import Vocabulary
+        from inferway_structured.compile import CompilationManager
+        from inferway_structured.compile_limits import CompileLimits
+        from inferway_structured.trial import TrialJobs
+
+        self.settings = settings
+        size = vllm_config.model_config.get_vocab_size()
+        self.vocabulary = Vocabulary.of(tokenizer, size)
+        _ = self.vocabulary.ll_tokenizer  # a second: now, not with the first request
+        self._config = vllm_config.structured_outputs_config
+        self._steppers = Steppers(self.vocabulary)
+        cascade = Cascade(self.vocabulary, self._steppers)
+        limits, delay = CompileLimits(), settings.compile_delay_seconds
+        self._manager = CompilationManager(
+            Light(cascade, delay),
+            replace(limits, build_seconds=limits.build_seconds + delay),
+            jobs=OutlinesJobs(self.vocabulary),
+            trials=TrialJobs(cascade),
+            disk=Path(settings.disk) if settings.disk else None,
+        )
+        self.counts = self._manager.counts
+        self._coming: dict[str, Future[Any]] = {}  # what each request waits for, by its id
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()  # requests, and why
+        self.overlap: Any = None  # overlap.Overlap, from the first request on
+
+    def begin(self, request: Any, may_wait: bool = True) -> Future[RequestGrammar]:
+        """The grammar of vLLM's `request`, when it is compiled and, if it `may_wait`, there is room
+        for one more answer. Never raises."""
+        grammar: Future[RequestGrammar] = Future()
+        try:
+            params = request.sampling_params.structured_outputs
+            spec = self.spec_of(params)
+            compiling = self._manager.compile(spec)
+        except BaseException as raised:
+            e = panic_as_error(raised)
+            self._remember(request.request_id, e)
+            grammar.set_exception(e)
+            return grammar
+        began = monotonic()
+        self._coming[request.request_id] = compiling
+
+        def done(compiled: Future[Compiled]) -> None:
+            self.counts.compile_waited_seconds.observe(monotonic() - began)
+            self._coming.pop(request.request_id, None)
+            if compiled.cancelled():
+                return  # and so is the request
+            try:
+                made = compiled.result()
+            except BaseException as e:
+                self._fail(request, grammar, panic_as_error(e))
+            else:
+                self._start(request, grammar, made, may_wait)
+
+        compiling.add_done_callback(done)
+        return grammar
+
+    def _start(
+        self, request: Any, grammar: Future[RequestGrammar], compiled: Compiled, may_wait: bool
+    ) -> None:
+        """Once there is room for it, if it may wait."""
+        if grammar.cancelled():
+            return
+        stops = frozenset(request.sampling_params.all_stop_token_ids)
+        try:
+            started = self._started(compiled, stops)
+        except BaseException as raised:
+            e = panic_as_error(raised)
+            if may_wait and isinstance(e, SaturatedError):
+                self._coming[request.request_id] = grammar
+                again = partial(self._start, request, grammar, compiled, may_wait)
+                self._steppers.when_one_ends(again)
+            else:
+                self._fail(request, grammar, e)
+            return
+        self._coming.pop(request.request_id, None)
+        if grammar.set_running_or_notify_cancel():
+            grammar.set_result(started)
+
+    def _fail(self, request: Any, grammar: Future[RequestGrammar], error: Exception) -> None:
+        self._remember(request.request_id, error)
+        grammar.set_exception(error)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Their clients have left: a compile that nobody else waits for is dropped."""
+        for request_id in request_ids:
+            coming = self._coming.pop(request_id, None)
+            if coming is not None:
+                coming.cancel()
+
+    def spec_of(self, params: Any) -> Spec:
+        """What is asked; flags of the engine hold for every request. Raises SpecError."""
+        return with_flags(from_vllm(params), self._config)
+
+    def _started(self, compiled: Compiled, stops: frozenset[int]) -> RequestGrammar:
+        ends = sorted(stops.union(self.vocabulary.eos_token_ids))
+        return RequestGrammar(compiled.start(stops), compiled.backend, ends, self._end)
+
+    def _end(self, request_id: str, why: str) -> None:
+        self.counts.failed_grammars.add(why)
+        self._remember(request_id, _cut_off(why))
+
+    def _remember(self, request_id: str, error: BaseException) -> None:
+        """Why it ends, for the API server, which vLLM tells only that it does."""
+        ours = isinstance(error, InferwayError)
+        log.error(
+            "request %s ends with an error, because its grammar cannot be used: %s",
+            request_id,
+            error if ours else type(error).__name__,
+        )
+        if ours:
+            words = {name: getattr(error, name, None) for name in ("place", "keyword")}
+            status = getattr(error, "status", 500)
+            self._ended[request_id] = {"status": status, "message": str(error), **words}
+            while len(self._ended) > MAX_REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def _why(self, external_ids: Sequence[str]) -> dict[str, Any]:
+        """The engine core's ids have the server's own in them."""
+        for request_id in reversed(list(self._ended)):  # compile threads write it
+            if any(external in request_id for external in external_ids):
+                return self._ended[request_id]
+        return {}
+
+    def utility(self, command: str, words: Mapping[str, Any]) -> dict[str, Any]:
+        """What an API server asks, between two steps: answered at once."""
+        if command == "warm":
+            spec = Spec(Kind(words["kind"]), words["text"], Options(**words["options"]))
+            return self._warm(spec)
+        if command == "why":
+            return self._why(words["requests"])
+        return {
+            "counts": self._manager.snapshot(),
+            "process": os.getpid(),
+            "waiting_with_prefill": self.overlap.num_held if self.overlap is not None else 0,
+            "held": [held._asdict() for held in self._manager.held_specs()],
+        }
+
+    def _warm(self, spec: Spec) -> dict[str, Any]:
+        """`compile_ms`: what it took, if it is held already."""
+        accepted = self._manager.warm(spec)
+        took = {held.key: held.seconds for held in self._manager.held_specs()}
+        seconds = took.get(spec.key)
+        told = {} if seconds is None else {"compile_ms": round(seconds * 1000, 3)}
+        return {"accepted": accepted, **told}
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
+        import torch
+
+        return torch.full((max_num_seqs, self.vocabulary.num_words), -1, dtype=torch.int32)
+
+    def destroy(self) -> None:
+        self._manager.close()
+        self._steppers.close()
+
+
+class Light:
+    """What may take long is not compiled in the engine's process before a child has done it.
+    `delay_seconds`: for tests of what a slow compile holds up."""
+
+    def __init__(self, cascade: Cascade, delay_seconds: float = 0.0) -> None:
+        self._cascade = cascade
+        self._delay_seconds = delay_seconds
+
+    def compile(self, spec: Spec) -> Compiled:
+        if self._delay_seconds:
+            sleep(self._delay_seconds)
+        return self._cascade.compile_light(spec)
+
+
+def _cut_off(why: str) -> InferwayError:
+    words = f"the answer was cut off, because its grammar failed: {why}"
+    if why in OF_THE_SHAPE:
+        return SpecError(f"{words}; simplify the shape that is asked for")
+    return CompileError(f"{words}; try again")
+
+
+def utility(engine_core: Any, command: str, words: str) -> str:
+    """A method of vLLM's EngineCore: JSON in, JSON out."""
+    core = core_of(engine_core.structured_output_manager)
+    if core is None:
+        raise RuntimeError(
+            f"the engine core in process {os.getpid()} uses vLLM's own structured output; its log "
+            "at the start says why"
+        )
+    return json.dumps(core.utility(command, json.loads(words)))
+
+
+def with_flags(spec: Spec, config: Any) -> Spec:
+    """`config`: the engine's StructuredOutputsConfig."""
+    options = replace(
+        spec.options,
+        any_whitespace=spec.options.any_whitespace and not config.disable_any_whitespace,
+        additional_properties=(
+            spec.options.additional_properties and not config.disable_additional_properties
+        ),
+    )
+    return replace(spec, options=options)
+
+
+def core_of(manager: Any) -> Core | None:
+    """None: the manager is vLLM's own."""
+    return manager.backend if isinstance(manager.backend, Core) else None
+
+
+def take_over(manager: Any, vllm_config: Any) -> None:
+    """`manager`: vLLM's StructuredOutputManager, just made. Where this fails, it stays vLLM's."""
+    if vllm_config.model_config.skip_tokenizer_init:
+        return  # such an engine refuses structured requests itself
+    began = monotonic()
+    try:
+        manager.backend = Core(vllm_config, manager.tokenizer, settings_of(vllm_config))
+    except Exception:
+        log.exception(
+            "the engine core in process %d uses vLLM's own structured output, because Inferway's "
+            "could not be set up",
+            os.getpid(),
+        )
+        return
+    # Beside a busy thread every call that drops the GIL waits so long to have it back.
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    seconds = monotonic() - began
+    log.info(
+        "the engine core in process %d uses Inferway's structured output, set up in %.1f s",
+        os.getpid(),
+        seconds,
+    )
+
+
+def begin(manager: Any, request: Any) -> bool:
+    """In the place of StructuredOutputManager.grammar_init. False: the manager is vLLM's own."""
+    if request.structured_output_request is None:
+        return True
+    core = core_of(manager)
+    if core is None:
+        _give_back(request.sampling_params.structured_outputs, manager.vllm_config)
+        return False
+    runs_on = manager._use_async_grammar_compilation
+    grammar = core.begin(request, may_wait=runs_on)
+    if not runs_on:
+        grammar.exception()  # waits: ranks must not see it ready at different steps
+    request.structured_output_request.grammar = grammar
+    return True
+
+
+def _give_back(params: Any, vllm_config: Any) -> None:
+    """To the backend that vLLM would have chosen first."""
+    configured = vllm_config.structured_outputs_config.backend
+    params._backend = "xgrammar" if configured == "auto" else configured

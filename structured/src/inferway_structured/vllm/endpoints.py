@@ -1,0 +1,217 @@
+"""/v1/structured/{warm,stats,explain}: under /v1, where vLLM's own key check guards.
+
+warm     POST  a spec, or a request that asks for one   the engine core compiles it, if it has time
+stats    GET                                            what this server and its engine cores count
+explain  POST  as warm                                  verdict, backend, what is not enforced
+
+A warm-up is a favour: it is bounded in rate, number and size, and refused first under load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.counts import merged
+from inferway_structured.errors import (
+    BodyTooLargeError,
+    InferwayError,
+    InvalidRequestError,
+    SaturatedError,
+)
+from inferway_structured.requests import asked as asked_in
+from inferway_structured.spec import Asked, Kind, Options, Spec, json_type
+from inferway_structured.vllm.asgi import (
+    Receive,
+    Scope,
+    Send,
+    answer_error,
+    answer_json,
+    read_body,
+)
+from inferway_structured.vllm.core import UTILITY, with_flags
+from inferway_structured.vllm.settings import settings_of
+
+if TYPE_CHECKING:
+    from inferway_structured.vllm.front import Front
+
+PREFIX = "/v1/structured/"
+
+MAX_BODY_BYTES = 1 << 20
+WARM_PER_SECOND = 20.0
+MAX_WARMING = 8  # that the engine core has been told of and has not answered
+
+_WANTED = (
+    "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
+    "for example `response_format`"
+)
+
+
+class Endpoints:
+    def __init__(self, front: Front, warm_per_second: float = WARM_PER_SECOND) -> None:
+        self._front = front
+        self.warm_per_second = warm_per_second
+        self._tokens = WARM_PER_SECOND
+        self._filled = monotonic()
+        self._num_warming = 0
+
+    async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        routes = {
+            f"{PREFIX}warm": ("POST", self._warm),
+            f"{PREFIX}stats": ("GET", self._stats),
+            f"{PREFIX}explain": ("POST", self._explain),
+        }
+        method, answer = routes.get(path, ("", self._stats))
+        if not method:
+            known = ", ".join(f"{verb} {name}" for name, (verb, _) in routes.items())
+            message = f"the path is unknown; there are {known}"
+            told = {"error": {"message": message, "type": "NotFoundError", "code": 404}}
+            return await answer_json(send, 404, told)
+        if scope["method"] != method:
+            message = f"the method {scope['method']} is not allowed for {path}; use {method}"
+            told = {"error": {"message": message, "code": 405}}
+            return await answer_json(send, 405, told)
+        try:
+            body = await read_body(receive, MAX_BODY_BYTES)
+            if body is not None:
+                status, told = await answer(scope["app"].state, body)
+                await answer_json(send, status, told)
+        except ValueError:
+            await answer_error(
+                send,
+                BodyTooLargeError(
+                    f"the body has more than {MAX_BODY_BYTES} bytes, the most that {path} takes; "
+                    "send only the fields that ask for the shape"
+                ),
+            )
+        except InferwayError as e:
+            await answer_error(send, e)
+
+    async def _warm(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
+        asked = await self._asked(state, body)
+        if self._num_warming >= MAX_WARMING or not self.may_warm():
+            raise SaturatedError(
+                f"this server takes {WARM_PER_SECOND:g} warm-ups a second and {MAX_WARMING} at a "
+                "time, and this one is too many; leave it out, the request itself will bring its "
+                "shape"
+            )
+        await self._front.examine(asked)
+        self._num_warming += 1
+        try:
+            told = [await self._tell(state, each) for each in asked]
+        finally:
+            self._num_warming -= 1
+        first = told[0]
+        return (202 if all(each["accepted"] for each in told) else 429), {**first, "specs": told}
+
+    async def _tell(self, state: Any, asked: Asked) -> dict[str, Any]:
+        spec = asked.spec
+        (told,) = await ask_cores(state.engine_client, "warm", _words(spec))
+        return {"key": spec.key, **told}
+
+    def may_warm(self) -> bool:
+        """Whether its rate lets another one through; that one is counted."""
+        now = monotonic()
+        self._tokens += (now - self._filled) * self.warm_per_second
+        self._tokens = min(self._tokens, WARM_PER_SECOND)
+        self._filled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _stats(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
+        del body
+        return 200, await stats(self._front, state.engine_client)
+
+    async def _explain(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
+        asked = await self._asked(state, body)
+        refuse = settings_of(state.vllm_config).refuse_unenforced
+        told = [
+            {"place": each.place, **await self._front.explain(each, refuse=refuse)}
+            for each in asked
+        ]
+        return 200, {**told[0], "specs": told}
+
+    async def _asked(self, state: Any, body: bytes) -> list[Asked]:
+        asked: list[Asked] = await self._front.in_thread(lambda: read_specs(body))
+        config = state.vllm_config.structured_outputs_config
+        return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
+
+
+async def stats(front: Front, engine_client: Any) -> dict[str, Any]:
+    cores = await ask_cores(engine_client, "stats", {})
+    snapshots = [front.counts.snapshot(), *(core["counts"] for core in cores)]
+    return {
+        "plugin": "inferway",
+        "counts": merged(snapshots),
+        "cores": [{name: core[name] for name in core if name != "counts"} for core in cores],
+    }
+
+
+async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) -> list[Any]:
+    """Of `Core.utility`, in every engine core that this server knows; JSON on the way, because
+    vLLM's own encoder lets only few types through."""
+    client = engine_client.engine_core
+    arguments = (UTILITY, command, json.dumps(words))
+    if command != "warm" and hasattr(client, "call_utility_all_async"):
+        answers = await client.call_utility_all_async(*arguments)
+    else:
+        answers = [await client.call_utility_async(*arguments)]
+    return [json.loads(answer) for answer in answers]
+
+
+def read_specs(body: bytes) -> list[Asked]:
+    """{"kind", "text", "options", "strict"}, or a request's fields (and "path", if it is no chat).
+    Raises RequestError."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"the body is not valid JSON; {_WANTED}") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {_WANTED}")
+    if "kind" in fields:
+        return [_spelled_out(fields)]
+    path = fields.get("path", "/v1/chat/completions")
+    asked = asked_in(path, fields) if isinstance(path, str) else []
+    if not asked:
+        raise InvalidRequestError(f"the body asks for no shape; {_WANTED}")
+    return asked
+
+
+def _shown(value: object) -> str:
+    return repr(value[:40]) if isinstance(value, str) else json_type(value)
+
+
+def _spelled_out(fields: Mapping[str, Any]) -> Asked:
+    kinds = [kind.value for kind in Kind]
+    if fields["kind"] not in kinds:
+        raise InvalidRequestError(
+            f"kind: expected one of {', '.join(kinds)}, got {_shown(fields['kind'])}", param="kind"
+        )
+    text, options = fields.get("text", ""), fields.get("options") or {}
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"text: expected a string, got {json_type(text)}", param="text")
+    if not isinstance(options, dict) or not set(options) <= set(Options.__slots__):
+        names = ", ".join(Options.__slots__)
+        raise InvalidRequestError(
+            f"options: expected an object with no other keys than {names}", param="options"
+        )
+    spec = rewritten(Kind(fields["kind"]), text, Options(**options))
+    return Asked(spec, "text", fields.get("strict") is True)
+
+
+def rewritten(kind: Kind, text: str, options: Options) -> Spec:
+    """Read as in a request, so that what is compiled for it is found again."""
+    from inferway_structured.spec import MAKERS
+
+    value: object = True if kind is Kind.JSON_OBJECT else text
+    return MAKERS[kind.value](value, "text", options)
+
+
+def _words(spec: Spec) -> dict[str, Any]:
+    options = {name: getattr(spec.options, name) for name in Options.__slots__}
+    return {"kind": spec.kind, "text": spec.text, "options": options}

@@ -1,0 +1,286 @@
+"""Around vLLM's own routes, inside its key check: what is asked is examined before vLLM reads the
+request, and what was answered is told beside the answer.
+
+asked                                      then
+cannot be read, or not be kept             400 with the place in the request, in vLLM's own form
+guided_json and its kind                   vLLM reads `structured_outputs` instead
+keywords that nobody enforces              `x-inferway-unenforced` names them; 400 with
+                                           `strict`, if the settings say so
+an answer in one piece                     `x-inferway-valid`
+a stream, and reports are on               a comment before [DONE], or at the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.errors import (
+    CompileError,
+    InferwayError,
+    InvalidRequestError,
+    SaturatedError,
+    SpecError,
+)
+from inferway_structured.guided import in_vllms_words
+from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
+from inferway_structured.requests import FIELDS, asked
+from inferway_structured.spec import Asked
+from inferway_structured.texts import StreamTexts, done_at, said_in
+from inferway_structured.vllm.asgi import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer_error,
+    read_body,
+    replayed,
+)
+from inferway_structured.vllm.calls import ON_ITS_WAY, OnItsWay, about_calls
+from inferway_structured.vllm.core import with_flags
+from inferway_structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
+from inferway_structured.vllm.front import Front
+from inferway_structured.vllm.metrics import PATH as METRICS
+from inferway_structured.vllm.metrics import Collector
+from inferway_structured.vllm.settings import settings_of
+
+if TYPE_CHECKING:
+    from inferway_structured.grammar import Unenforced
+
+Why = Callable[[], Awaitable[InferwayError | None]]
+
+MAX_ON_LOOP_BYTES = 16 * 1024  # of a body that is read on the event loop, in a millisecond
+WHY_SECONDS = 1.0
+MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
+_WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
+
+
+class Middleware:
+    def __init__(self, app: App, front: Front, collector: Collector) -> None:
+        self.app = app
+        self.front = front
+        self.endpoints = Endpoints(front)
+        self.collector = collector
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path.startswith(PREFIX):
+            return await self.endpoints(path, scope, receive, send)
+        if path == METRICS:
+            await self.collector.refresh(scope["app"].state.engine_client)
+        if scope["method"] != "POST" or not _may_ask(path):
+            return await self.app(scope, receive, send)
+        return await self._examined(path, scope, receive, send)
+
+    async def _examined(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        if body is None:
+            return None
+        vllm_config = scope["app"].state.vllm_config
+        settings = settings_of(vllm_config)
+        try:
+            fields, asked = await self._asked(path, body, vllm_config.structured_outputs_config)
+            refuse = settings.refuse_unenforced
+            asked, unenforced = await self.front.examine(asked, refuse=refuse)
+            body = await self._told(body, fields, asked)
+        except InferwayError as e:
+            return await answer_error(send, e)
+        again = replayed(body, receive)
+        if not asked:
+            return await self.app(scope, again, send)
+        request = OnItsWay(asked)
+        token = ON_ITS_WAY.set(request)
+        client = scope["app"].state.engine_client
+
+        async def why() -> InferwayError | None:
+            return await why_ended(client, request.ids, asked)
+
+        answer = Answer(self.front, request, unenforced, settings.report_validity, why, send)
+        try:
+            await self.app(scope, again, answer.send)
+        finally:
+            ON_ITS_WAY.reset(token)
+
+    async def _asked(self, path: str, body: bytes, config: Any) -> _Read:
+        """Raises SpecError. What vLLM cannot read either is left to its own error."""
+        if not may_hold_spec(body):
+            return {}, []
+        if len(body) <= MAX_ON_LOOP_BYTES:
+            return _read(path, body, config)
+        found: _Read = await self.front.in_thread(partial(_read, path, body, config))
+        return found
+
+    async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
+        """The body that vLLM is to read. Raises InvalidRequestError."""
+        otherwise = in_vllms_words(fields, asked)
+        if otherwise is None:
+            return body
+        if len(body) <= MAX_ON_LOOP_BYTES:
+            return _written(otherwise)
+        told: bytes = await self.front.in_thread(partial(_written, otherwise))
+        return told
+
+
+def _may_ask(path: str) -> bool:
+    return path.endswith(("/completions", "/responses", "/messages", "/generate", "/batch"))
+
+
+def may_hold_spec(body: bytes) -> bool:
+    """False only if no name that asks for a shape is in it; one may be written with escapes."""
+    return any(word in body for word in _WORDS) or b"\\u" in body
+
+
+_Read = tuple[dict[str, Any], list[Asked]]  # a body's fields, and what they ask
+
+
+def _read(path: str, body: bytes, config: Any) -> _Read:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}, []
+    if not isinstance(fields, dict):
+        return {}, []
+    found = asked(path, fields)
+    return fields, [replace(each, spec=with_flags(each.spec, config)) for each in found]
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields).encode()
+    except RecursionError:
+        raise InvalidRequestError("body: nested too deeply") from None
+
+
+class Answer:
+    """One answer on its way out."""
+
+    def __init__(
+        self,
+        front: Front,
+        request: OnItsWay,
+        unenforced: Sequence[Unenforced],
+        reports: bool,
+        why: Why,
+        send: Send,
+    ) -> None:
+        """`why` says what vLLM's error was about, if it was about the shape."""
+        self._front = front
+        self._request = request
+        self._unenforced = unenforced
+        self._reports = reports
+        self._why = why
+        self._send = send
+        self._start: Message | None = None  # held back until the body is whole
+        self._body = bytearray()
+        self._stream: Message | None = None  # its start, held back until its first piece
+        self._texts: StreamTexts | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._begin(message)
+        elif message["type"] != "http.response.body":
+            await self._send(message)
+        elif self._start is not None:
+            await self._collect(message)
+        elif self._texts is not None:
+            if self._stream is not None:
+                start, self._stream = self._stream, None
+                await self._send(self._named(start))
+            await self._pass(message, self._texts)
+        else:
+            await self._send(message)
+
+    async def _begin(self, start: Message) -> None:
+        if self._may_be_the_grammars(start):
+            self._start = start
+            return None
+        if start["status"] != 200:
+            return await self._send(start)
+        headers = start["headers"] = list(start.get("headers", ()))
+        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+        if kind.startswith(b"application/json"):
+            self._start = start
+            return None
+        if kind.startswith(b"text/event-stream"):
+            self._texts = StreamTexts()
+            self._stream = start
+            return None
+        return await self._send(self._named(start))
+
+    def _named(self, start: Message) -> Message:
+        """With what the engine, which by now has got the request, does not enforce."""
+        unenforced = list(dict.fromkeys((*self._unenforced, *self._request.left_free)))
+        if unenforced:
+            start["headers"].append((UNENFORCED_HEADER, named(unenforced)))
+        return start
+
+    def _may_be_the_grammars(self, start: Message) -> bool:
+        """Whether a grammar may have ended the request: vLLM answers 500 to that up to 0.32, and
+        400 from 0.33 on, whatever the reason was."""
+        return start["status"] in (400, 500) and bool(self._request.ids)
+
+    async def _collect(self, message: Message) -> None:
+        self._body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if more and len(self._body) <= MAX_ANSWER_BYTES:
+            return
+        start, self._start = self._start, None
+        assert start is not None
+        whole = {**message, "body": bytes(self._body)}
+        if self._may_be_the_grammars(start):
+            await self._explain(start, whole)
+        else:
+            said = said_in(whole["body"]) if not more else None
+            await self._judge(start, whole, await self._front.keeps(self._request.asked, said))
+
+    async def _explain(self, start: Message, body: Message) -> None:
+        if (error := await self._why()) is not None:
+            return await answer_error(self._send, error)
+        await self._send(start)
+        return await self._send(body)
+
+    async def _judge(self, start: Message, body: Message, valid: bool | None) -> None:
+        if valid is not None:
+            start["headers"].append((VALID_HEADER, validity(valid)))
+        await self._send(self._named(start))
+        await self._send(body)
+
+    async def _pass(self, message: Message, texts: StreamTexts) -> None:
+        body = message.get("body", b"")
+        texts.feed(body)
+        done = done_at(body)
+        if done < 0 and message.get("more_body", False):
+            return await self._send(message)
+        self._texts = None
+        valid = await self._front.keeps(self._request.asked, texts.said())
+        if self._reports:
+            at = done if done >= 0 else len(body)
+            comment = b": " + VALID_HEADER + b" " + validity(valid) + b"\n\n"
+            message = {**message, "body": body[:at] + comment + body[at:]}
+        return await self._send(message)
+
+
+async def why_ended(
+    engine_client: Any, ids: Sequence[str], asked: Sequence[Asked]
+) -> InferwayError | None:
+    """The engine core's reason for the end of one of these requests; None if it has none."""
+    try:
+        asking = ask_cores(engine_client, "why", {"requests": ids})
+        told = next((each for each in await asyncio.wait_for(asking, WHY_SECONDS) if each), None)
+    except Exception:  # vLLM's own error stays
+        return None
+    if told is None:
+        return None
+    if told["status"] == 400:
+        refused = SpecError(told["message"], place=told["place"] or "", keyword=told["keyword"])
+        return about_calls(asked, refused) if asked[-1].tool else in_request(asked[0], refused)
+    if told["status"] == 429:
+        return SaturatedError(told["message"])
+    return CompileError(told["message"])

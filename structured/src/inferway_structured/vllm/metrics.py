@@ -1,0 +1,60 @@
+"""What is counted, on vLLM's own /metrics. Engine cores are asked when the page is; where one is
+busy for too long, what it said last stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from inferway_structured.counts import samples
+from inferway_structured.vllm.endpoints import stats
+
+if TYPE_CHECKING:
+    from inferway_structured.vllm.front import Front
+
+log = logging.getLogger("vllm.inferway")
+
+PATH = "/metrics"
+PREFIX = "inferway_structured_"
+PATIENCE_SECONDS = 0.5
+
+
+class Collector:
+    """As prometheus_client wants one."""
+
+    def __init__(self, front: Front) -> None:
+        self._told: dict[str, Any] = front.counts.snapshot()
+        self._front = front
+
+    async def refresh(self, engine_client: Any) -> None:
+        try:
+            asking = stats(self._front, engine_client)
+            self._told = (await asyncio.wait_for(asking, PATIENCE_SECONDS))["counts"]
+        except Exception as e:  # whatever it is, the page is answered
+            log.debug(
+                "/metrics shows the engine core's counts as of its last answer, because asking it "
+                "failed: %s",
+                type(e).__name__,
+            )
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import Metric
+
+        for family, found in samples(self._told):
+            name = PREFIX + family.name
+            metric = Metric(name, family.help, family.type)
+            for sample in found:
+                metric.add_sample(name + sample.suffix, dict(sample.labels), sample.value)
+            yield metric
+
+
+def registered(front: Front) -> Collector:
+    """On vLLM's page. With several API servers there is one page made of files, which knows only
+    prometheus_client's own numbers: then /v1/structured/stats has them alone."""
+    from prometheus_client import REGISTRY
+
+    collector = Collector(front)
+    REGISTRY.register(collector)
+    return collector

@@ -1,0 +1,28 @@
+"""A double of steps.journey.Journey, as the exchange sees it."""
+
+from __future__ import annotations
+
+from inferway.model import Headers, Target
+
+
+class Untouched:
+    """A journey of which nothing is known, and whose answer passes as it comes."""
+
+    changes_length = False
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    def attempt(self, target: Target) -> Headers:
+        return target.endpoint.headers
+
+    def on_head(self, status: int) -> Headers:  # noqa: ARG002
+        return ()
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def on_end(self) -> bytes:
+        return b""
+
+    def close(self, outcome: str) -> None: ...
