@@ -2,7 +2,7 @@
 # Makes .venv and installs this checkout into it, editable. Does nothing if that is done already.
 #
 #   install.sh run    what `inferway` needs
-#   install.sh dev    that, and what checks and tests need
+#   install.sh dev    that, inferway-bench, and what checks and tests need
 #
 # One line a step; pip's own words go to .venv/install.log and are shown when a step fails.
 set -eu
@@ -35,11 +35,10 @@ if ! venv_is_sound; then
 fi
 is_installed && exit 0
 
-target=.
-[ "$what" = run ] || target=".[$what]"
+set -- --editable ./structured --editable .
+[ "$what" = run ] || set -- --editable ./structured --editable ".[$what]" --editable ./bench
 rm -f "$stamp"
 : >"$log"
 step "installing inferway ($what) and its dependencies" \
-    .venv/bin/python -m pip install --disable-pip-version-check --editable ./structured \
-    --editable "$target" --editable ./bench
+    .venv/bin/python -m pip install --disable-pip-version-check "$@"
 echo "$what $pyproject" >"$stamp"

@@ -224,6 +224,13 @@ def test_a_changed_pyproject_is_installed_again(checkout: Checkout, building: st
     assert checkout.num_installs() == 2
 
 
+@pytest.mark.parametrize(("what", "brings"), [("run", False), ("dev", True)])
+def test_only_developers_get_the_benchmarks(checkout: Checkout, what: str, brings: bool) -> None:
+    checkout.install(what)
+
+    assert ("--editable ./bench" in (checkout.path / "pip-calls").read_text()) == brings
+
+
 def test_what_tests_need_holds_what_running_needs(checkout: Checkout) -> None:
     checkout.install("dev")
     checkout.install("run")
