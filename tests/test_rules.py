@@ -1,0 +1,186 @@
+"""The rules of CONTRIBUTING.md that a program can check, in all three distributions.
+
+Each exception is listed here. A list may only become shorter: an entry that no longer applies fails
+the test as well.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILDINGS = {
+    "inferway": ROOT / "src" / "inferway",
+    "inferway_structured": ROOT / "structured" / "src" / "inferway_structured",
+    "inferway_bench": ROOT / "bench" / "src" / "inferway_bench",
+}
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 60
+MAX_NESTING = 3
+SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")
+
+# Functions that nest deeper than MAX_NESTING: "file function".
+NESTED = {
+    "inferway": """
+        demo/run.py _scored
+        discovery/kubernetes/pool.py run
+        fleet/journal/journal.py _batches
+        fleet/journal/journal.py _redo
+        fleet/scraper.py _run
+        frontends/http/load_metrics.py expectation_families
+        index/matching.py window_blocks
+        index/memory.py _in_lower_tiers
+        index/settling.py run
+        index/speculative.py extend
+        prompts/body_size.py body_size
+        prompts/content_format.py _names_of_messages
+        prompts/expansion.py check_expansion
+        prompts/regexes.py unbounded_regex
+        prompts/trial_load.py check
+    """,
+    "inferway_structured": """
+        backends/cascade.py _schema_said
+        backends/schemas/disjoint.py _below
+        backends/schemas/rows.py _schemas
+        backends/stepped.py _copy
+        disk.py _files
+        drafts.py _deeper
+        drafts.py _mended
+        helper/helper.py _do
+        schema_walk.py _circles
+        schema_walk.py _grow
+        schema_walk.py graph
+        schemas.py _check_counts
+        valid.py _validator
+        workers.py leave
+    """,
+    "inferway_bench": """
+        chat_overhead/run.py _warm_up
+        director/run.py _grown
+        epp/echo.py process
+        index/snapshot.py _cost
+        peers/fleets.py _whole
+        peers/run.py measure
+        policies/run.py _tasks
+        proxy/latency.py measure_latencies
+    """,
+}
+
+# Classes whose name ends with one of SUFFIXES.
+SUFFIXED = {
+    "inferway": {"Handler"},
+    "inferway_structured": {"CompilationManager", "Helper"},
+    "inferway_bench": set[str](),
+}
+
+# Class names that more than one file of a distribution defines. The simulator has the same names
+# as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
+DEFINED_TWICE = {
+    "inferway": """
+        AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
+        Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
+        Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
+        Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
+    """,
+    "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
+    "inferway_bench": """
+        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
+        Outcome Plan Row System Target World _Message _Tour
+    """,
+}
+
+_NESTS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+@cache
+def sources(building: str) -> dict[str, str]:
+    """Each file's path below its distribution, and its text."""
+    root = BUILDINGS[building]
+    return {str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*.py"))}
+
+
+@cache
+def trees(building: str) -> dict[str, ast.Module]:
+    return {path: ast.parse(text) for path, text in sources(building).items()}
+
+
+def nodes(building: str, kind: type[_Node]) -> Iterator[tuple[str, _Node]]:
+    for path, tree in trees(building).items():
+        yield from ((path, node) for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def functions(building: str) -> Iterator[tuple[str, _Function]]:
+    yield from nodes(building, ast.FunctionDef)
+    yield from nodes(building, ast.AsyncFunctionDef)
+
+
+def num_lines(function: _Function) -> int:
+    """The lines of its body, without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body and body[-1].end_lineno else 0
+
+
+def nesting(node: ast.AST, depth: int = 0) -> int:
+    """How many blocks its deepest statement lies in; `elif` is no block of its own."""
+    deepest = depth
+    for name, value in ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        is_elif = isinstance(node, ast.If) and name == "orelse" and len(children) == 1
+        for child in children:
+            if not isinstance(child, ast.AST) or isinstance(child, _INNER):
+                continue
+            nests = isinstance(child, _NESTS) and not (is_elif and isinstance(child, ast.If))
+            deepest = max(deepest, nesting(child, depth + nests))
+    return deepest
+
+
+@pytest.mark.parametrize("building", BUILDINGS)
+def test_files_are_short(building: str) -> None:
+    too_long = [p for p, text in sources(building).items() if text.count("\n") > MAX_FILE_LINES]
+
+    assert too_long == []
+
+
+@pytest.mark.parametrize("building", BUILDINGS)
+def test_functions_are_short(building: str) -> None:
+    sizes = [(path, each.name, num_lines(each)) for path, each in functions(building)]
+
+    assert [each for each in sizes if each[2] > MAX_FUNCTION_LINES] == []
+
+
+@pytest.mark.parametrize("building", BUILDINGS)
+def test_functions_nest_little(building: str) -> None:
+    found = {f"{p} {each.name}" for p, each in functions(building) if nesting(each) > MAX_NESTING}
+
+    assert found == {line.strip() for line in NESTED[building].strip().splitlines()}
+
+
+@pytest.mark.parametrize("building", BUILDINGS)
+def test_class_names_say_more_than_their_role(building: str) -> None:
+    names = {each.name for _, each in nodes(building, ast.ClassDef)}
+
+    assert {name for name in names if name.endswith(SUFFIXES)} == SUFFIXED[building]
+
+
+@pytest.mark.parametrize("building", BUILDINGS)
+def test_a_class_name_has_one_meaning(building: str) -> None:
+    files = Counter(name for _, name in {(p, c.name) for p, c in nodes(building, ast.ClassDef)})
+
+    assert {name for name, num in files.items() if num > 1} == set(DEFINED_TWICE[building].split())
+
+
+def test_nesting_counts_blocks_and_not_branches() -> None:
+    text = "def f():\n if a:\n  for b in c:\n   pass\n elif d:\n  pass\n elif e:\n  with g:\n   h()"
+
+    assert nesting(ast.parse(text).body[0]) == 2
