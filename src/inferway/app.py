@@ -26,9 +26,10 @@ from inferway.events.wire import Batch, normalise
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import sockets_context
+from inferway.flow.standing import Standing
 from inferway.frontends.fleet_gate import FleetGate
 from inferway.frontends.http.access_log import AccessLog
-from inferway.frontends.http.admission import Admission, build_admission, read_keys
+from inferway.frontends.http.admission import build_admission, read_keys
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
@@ -95,18 +96,20 @@ class Gateway:
         self._picks = picks
         self._stack = AsyncExitStack()
         self._context = sockets_context()
+        standing = Standing(settings.ejection)
         self.indexer = Indexer(
             settings,
             renderer=renderer,
             context=self._context,
             on_batch=self._republish if settings.publish is not None else None,
+            standing=standing,
+            behind_proxy=picks,
         )
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
         self._adopter = Adopter(self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon)
-        self._admission: Admission = build_admission(settings, keys, self.fleet, time.monotonic)
-        self.indexer.director.standing = self._admission.traffic.standing
+        self._admission = build_admission(settings, keys, self.fleet, standing, time.monotonic)
         self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: Publisher | None = None
@@ -304,9 +307,8 @@ class Gateway:
 
     def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         """What Kubernetes says, over what the settings do."""
-        director = self.indexer.director
-        director.priorities = {**self.settings.objectives, **objectives}
-        director.rewrites = Rewrites([*rewrites, *self.settings.model_rewrites])
+        rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
+        self.indexer.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
     async def _pick(self, observers: Sequence[Observer], metrics: MetricsPage) -> None:
         from inferway.frontends.ext_proc.build import build_picker  # an extra

@@ -114,6 +114,10 @@ class Director:
         way = ByPrompt(self, head, parse, request_id, within, priority, tenant)
         return Journey(self, body, way, edits)
 
+    def follow_rules(self, priorities: Mapping[str, int], rewrites: Rewrites) -> None:
+        """Journeys that begin from now on have these: objective -> priority, and models' names."""
+        self.priorities, self.rewrites = priorities, rewrites
+
     def parses_here(self, body: bytes) -> bool:
         """Whether parsing it would not hold up everybody else."""
         return self.off_loop is None or len(body) <= self.off_loop_bytes

@@ -53,6 +53,7 @@ from inferway.prompts.served import ModelSource, PromptSource, ServedModel
 from inferway.prompts.token_ids import checked_token_ids
 from inferway.scheduling.policies import scheduling_of
 from inferway.scheduling.scheduling import Scheduling
+from inferway.steps.eligible import Standing
 from inferway.steps.match import Lookup, Matched, Matcher
 from inferway.steps.rewrite import Rewrites
 from inferway.tasks import Later
@@ -125,8 +126,12 @@ class Indexer:
         renderer: Renderer | None = None,
         context: zmq.asyncio.Context | None = None,
         on_batch: OnEngineBatch | None = None,
+        standing: Standing | None = None,
+        behind_proxy: bool = False,
     ) -> None:
-        """`on_batch` sees each batch of events that was applied. Raises ConfigError."""
+        """`on_batch` sees each batch of events that was applied. `standing` says which engines get
+        no requests now. `behind_proxy`: requests come from a proxy, and its headers count. Raises
+        ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
         scheduling = _scheduling(self.settings)
         self.index = build_index(self.settings.index)
@@ -154,8 +159,10 @@ class Indexer:
             rewrites=Rewrites(self.settings.model_rewrites),
             priorities=self.settings.objectives,
             scoring=self.settings.scoring,
+            behind_proxy=behind_proxy,
             off_loop=_in_thread,
             later=Later(EVENT_SECONDS),
+            standing=standing,
         )
 
     async def start(self) -> None:

@@ -37,7 +37,6 @@ def build_picker(
 ) -> PickerServer:
     """Raises ConfigError."""
     picker = settings.picker
-    indexer.director.behind_proxy = True
     counts = PickerCounts()
     return PickerServer(
         Picker(

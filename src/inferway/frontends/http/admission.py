@@ -140,10 +140,14 @@ def read_keys(settings: ServeSettings) -> Keys:
 
 
 def build_admission(
-    settings: ServeSettings, keys: Keys, fleet: Fleet, clock: Callable[[], float]
+    settings: ServeSettings,
+    keys: Keys,
+    fleet: Fleet,
+    standing: Standing,
+    clock: Callable[[], float],
 ) -> Admission:
-    """`clock` counts seconds."""
-    traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
+    """`standing` says which engines get no requests now; `clock` counts seconds."""
+    traffic = Traffic(clock, standing, Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)
