@@ -53,7 +53,7 @@ _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flo
 
 
 class Journey(Protocol):
-    """What a request is to its director, from here on (director.Journey)."""
+    """What a request is to its director, from here on (steps.journey.Journey)."""
 
     @property
     def body(self) -> bytes: ...
