@@ -21,8 +21,9 @@ import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.discovery.members import Members, build_members
+from inferway.events.adapters.vllm import normalise
 from inferway.events.dialect import SEEDS
-from inferway.events.wire import Batch, normalise
+from inferway.events.event import Batch
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import sockets_context

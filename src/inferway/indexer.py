@@ -33,7 +33,7 @@ from inferway.errors import (
     RenderError,
     UnknownModelError,
 )
-from inferway.events.wire import Batch
+from inferway.events.event import Batch
 from inferway.fleet.columns import STATES
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import CPU, GPU, Clear, Remove, Store
 from inferway.model import BlockKey

@@ -15,9 +15,9 @@ from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
 from inferway.events.dialect import DialectFinder, DialectState
+from inferway.events.event import BlockRemoved, BlockStored, Event
 from inferway.events.held import MAX_LATELY
 from inferway.events.records import Record
-from inferway.events.wire import BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import CPU, FULL_ATTENTION, GPU
 from inferway.model import BlockKey

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway.blocks.dialects import ALGORITHMS, Dialect, HashExtra, Lora, hash_extras, wire_hash
+from inferway.events.adapters.sglang import open_batch
 from inferway.events.dialect import DialectFinder, DialectState
-from inferway.events.wire import BlockStored, decode_batch
+from inferway.events.event import BlockStored
 from inferway.model import TokenIds
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.events import encode_batch
@@ -126,7 +127,7 @@ def test_the_simulated_engines_dialect_is_found() -> None:
         cache.admit(run)
         cache.release(run)
         payload = encode_batch(cache.take_events(), timestamp=0.0, rank=0, format="array")
-        for event in decode_batch(payload).events:
+        for event in open_batch(payload).decoded().events:
             if isinstance(event, BlockStored):
                 finder.see(event)
     finder.step(1000)

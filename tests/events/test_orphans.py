@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from inferway.blocks.dialects import Dialect, wire_hash
 from inferway.blocks.keys import BlockHasher
+from inferway.events.adapters.sglang import open_batch
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.events.orphans import Orphans
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import CPU, GPU, Copy, Remove, Store
 from inferway.simulator.cache import KvCache, Run
@@ -281,7 +282,7 @@ def test_a_late_joiner_never_believes_what_is_not_there(
         payload = encode_batch(cache.take_events(), timestamp=0.0, rank=0, format="map")
         if turn < unheard:
             continue
-        for event in decode_batch(payload).events:
+        for event in open_batch(payload).decoded().events:
             index.apply(engine.apply(event))
         if reports and run.num_reused:
             hashes = [wire_hash(block_hash) for block_hash in run.hashes[: run.num_reused]]

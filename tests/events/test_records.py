@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.events.records import Record, Stored, Waiting
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Op
 

@@ -19,7 +19,7 @@ from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings
 from inferway.events.dialect import DialectState
-from inferway.events.wire import AllBlocksCleared, BlockStored
+from inferway.events.event import AllBlocksCleared, BlockStored
 from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine

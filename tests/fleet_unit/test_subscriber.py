@@ -16,8 +16,8 @@ import zmq
 import zmq.asyncio
 
 from inferway.blocks.keys import BlockHasher
+from inferway.events.event import Batch, BlockStored
 from inferway.events.stream import StreamState, digest_of
-from inferway.events.wire import Batch, BlockStored
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.subscriber import EventSubscriber, ReplayLimits, sockets_context
 from inferway.index.memory import MemoryIndex

@@ -39,10 +39,10 @@ import numpy as np
 from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.block_sizes import ResizedBlocks
+from inferway.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
 from inferway.events.held import ApplyStats, HeldBlocks
 from inferway.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.events.records import Record
-from inferway.events.wire import WINDOW_KINDS, BlockRemoved, BlockStored, Event
 from inferway.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.model import BlockKey, HolderId, TokenIds
 

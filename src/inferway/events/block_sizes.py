@@ -17,7 +17,7 @@ import numpy as np
 
 from inferway.blocks.extra_keys import BlockExtras, ExtraItem, ExtraItems, event_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.events.wire import BlockStored
+from inferway.events.event import BlockStored
 from inferway.index.protocol import Op, Remove, Store, Tier
 from inferway.model import BlockKey, HolderId, TokenIds
 

@@ -41,7 +41,7 @@ from inferway.blocks.dialects import (
     hash_extras,
     wire_hash,
 )
-from inferway.events.wire import BlockStored
+from inferway.events.event import BlockStored
 from inferway.model import TokenIds
 
 SEEDS = (DEFAULT_SEED, "0", "42")  # what PYTHONHASHSEED is set to in vLLM's and llm-d's guides

@@ -1,5 +1,5 @@
 """One engine's events -> operations for the index: the order of batches (`stream`), their bytes
-(`wire`) and what they mean (`apply`) in one object. No socket, no clock, no index.
+(`adapters`) and what they mean (`apply`) in one object. No socket, no clock, no index.
 
 Whatever is handed in answers with steps, to be done in order, each before the next is taken:
 operations for the index (those of one event, or of a piece of a long one, at a time, none while a
@@ -25,26 +25,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from inferway.events.adapters import sglang
 from inferway.events.apply import EngineBlocks
-from inferway.events.orphans import MAX_ORPHANS
-from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
-from inferway.events.wire import (
+from inferway.events.event import (
     SMALL_BYTES,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    EventAdapter,
     EventError,
-    RawBatch,
-    decode_event,
-    open_batch,
 )
+from inferway.events.orphans import MAX_ORPHANS
+from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
 from inferway.index.protocol import Holdings, Op
 
 Step = list[Op] | Replay
@@ -67,23 +65,10 @@ class FollowerStats:
 
 
 class _Opened(Struct, frozen=True, gc=False):
-    """A batch's payload, and what is in it, in order."""
+    """A batch as it came, and what is in it."""
 
     payload: bytes
-    ts: float
-    rank: int | None
-    items: Sequence[Event | EventError]
-
-    @property
-    def errors(self) -> list[EventError]:
-        return [item for item in self.items if isinstance(item, EventError)]
-
-    @property
-    def is_readable(self) -> bool:
-        """False if what could not be read may have said that blocks are gone."""
-        if EventError not in map(type, self.items):
-            return True
-        return not any(error.may_remove for error in self.errors)
+    batch: Batch
 
 
 class EngineFollower:
@@ -98,6 +83,7 @@ class EngineFollower:
         self,
         blocks: EngineBlocks,
         *,
+        adapter: EventAdapter = sglang.open_batch,
         can_replay: bool = True,
         holdings: Holdings | None = None,
         on_batch: Callable[[Batch], None] | None = None,
@@ -106,6 +92,7 @@ class EngineFollower:
         max_held_batches: int | None = None,
     ) -> None:
         self.blocks = blocks
+        self._adapter = adapter
         self.stream = EventStream(can_replay=can_replay)
         if max_held_batches is not None:
             self.stream.max_held_batches = max_held_batches
@@ -176,11 +163,11 @@ class EngineFollower:
         opened = self._open_small(payload)
         if opened is None:
             return self._big_came(hear, seq, payload)
-        return self._do(hear(seq, payload, opened.is_readable), opened)
+        return self._do(hear(seq, payload, opened.batch.is_readable), opened)
 
     def _big_came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
-        yield from self._do(hear(seq, payload, opened.is_readable), opened)
+        yield from self._do(hear(seq, payload, opened.batch.is_readable), opened)
 
     def _do(self, actions: Sequence[Action], opened: _Opened | None = None) -> Steps:
         """`opened`: the batch that has just come."""
@@ -191,7 +178,7 @@ class EngineFollower:
                     opened = small or (yield from self._open(action.payload))
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                for item in opened.items:
+                for item in opened.batch.items:
                     yield from self._apply(item, is_last_life)
                 self._applied(action, opened)
             elif isinstance(action, Replay):
@@ -203,18 +190,15 @@ class EngineFollower:
         """None: it takes long enough to give others a turn."""
         if len(payload) > SMALL_BYTES:
             return None
-        raw = open_batch(payload)
-        if isinstance(raw, EventError):
-            return _opened(payload, raw, [])
-        return _opened(payload, raw, list(map(decode_event, raw.events, count())))
+        return _Opened(payload, self._adapter(payload).decoded())
 
     def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
-        raw = open_batch(payload)
+        raw = self._adapter(payload)
         items: list[Event | EventError] = []
-        for place, raw_event in enumerate(() if isinstance(raw, EventError) else raw.events):
-            items.append(decode_event(raw_event, place))
+        for item in raw.items:
+            items.append(item)
             yield []
-        return _opened(payload, raw, items)
+        return _Opened(payload, Batch(raw.ts, items, raw.rank))
 
     def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
         if isinstance(item, EventError):
@@ -239,8 +223,7 @@ class EngineFollower:
         self.stats.batches += 1
         self._look_for_losses()
         if self._on_batch is not None:
-            events = [item for item in opened.items if not isinstance(item, EventError)]
-            self._on_batch(Batch(opened.ts, events, opened.rank, opened.errors))
+            self._on_batch(opened.batch)
         if self._on_batch_done is not None:
             state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
             self._on_batch_done(batch.seq, batch.digest, state)
@@ -302,11 +285,3 @@ def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRe
             token_ids=event.token_ids[start * size : end * size],
             extra_keys=None if keys is None else keys[start:end],
         )
-
-
-def _opened(
-    payload: bytes, raw: RawBatch | EventError, items: Sequence[Event | EventError]
-) -> _Opened:
-    if isinstance(raw, EventError):
-        return _Opened(payload, 0.0, None, [raw])
-    return _Opened(payload, raw.ts, raw.rank, items)

@@ -21,8 +21,8 @@ from functools import partial
 
 from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
+from inferway.events.event import BlockStored
 from inferway.events.stream import StreamState
-from inferway.events.wire import BlockStored
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import BlockKey, Prompt, TokenIds

@@ -26,9 +26,9 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import Batch
 from inferway.events.follower import EngineFollower, Steps
 from inferway.events.stream import EventStream, Replay, StreamState
-from inferway.events.wire import Batch
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.index.protocol import Index

@@ -1,4 +1,4 @@
-"""Every dialect in; typed events or a reason out; never an exception."""
+"""vLLM's and SGLang's forms in; typed events or a reason out; never an exception."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.events.wire import (
+from inferway.events.adapters.sglang import open_batch
+from inferway.events.adapters.vllm import normalise
+from inferway.events.event import (
     MAX_BLOCKS,
     MAX_PAYLOAD_BYTES,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
-    decode_batch,
-    normalise,
 )
 
 ARRAY: list[Any] = [
@@ -61,7 +61,7 @@ EVENT = BlockStored(
 
 
 def batch(*events: object, ts: float = 1.5, rank: int | None = 0) -> Batch:
-    return decode_batch(msgspec.msgpack.encode([ts, list(events), rank]))
+    return open_batch(msgspec.msgpack.encode([ts, list(events), rank])).decoded()
 
 
 def only(event: object) -> object:
@@ -94,23 +94,23 @@ def test_a_batch_says_when_and_by_which_rank() -> None:
 
 
 def test_a_batch_may_end_before_the_rank_or_go_on_after_it() -> None:
-    short = decode_batch(msgspec.msgpack.encode([1, [ARRAY]]))
-    long = decode_batch(msgspec.msgpack.encode([1, [ARRAY], 0, "newer", {}]))
+    short = open_batch(msgspec.msgpack.encode([1, [ARRAY]])).decoded()
+    long = open_batch(msgspec.msgpack.encode([1, [ARRAY], 0, "newer", {}])).decoded()
 
-    assert short == Batch(1.0, [EVENT], None, [])
-    assert long == Batch(1.0, [EVENT], 0, [])
+    assert short == Batch(1.0, [EVENT])
+    assert long == Batch(1.0, [EVENT], 0)
 
 
 def test_a_batch_may_be_a_map() -> None:
     payload = msgspec.msgpack.encode({"ts": 1.0, "events": [MAP], "newer": 1})
 
-    assert decode_batch(payload) == Batch(1.0, [EVENT], None, [])
+    assert open_batch(payload).decoded() == Batch(1.0, [EVENT])
 
 
 def test_a_map_names_its_rank_as_vllm_does() -> None:
     payload = msgspec.msgpack.encode({"ts": 1.0, "events": [], "data_parallel_rank": 2})
 
-    assert decode_batch(payload).rank == 2
+    assert open_batch(payload).decoded().rank == 2
 
 
 # both forms
@@ -280,7 +280,7 @@ def test_an_event_of_too_many_blocks_is_refused() -> None:
 
 
 def test_a_payload_too_large_is_not_looked_at() -> None:
-    decoded = decode_batch(bytes(MAX_PAYLOAD_BYTES + 1))
+    decoded = open_batch(bytes(MAX_PAYLOAD_BYTES + 1)).decoded()
 
     assert [error.reason for error in decoded.errors] == ["payload_too_large"]
 
@@ -298,7 +298,7 @@ def test_a_payload_too_large_is_not_looked_at() -> None:
     ],
 )
 def test_hostile_bytes_are_reported(payload: bytes) -> None:
-    decoded = decode_batch(payload)
+    decoded = open_batch(payload).decoded()
 
     assert decoded.events == []
     assert [error.reason for error in decoded.errors] == ["malformed"]
@@ -306,7 +306,7 @@ def test_hostile_bytes_are_reported(payload: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_raise(payload: bytes) -> None:
-    assert isinstance(decode_batch(payload), Batch)
+    assert isinstance(open_batch(payload).decoded(), Batch)
 
 
 values = st.recursive(
