@@ -26,7 +26,7 @@ from inferway.events.dialect import SEEDS
 from inferway.events.event import Batch
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import sockets_context
+from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.flow.standing import Standing
 from inferway.frontends.fleet_gate import FleetGate
 from inferway.frontends.http.access_log import AccessLog

@@ -39,7 +39,9 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.fleet.subscriber import REPLAYS_AT_ONCE, EventSubscriber, sockets_context
+from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
 from inferway.index.build import build_index
 from inferway.index.protocol import CPU, GPU
 from inferway.index.speculative import SpeculativeOverlay
@@ -353,13 +355,25 @@ class Indexer:
     def _subscribe(
         self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> EventSubscriber:
-        return EventSubscriber(
+        block_size = engine.block_size_told or ASSUMED_BLOCK_SIZE
+        on_batch = partial(self._on_batch, engine) if self._on_batch else None
+        if source.is_polled:
+            return PollingSubscriber(
+                source,
+                holder=endpoint.holder,
+                block_size=block_size,
+                index=self.index,
+                name=engine.name,
+                headers=engine.http_headers,
+                on_batch=on_batch,
+            )
+        return ZmqSubscriber(
             source,
             holder=endpoint.holder,
-            block_size=engine.block_size_told or ASSUMED_BLOCK_SIZE,
+            block_size=block_size,
             index=self.index,
             name=engine.name,
-            on_batch=partial(self._on_batch, engine) if self._on_batch else None,
+            on_batch=on_batch,
             context=self._context,
             replays=self._replays,
             journal=self.state_dir.journal(engine, source, endpoint),

@@ -31,7 +31,7 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         ("[{url: 'http://h:1', block_size: 0}]", "engines[0].block_size: 0: expected `int` >= 1"),
         ("- url: ftp://h:1", "expected http://HOST:PORT"),
         ("- url: http://h:1\n- url: http://h:1", "'h:1' is given twice"),
-        ("- url: http://h:1\n  events: udp://x", "must start with tcp:// or ipc://"),
+        ("- url: http://h:1\n  events: udp://x", "must start with tcp://, ipc:// or http://"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_place(tmp_path: Path, text: str, said: str) -> None:

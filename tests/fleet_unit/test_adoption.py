@@ -23,7 +23,7 @@ from inferway.events.event import AllBlocksCleared, BlockStored
 from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Prompt
 
@@ -46,7 +46,7 @@ class Setup:
     """An engine, what its events are applied to, and the adopter."""
 
     engine: Engine
-    subscriber: EventSubscriber
+    subscriber: ZmqSubscriber
     index: MemoryIndex
     adopter: Adopter
     dialect: Dialect
@@ -97,9 +97,7 @@ async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator
     context: zmq.asyncio.Context = zmq.asyncio.Context()
     index = MemoryIndex()
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    subscriber = EventSubscriber(
-        source, holder=HOLDER, block_size=SIZE, index=index, context=context
-    )
+    subscriber = ZmqSubscriber(source, holder=HOLDER, block_size=SIZE, index=index, context=context)
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)

@@ -23,7 +23,7 @@ from inferway.fleet.discovery import (
     discover,
     fetch_metrics,
 )
-from inferway.fleet.posting import MAX_ANSWER_BYTES, read_answer
+from inferway.fleet.http_client import MAX_ANSWER_BYTES, read_answer
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {

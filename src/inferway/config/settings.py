@@ -33,6 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str  # http://host:port, or unix:/path
     name: str | None = None  # host:port, or the path's last part, when absent; must be unique
     events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
+    # or, of TensorRT-LLM, a URL that is asked for its events: http://HOST:PORT/kv_cache_events
     replay: str | None = None  # replay socket
     block_size: Count | None = None  # tokens
     api_key_env: str | None = None  # environment variable with the engine's API key

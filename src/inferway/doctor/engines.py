@@ -15,8 +15,8 @@ from yarl import URL
 from inferway.config import EngineSettings
 from inferway.doctor.facts import Engine, Socket
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import EngineFacts, EventSource, discover
+from inferway.fleet.http_client import EngineConnector
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -76,6 +76,8 @@ def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
         sources = (EventSource(0, settings.events, settings.replay, bind=bind),)
     found = []
     for source in sources:
+        if source.is_polled:
+            continue  # who asks it takes its events away
         found.append(Socket("events", source.endpoint, bind=source.bind))
         if source.replay is not None:
             found.append(Socket("replay", source.replay, bind="*" in source.replay))

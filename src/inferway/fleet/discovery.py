@@ -25,8 +25,8 @@ from yarl import URL
 
 from inferway.config import unix_path
 from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.http_client import read_answer
 from inferway.fleet.load import load_names, samples
-from inferway.fleet.posting import read_answer
 from inferway_structured.decoding import UNREADABLE
 
 METRICS = "/metrics"
@@ -58,6 +58,11 @@ class EventSource:
     replay: str | None
     bind: bool = False  # the engine connects, we must bind
     place: int = 0  # among the ranks that the engine told: what its X-data-parallel-rank takes
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether the engine is asked for its events by HTTP, and does not publish them."""
+        return self.endpoint.startswith("http://")
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
+from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.load import parse_load
 from inferway.fleet.pages import Pages
 from inferway.fleet.prober import Prober

@@ -11,7 +11,7 @@ import numpy as np
 
 from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
-from inferway.fleet.posting import post
+from inferway.fleet.http_client import post
 from inferway.prompts.probe import CHAT, Outcome, Refused
 from inferway_structured.decoding import UNREADABLE
 

@@ -15,7 +15,7 @@ import msgspec
 
 from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
-from inferway.fleet.posting import post
+from inferway.fleet.http_client import post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.probe import CHAT

@@ -68,7 +68,7 @@ class StateDir:
         self._workers.compactor.start()
 
     def journal(
-        self, engine: Engine, source: EventSource, endpoint: Endpoint, key_seed: int = 0
+        self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> HolderJournal | None:
         """For one subscriber; the one before it of that endpoint has been closed. None too for
         an engine without a replay socket: nothing could ever prove what was kept of it."""
@@ -79,7 +79,7 @@ class StateDir:
         lock = self._directories.setdefault(name, threading.Lock())
         journal = self.journals[endpoint] = HolderJournal(
             self._path / directory_name(name),
-            Identity(name, model, _sample_key(key_seed)),
+            Identity(name, model, _sample_key()),
             self._workers,
             lock,
         )
@@ -134,7 +134,7 @@ def _is_alive(owner: str) -> bool:
     return True
 
 
-def _sample_key(key_seed: int) -> str:
+def _sample_key() -> str:
     """Another one when keys are made in another way, or with another seed."""
-    [key] = BlockHasher(16, key_seed).keys(np.arange(16, dtype=np.uint32))
+    [key] = BlockHasher(16).keys(np.arange(16, dtype=np.uint32))
     return f"{key:016x}"

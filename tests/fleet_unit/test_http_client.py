@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import pytest
 
-from inferway.fleet.connector import EngineConnector
+from inferway.fleet.http_client import EngineConnector
 
 AT_ONCE = 3
 

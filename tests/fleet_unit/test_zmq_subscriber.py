@@ -19,7 +19,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.event import Batch, BlockStored
 from inferway.events.stream import StreamState, digest_of
 from inferway.fleet.discovery import EventSource
-from inferway.fleet.subscriber import EventSubscriber, ReplayLimits, sockets_context
+from inferway.fleet.zmq_subscriber import ReplayLimits, ZmqSubscriber, sockets_context
 from inferway.index.memory import MemoryIndex
 
 HOLDER = 2
@@ -109,7 +109,7 @@ class Publisher:
             return False
         return True
 
-    def restart_behind(self, follower: EventSubscriber, *left: object) -> None:
+    def restart_behind(self, follower: ZmqSubscriber, *left: object) -> None:
         """While the event loop is held: the process publishes a batch of each of `left`, dies, and
         another one with the same batches before these is linked when this returns."""
         queue = follower._queue
@@ -152,9 +152,9 @@ def matched(index: MemoryIndex) -> int:
     return index.match_now(keys).blocks.get(HOLDER, 0)
 
 
-def subscriber(source: EventSource, index: MemoryIndex, **options: Any) -> EventSubscriber:
+def subscriber(source: EventSource, index: MemoryIndex, **options: Any) -> ZmqSubscriber:
     options = {"limits": QUICK, "audit_seconds": None, "name": "e1", **options}
-    return EventSubscriber(source, holder=HOLDER, block_size=SIZE, index=index, **options)
+    return ZmqSubscriber(source, holder=HOLDER, block_size=SIZE, index=index, **options)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -163,7 +163,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-Setup = tuple[Publisher, EventSubscriber, MemoryIndex]
+Setup = tuple[Publisher, ZmqSubscriber, MemoryIndex]
 
 
 @asynccontextmanager
@@ -190,7 +190,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(bounded())
 
 
-async def settled(follower: EventSubscriber, state: StreamState) -> None:
+async def settled(follower: ZmqSubscriber, state: StreamState) -> None:
     await wait_until(lambda: follower.state is state)
 
 
@@ -637,7 +637,7 @@ def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
         engines, slots = Stalled(5), asyncio.Semaphore(2)
         limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
         followers = [
-            EventSubscriber(
+            ZmqSubscriber(
                 source,
                 holder=holder,
                 block_size=SIZE,

@@ -1,24 +1,79 @@
-"""HTTP to engines: a host is a host, or a Unix socket's path (config.EngineSettings.http_url)."""
+"""HTTP to engines: questions that are not requests of clients, by aiohttp.
+
+A host is a host, or a Unix socket's path (`config.EngineSettings.http_url`). Redirects are not
+followed, here and wherever an engine is asked: an engine must not choose whom the gateway connects
+to.
+"""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import aiohttp
 from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.client_proto import ResponseHandler
+from yarl import URL
 
 from inferway.config import unix_path
+from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 
 if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
-
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_JSON = {"content-type": "application/json"}
 _MAX_ANSWERS = 16  # that nobody has taken: informational ones (1xx), of a single question
 _SLICE_BYTES = 16 * 1024  # that are parsed before they are counted
+
+
+async def post(
+    session: aiohttp.ClientSession,
+    engine_url: str,
+    path: str,
+    body: bytes,
+    *,
+    headers: Mapping[str, str],
+    seconds: float,
+) -> tuple[int, bytes]:
+    """Status and body of the answer to some JSON. Raises UpstreamTimeoutError for none within
+    `seconds`, UpstreamError for no connection."""
+    timeout = aiohttp.ClientTimeout(total=seconds)
+    try:
+        async with session.post(
+            URL(engine_url + path, encoded=True),
+            data=body,
+            headers={**headers, **_JSON},
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
+            return response.status, await read_answer(response)
+    except TimeoutError as e:
+        raise UpstreamTimeoutError(f"{path} did not answer within {seconds:g} s") from e
+    except (aiohttp.ClientError, OSError) as e:
+        raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
+
+
+async def read_answer(
+    response: aiohttp.ClientResponse, limit: int = MAX_ANSWER_BYTES, *, cut: bool = False
+) -> bytes:
+    """Its body. One over `limit` bytes raises UpstreamError, or is not read on if it may be
+    `cut`."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit and cut:
+            break
+        if size > limit:
+            raise UpstreamError(
+                f"{response.url.path}: its answer has more than {limit} bytes, and no engine's has;"
+                " give the URL of an inference engine"
+            )
+    return b"".join(pieces)
 
 
 class _Answers(ResponseHandler):
