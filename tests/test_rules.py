@@ -32,8 +32,6 @@ NESTED = {
     "inferway": """
         demo/run.py _scored
         discovery/kubernetes/pool.py run
-        fleet/journal/journal.py _batches
-        fleet/journal/journal.py _redo
         fleet/scraper.py _run
         frontends/http/load_metrics.py expectation_families
         index/matching.py window_blocks

@@ -95,6 +95,17 @@ class Bridge:
             self._own[place].discard(key)
         return key, True
 
+    def take(self, block_hash: int, key: BlockKey) -> Sequence[tuple[Place, int]]:
+        """Take a block out, if it has this key: how many copies there were, by place."""
+        short, taken = block_hash & FOLD, []
+        for place, table in self._tables.items():
+            shard = table.at[block_hash >> table.shift]
+            if shard.get(short) == key:
+                del shard[short]
+                more = self._more.pop((place, block_hash), 0) if self._more else 0
+                taken.append((place, 1 + more))
+        return taken
+
     def clear(self) -> None:
         """Everything is gone; its memory is given back by `sweep`."""
         for table in self._tables.values():

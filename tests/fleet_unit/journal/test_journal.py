@@ -22,10 +22,8 @@ from tests.fleet_unit.journal.lives import (
 )
 
 from inferway.events.stream import StreamState
-from inferway.fleet.journal.compact import compact
-from inferway.fleet.journal.compactor import Compactor
-from inferway.fleet.journal.entries import Identity
-from inferway.fleet.journal.files import install
+from inferway.fleet.journal.compaction import Compactor, compact
+from inferway.fleet.journal.files import Identity, install
 from inferway.fleet.journal.journal import MAX_FILES, HolderJournal, Proof, Workers
 from inferway.fleet.journal.writer import Tail, Writer
 from inferway.index.memory import MemoryIndex

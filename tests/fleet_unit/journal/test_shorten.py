@@ -14,7 +14,7 @@ from inferway.events.records import (
     Uncounted,
     Waiting,
 )
-from inferway.fleet.journal.shorten import MAX_BLOCKS, in_pieces, shortened
+from inferway.fleet.journal.compaction import MAX_BLOCKS, in_pieces, shortened
 
 STORED = Stored([1], [11])
 WAITING = Waiting([1], 0, 0)

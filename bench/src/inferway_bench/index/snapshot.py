@@ -259,7 +259,7 @@ def _compact(directory: Path, blocks: int) -> Compaction:
     """The child tells its own peak: what the system says of it begins with that of its parent."""
     out = directory / "out.tmp"
     code = (
-        "import re, sys; from inferway.fleet.journal.compact import main;"
+        "import re, sys; from inferway.fleet.journal.compaction import main;"
         "status = main(sys.argv[1:]);"
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]);"
         "sys.exit(status)"

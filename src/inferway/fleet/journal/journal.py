@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,23 +24,21 @@ from inferway.errors import JournalError
 from inferway.events.follower import EngineFollower
 from inferway.events.records import Cleared, Record, Uncounted
 from inferway.events.stream import StreamState
-from inferway.fleet.journal.compactor import Compactor, Job
-from inferway.fleet.journal.entries import (
-    END,
+from inferway.fleet.journal.compaction import CompactionJob, Compactor, in_pieces
+from inferway.fleet.journal.files import (
     FORMAT,
     Header,
+    History,
     Identity,
+    JournalFiles,
     Position,
-    decode_entry,
-    decode_header,
     decode_record,
     encode_entry,
     encode_header,
     encode_record,
+    frame,
+    recover,
 )
-from inferway.fleet.journal.files import READ_BYTES, Kept, recover
-from inferway.fleet.journal.frames import FrameReader, frame
-from inferway.fleet.journal.shorten import in_pieces
 from inferway.fleet.journal.writer import Tail, Writer
 from inferway.index.protocol import Index
 
@@ -157,7 +155,7 @@ class HolderJournal:
         if not follower.blocks.copies_count:
             self.record(Uncounted())  # it may have been so before there was a file to say it in
 
-    async def _load(self, follower: EngineFollower, index: Index) -> Kept:
+    async def _load(self, follower: EngineFollower, index: Index) -> JournalFiles:
         began = time.monotonic()
         kept = await self._recover(self._identity)
         if kept.refused is not None:
@@ -181,26 +179,25 @@ class HolderJournal:
             )
         return kept
 
-    async def _recover(self, identity: Identity | None) -> Kept:
-        def recovered() -> Kept:
+    async def _recover(self, identity: Identity | None) -> JournalFiles:
+        def recovered() -> JournalFiles:
             with self._lock:
                 return recover(self._directory, identity)
 
         return await asyncio.to_thread(recovered)
 
-    async def _redo(self, kept: Kept, follower: EngineFollower, index: Index) -> Position | None:
-        """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError."""
-        position: Position | None = None
+    async def _redo(
+        self, kept: JournalFiles, follower: EngineFollower, index: Index
+    ) -> Position | None:
+        """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError, OSError."""
+        history = History(kept.files)
         end = time.monotonic() + SLICE_SECONDS
-        async for reached, records in _batches(kept):
-            position = reached
-            for raw in records:
-                for record in in_pieces(decode_record(raw)):
-                    index.apply(follower.blocks.redo(record))
-                    if time.monotonic() >= end:
-                        await asyncio.sleep(0)
-                        end = time.monotonic() + SLICE_SECONDS
-        return position
+        async for record in _records(history):
+            index.apply(follower.blocks.redo(record))
+            if time.monotonic() >= end:
+                await asyncio.sleep(0)
+                end = time.monotonic() + SLICE_SECONDS
+        return history.position
 
     # writing
 
@@ -283,7 +280,7 @@ class HolderJournal:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._compacted, before, num_bytes, seconds)
 
-        job = Job(
+        job = CompactionJob(
             self.engine, self._directory, self._number, self._lock, lambda: self._is_open, done
         )
         self._begin(self._number + 1)
@@ -319,22 +316,10 @@ class HolderJournal:
             self._give_up()
 
 
-async def _batches(kept: Kept) -> AsyncIterator[tuple[Position | None, Sequence[msgspec.Raw]]]:
-    """Of all files, read by a thread piece by piece; a snapshot begins with its position. Raises
-    JournalError if a file is no longer as it was found, msgspec.DecodeError."""
-    chain = 0
-    for path in kept.files:
-        reader, header = FrameReader(chain), None
-        with await asyncio.to_thread(path.open, "rb", 0) as file:
-            while data := await asyncio.to_thread(file.read, READ_BYTES):
-                for payload in reader.feed(data):
-                    if header is None:
-                        header = decode_header(payload)
-                        if header is not None and header.covers is not None:
-                            yield header.covers.position, ()
-                    elif payload != END:
-                        entry = decode_entry(payload)
-                        yield entry.position, entry.records
-        if header is None or not reader.is_whole:
-            raise JournalError(f"{path}: changed while it was read")
-        chain = header.covers.chain if header.covers else reader.chain
+async def _records(history: History) -> AsyncIterator[Record]:
+    """All records, small ones. A thread reads the files piece by piece. Raises as `History`."""
+    pieces = history.pieces()
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        for raw in history.entries(*piece):
+            for record in in_pieces(decode_record(raw)):
+                yield record

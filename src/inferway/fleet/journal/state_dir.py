@@ -16,9 +16,8 @@ from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.journal.compactor import Compactor
-from inferway.fleet.journal.entries import Identity
-from inferway.fleet.journal.files import directory_name
+from inferway.fleet.journal.compaction import Compactor
+from inferway.fleet.journal.files import Identity, directory_name
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal, Workers
 from inferway.fleet.journal.writer import Writer
 from inferway.model import Endpoint

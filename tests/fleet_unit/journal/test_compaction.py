@@ -14,7 +14,7 @@ from tests.fleet_unit.journal.lives import Life, Publisher, files, life, removed
 
 from inferway.errors import JournalError
 from inferway.events.stream import StreamState
-from inferway.fleet.journal.compact import compact
+from inferway.fleet.journal.compaction import compact
 from inferway.fleet.journal.files import install
 
 PROMPTS = 12
@@ -136,7 +136,7 @@ async def test_a_journal_that_is_not_whole_is_not_compacted(
 
     with pytest.raises(JournalError, match=r"00000002.journal: not whole behind byte \d+"):
         compact(path.parent, 3, path.parent / "new.tmp")
-    command = [sys.executable, "-m", "inferway.fleet.journal.compact"]
+    command = [sys.executable, "-m", "inferway.fleet.journal.compaction"]
     arguments = [str(path.parent), "3", str(path.parent / "new.tmp")]
     child = subprocess.run([*command, *arguments], capture_output=True, text=True)
     assert (child.returncode, "not whole behind byte" in child.stderr) == (1, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.fleet.journal.frames import MAX_FRAME_BYTES, FrameReader, frame
+from inferway.fleet.journal.files import MAX_FRAME_BYTES, FrameReader, frame
 
 PAYLOADS = [b"one", b"", b"three" * 100, b"4"]
 CHAIN = 77
