@@ -218,11 +218,6 @@ def test_an_orphan_after_a_restart_vouches_for_itself_alone() -> None:
     assert (engine.num_blocks, engine.num_orphans) == (1, 0)
 
 
-def test_records_and_keys_of_another_size_are_refused_together() -> None:
-    with pytest.raises(ValueError, match=r"on_record: .* leave out on_record or key_block_size"):
-        EngineBlocks(HOLDER, SIZE, key_block_size=4, on_record=print)
-
-
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(TypeError, match="is no record"):
         EngineBlocks(HOLDER, SIZE).redo("stored")  # type: ignore[arg-type]

@@ -23,10 +23,6 @@ publishes tokens and adapter, but neither salts nor pictures (0.32, offloading/e
 `extra_keys=None`). So such an event is believed by its hashes: those that are known, or were a
 moment ago, have their keys. Others count if `confirm` says that nothing else is hashed; if not,
 they wait, as orphans do.
-
-Block sizes. By default keys are those of the engine's own blocks. With `key_block_size`, for an
-index that has one size for all engines, they are those of prompts cut into that size: see
-`block_sizes`.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ import numpy as np
 
 from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.events.block_sizes import ResizedBlocks
 from inferway.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
 from inferway.events.held import ApplyStats, HeldBlocks
 from inferway.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
@@ -67,17 +62,9 @@ class EngineBlocks:
         seed: int = 0,
         *,
         holdings: Holdings | None = None,
-        key_block_size: int | None = None,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        """`on_record` is told what an event changed, before `apply` returns. Raises ValueError
-        if it is given with `key_block_size`: there a key is made of several blocks' tokens, and
-        records have none."""
-        if on_record is not None and key_block_size:
-            raise ValueError(
-                "on_record: what happens to keys of another size than the engine's blocks cannot "
-                "be written down without tokens; leave out on_record or key_block_size"
-            )
+        """`on_record` is told what an event changed, before `apply` returns."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
@@ -92,7 +79,6 @@ class EngineBlocks:
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HeldBlocks(holder, holdings, on_record, self.stats)
-        self._resized = ResizedBlocks(holder, key_block_size, seed) if key_block_size else None
         self._events = 0
 
     @property
@@ -126,7 +112,7 @@ class EngineBlocks:
     @property
     def num_blocks(self) -> int:
         """Hashes that we have a key for, once for each tier and group."""
-        return len(self._held.bridge) + (len(self._resized) if self._resized else 0)
+        return len(self._held.bridge)
 
     @property
     def copies_count(self) -> bool:
@@ -173,7 +159,7 @@ class EngineBlocks:
     ) -> Iterator[list[Op]]:
         """As `adopt`; each step's operations are to be applied before the next is taken, and no
         event meanwhile."""
-        if self._held.orphans and self._resized is None:
+        if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
     def redo(self, record: Record) -> list[Op]:
@@ -184,8 +170,6 @@ class EngineBlocks:
     def forget(self) -> list[Op]:
         """As if we had never heard of the engine's blocks; what kind of engine it is, and the
         counters, stay. The memory is given back by and by, or by `sweep`."""
-        if self._resized is not None:
-            self._resized.clear()
         return self._held.clear()
 
     def sweep(self, max_blocks: int) -> bool:
@@ -208,8 +192,6 @@ class EngineBlocks:
         tier = self._held.tier(event.medium)
         if tier is None:
             return self._skip("medium")
-        if self._resized is not None:
-            return self._stored_resized(self._resized, event, tier)
         if not event.token_ids:
             return self._stored_known(event, tier)
         if tier != GPU and event.extra_keys is None:
@@ -299,34 +281,6 @@ class EngineBlocks:
     def _is_confirmed(self, event: BlockStored) -> bool:
         return self.confirm is not None and self.confirm(event)
 
-    def _stored_resized(self, blocks: ResizedBlocks, event: BlockStored, tier: Tier) -> list[Op]:
-        hashes = event.block_hashes
-        if not event.token_ids:
-            if not all(blocks.knows(block_hash) for block_hash in hashes):
-                self.stats.skip("unknown_hash")
-            return blocks.known(hashes, tier)
-        if event.block_size != self._held.block_size:
-            self._held.set_block_size(event.block_size)
-        self.stats.other_block_size += event.block_size != self.block_size
-        if not blocks.fits(event.block_size):
-            return self._skip("block_size")
-        if tier != GPU and event.extra_keys is None:
-            unknown = [block_hash for block_hash in hashes if not blocks.knows(block_hash)]
-            if unknown and not self._is_confirmed(event):
-                self._held.wait(unknown, (tier, FULL_ATTENTION))
-                return blocks.known(hashes, tier)
-        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
-        if event.parent_hash is None:
-            self.first_tokens = tokens[: event.block_size]
-        ops = blocks.stored(event, tokens, tier, self._path(event))
-        if ops is None:
-            self._held.wait(hashes, (tier, FULL_ATTENTION))
-            return []
-        self.stats.stored += len(hashes)
-        for block_hash in hashes if self._held.orphans else ():
-            self._held.orphans.pop(block_hash)
-        return ops
-
     def _stored_window(self, event: BlockStored) -> list[Op]:
         held, group = self._held, event.group_idx or 0
         tier, blocks = held.tier(event.medium), self._window_blocks(event)
@@ -353,8 +307,6 @@ class EngineBlocks:
         same_size = event.block_size == (self.block_size_seen or self.block_size)
         if event.spec_kind not in WINDOW_KINDS or not event.sliding_window or not same_size:
             return 0
-        if self._resized is not None:
-            return 0
         # as vLLM's SlidingWindowManager: the token to come sees window - 1 tokens before it
         return -(-(event.sliding_window - 1) // event.block_size)
 
@@ -371,20 +323,7 @@ class EngineBlocks:
             place = (tier, FULL_ATTENTION)
         else:
             return self._skip("other_group")
-        if self._resized is not None:
-            return self._removed_resized(self._resized, event, tier)
         return self._held.remove(event.block_hashes, place)
-
-    def _removed_resized(self, blocks: ResizedBlocks, event: BlockRemoved, tier: Tier) -> list[Op]:
-        ops: list[Op] = []
-        for block_hash in event.block_hashes:
-            done = blocks.removed(block_hash, tier)
-            if done is None:
-                self._held.orphans.pop(block_hash)
-                continue
-            self.stats.removed += 1
-            ops += done
-        return ops
 
     # steps
 
