@@ -31,7 +31,6 @@ SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")
 NESTED = {
     "inferway": """
         demo/run.py _scored
-        discovery/kubernetes/pool.py run
         fleet/scraper.py _run
         frontends/http/load_metrics.py expectation_families
         index/matching.py window_blocks
@@ -83,10 +82,9 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
-        Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
-        Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
+        AllBlocksCleared Answer BlockRemoved BlockStored Cleared Endpoints EventSource
+        Exchange Fleet Gateway Job Journey Latency Link Lora ModelNames Picker Places
+        Publisher QueueFullError Refused Removed Standing Stored Turn Turns Waiting _Told
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """

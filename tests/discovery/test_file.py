@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.discovery.told import Told
 
-from inferway.discovery.file import EnginesFile, read_engines
+from inferway.discovery.sources import EnginesFile, read_engines
 from inferway.errors import ConfigError
 
 TWO = "engines:\n- url: http://10.0.0.1:8000\n- url: http://10.0.0.2:8000\n  name: b\n"

@@ -9,8 +9,7 @@ from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
-from inferway.fleet.numbers import REST_SECONDS
-from inferway.fleet.table import EndpointTable
+from inferway.fleet.table import REST_SECONDS, EndpointTable
 from inferway.index.memory import MemoryIndex
 from inferway.model import Adapters
 

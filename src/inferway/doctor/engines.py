@@ -13,7 +13,7 @@ import aiohttp
 from yarl import URL
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import Engine, Socket
+from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.discovery import EngineFacts, EventSource, discover
 from inferway.fleet.http_client import EngineConnector
@@ -30,7 +30,7 @@ _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_cachin
 
 async def ask_engines(
     engines: Sequence[EngineSettings], tls: ssl.SSLContext | None = None
-) -> list[Engine]:
+) -> list[EngineReport]:
     """All side by side. `tls` says who is trusted to be an https engine; else whom the system
     trusts."""
     timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
@@ -39,16 +39,16 @@ async def ask_engines(
         return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
 
 
-async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> Engine:
+async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> EngineReport:
     url = settings.http_url
     try:
         headers = {name.decode(): value.decode() for name, value in settings.authorization()}
         health = await _status(session, f"{url}/health", headers)
         told, metrics = await discover(session, url, headers)
     except (ConfigError, UpstreamError) as e:
-        return Engine(settings, error=str(e))
+        return EngineReport(settings, error=str(e))
     caching = _PREFIX_CACHING.search(metrics)
-    return Engine(
+    return EngineReport(
         settings,
         health=health,
         told=told,

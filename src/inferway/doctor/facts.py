@@ -63,7 +63,7 @@ class Socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineReport:
     """One engine, asked."""
 
     settings: EngineSettings
@@ -76,7 +76,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenizer:
+class TokenizerReport:
     """What turns a model's requests into tokens here."""
 
     model: str

@@ -35,7 +35,7 @@ import numpy as np
 from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
-from inferway.events.held import ApplyStats, HeldBlocks
+from inferway.events.held import ApplyStats, HolderState
 from inferway.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.events.records import Record
 from inferway.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
@@ -78,7 +78,7 @@ class EngineBlocks:
         self.is_moved: Callable[[BlockStored], bool] | None = None
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
-        self._held = HeldBlocks(holder, holdings, on_record, self.stats)
+        self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
 
     @property

@@ -64,7 +64,7 @@ class ApplyStats:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-class HeldBlocks:
+class HolderState:
     """`apply.EngineBlocks` reads all of it and writes through the methods."""
 
     def __init__(

@@ -51,7 +51,7 @@ class _Recent:
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _OrphanWatch:
     """One event stream, and what has been tried for its orphans."""
 
     engine: Engine
@@ -81,7 +81,7 @@ class Adopter:
         self._seeds = seeds
         self._on_moved = on_moved
         self._clock = clock
-        self._watches: dict[EventSubscriber, _Watch] = {}
+        self._watches: dict[EventSubscriber, _OrphanWatch] = {}
         self._recent: deque[_Recent] = deque()
         self._num_tokens = 0
         self._num_offered = 0
@@ -155,13 +155,13 @@ class Adopter:
                 del engine.dialects[rank]
         self._watches = watches
 
-    def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _Watch:
+    def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _OrphanWatch:
         finder = DialectFinder(self._seeds, lora_path=engine.adapter_path)
         blocks = subscriber.blocks
         blocks.witness, blocks.confirm = finder.see, finder.confirms
         blocks.is_moved = partial(self._is_moved, engine, finder, set())
         engine.dialects[subscriber.source.rank] = finder
-        return _Watch(engine, subscriber, finder, subscriber.stats.forgotten)
+        return _OrphanWatch(engine, subscriber, finder, subscriber.stats.forgotten)
 
     def _is_moved(
         self,
@@ -179,7 +179,7 @@ class Adopter:
             self._on_moved(engine)
         return True
 
-    async def _verify(self, watch: _Watch) -> None:
+    async def _verify(self, watch: _OrphanWatch) -> None:
         finder = watch.finder
         had = finder.finding
         while finder.has_work:
@@ -190,7 +190,7 @@ class Adopter:
 
     # orphans
 
-    async def _adopt(self, watch: _Watch) -> None:
+    async def _adopt(self, watch: _OrphanWatch) -> None:
         """Tries what has not been tried: new prompts, or all of them for new orphans."""
         blocks = watch.subscriber.blocks
         noted = blocks.stats.orphans
@@ -211,7 +211,7 @@ class Adopter:
         if watch.finder.name is not None:
             watch.orphans = noted
 
-    async def _prove(self, watch: _Watch) -> None:
+    async def _prove(self, watch: _OrphanWatch) -> None:
         """No prompt's start has shown how the engine hashes. Prompts may."""
         finder = watch.finder
         for recent in list(self._recent):
@@ -256,7 +256,7 @@ class Adopter:
             self._slice_began = self._clock()
 
 
-def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:
+def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:
     """How the engine may hash this prompt."""
     with_extras = recent.lora is not None or recent.cache_salt is not None
     for dialect in list(watch.finder.dialects(with_extras=with_extras)):
@@ -268,7 +268,7 @@ def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None
             yield dialect, Lora(recent.lora, path or "")
 
 
-def _path_there(watch: _Watch, recent: _Recent) -> str | None:
+def _path_there(watch: _OrphanWatch, recent: _Recent) -> str | None:
     """Where the engine has the prompt's adapter from, if that is what its keys are made for."""
     path = watch.engine.adapter_path(recent.lora) if recent.lora else None
     return path if recent.lora_path in (None, path) else None

@@ -24,7 +24,7 @@ import aiohttp
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, Proof, ProofState
-from inferway.fleet.oracle import NoOracleError, ask
+from inferway.fleet.engine_token_ids import NoOracleError, ask
 from inferway.model import Endpoint, TokenIds
 from inferway.prompts.likely_flag import Finding, find
 from inferway.prompts.probe import (

@@ -7,7 +7,7 @@ request -> our own prompts           what they can do stays with them
         -> Renderings                its earlier turns: their start, `remote-prefix`
         -> RenderError               by load only: `remote-late`, `remote-failed`
 
-Which engine is asked, and how, is in render_sites.py; for how long and how often in breaker.py.
+Which engine is asked, and how, is in render_sites.py; for how long and how often as well.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, UpstreamError, crash_report
-from inferway.fleet.breaker import Breaker
 from inferway.fleet.engine import Engine
-from inferway.fleet.render_calls import NoSuchServiceError, RefusedError
-from inferway.fleet.render_sites import Names, RenderingEngines, RenderSites, Site, Way
+from inferway.fleet.engine_token_ids import NoSuchServiceError, RefusedError
+from inferway.fleet.render_sites import (
+    Names,
+    RenderBreaker,
+    RenderingEngines,
+    RenderSites,
+    Site,
+    Way,
+)
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.body_size import body_size
@@ -347,7 +353,7 @@ def _outcome(error: UpstreamError) -> Outcome:
     return Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.FAILED
 
 
-def _tell(breaker: Breaker, error: UpstreamError, now: float) -> None:
+def _tell(breaker: RenderBreaker, error: UpstreamError, now: float) -> None:
     """A refused request is the client's affair, and a service that is not there is not slow."""
     if isinstance(error, RefusedError):
         breaker.in_time()

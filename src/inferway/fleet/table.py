@@ -7,16 +7,16 @@ left and nothing is on its way there any more.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.events.stream import StreamState
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.numbers import HolderNumbers
-from inferway.fleet.unbegun import Unbegun
 from inferway.index.protocol import Index
 from inferway.model import Candidates, Endpoint, HolderId
 
@@ -24,6 +24,11 @@ RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
 STALE_INTERVALS = 3
 STALE_SHARE = 1 - 0.5 ** (1 / STALE_INTERVALS)  # an interval
+# By then whatever still names an endpoint that has left, speculation and followers, is over.
+REST_SECONDS = 60.0
+WINDOW_SCRAPES = (
+    300  # scrapes; in so many, an engine has computed all prompts that it had at some time
+)
 
 
 class EndpointTable:
@@ -199,3 +204,71 @@ class EndpointTable:
         self._faded = now
         for rows in self._peers:
             table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)
+
+
+@dataclass(slots=True)
+class HolderNumbers:
+    """Holders' numbers: small, because the index has a bit for each in every mask, and so given
+    again. The lowest that is free is given first. One that is given back rests until its last
+    request has ended, and a while longer."""
+
+    given: int = 0  # so many different ones, ever
+    _free: list[HolderId] = field(default_factory=list)  # a heap
+    _resting: dict[HolderId, float] = field(default_factory=dict)  # -> since when
+
+    def take(self) -> HolderId:
+        if self._free:
+            return heapq.heappop(self._free)
+        self.given += 1
+        return self.given - 1
+
+    def give_back(self, holder: HolderId, now: float) -> None:
+        self._resting[holder] = now
+
+    def rested(self, now: float, is_idle: Callable[[HolderId], bool]) -> list[HolderId]:
+        """Those that are free from now on."""
+        freed = [
+            holder
+            for holder, since in self._resting.items()
+            if now - since >= REST_SECONDS and is_idle(holder)
+        ]
+        for holder in freed:
+            del self._resting[holder]
+            heapq.heappush(self._free, holder)
+        return freed
+
+
+@dataclass(slots=True)
+class Unbegun:
+    """How many requests of one endpoint have not begun to answer: those that wait, and those whose
+    prompts it computes. `told` is called with each scrape.
+
+    An engine's gauges count the latter as running, like those that it writes answers of. But its
+    counters tell them apart: of the requests that it has (running + waiting), those that have had
+    their first token and not ended are firsts - ended. What counters have counted before we looked,
+    and requests that end without being counted (aborted ones, vLLM 0.32), make that off by a number
+    which changes seldom; it is known whenever the engine has nothing to do, and is kept such that
+    the answer is never less than what waits, nor more than there is, nor more than that all the
+    time.
+    """
+
+    _off: float | None = None
+    _least: float = math.inf  # of those that did not wait, in this window
+    _seen: int = 0  # scrapes of it
+
+    def told(self, running: float, waiting: float, answering: float | None) -> float:
+        """`answering`: firsts - ended, None where they are not told; then -1 is returned."""
+        if answering is None:
+            return -1.0
+        found = running + waiting - answering
+        if self._off is None:
+            self._off = found - waiting  # as if all that run were answering
+        self._off = min(max(self._off, found - running - waiting), found - waiting)
+        answer = found - self._off
+        self._least = min(self._least, answer - waiting)
+        self._seen += 1
+        if self._seen == WINDOW_SCRAPES:
+            self._off += self._least
+            answer -= self._least
+            self._least, self._seen = math.inf, 0
+        return answer

@@ -18,7 +18,7 @@ Object = Mapping[str, Any]  # as the API server writes it
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PodSelection:
     """What selects a pool's pods, and where they listen."""
 
     selector: str  # as a list's query has it
@@ -30,7 +30,7 @@ def selector_of(labels: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def pool_of(pool: Object) -> Pool | None:
+def pool_of(pool: Object) -> PodSelection | None:
     """None for one that is on its way out, or that this version of it says nothing of."""
     if pool["metadata"].get("deletionTimestamp"):
         return None
@@ -40,7 +40,7 @@ def pool_of(pool: Object) -> Pool | None:
     ports = [port["number"] for port in spec.get("targetPorts") or ()]
     if not ports and spec.get("targetPortNumber"):
         ports = [spec["targetPortNumber"]]
-    return Pool(selector_of(labels), ports) if labels and ports else None
+    return PodSelection(selector_of(labels), ports) if labels and ports else None
 
 
 def engines_of(pod: Object, ports: Sequence[int]) -> list[EngineSettings]:

@@ -14,7 +14,7 @@ from inferway.events.adapters import vllm
 from inferway.events.event import Event, EventError, OpenBatch
 from inferway_structured.decoding import UNREADABLE
 
-_FIELDS = ("type", *vllm.Stored.__struct_fields__)
+_FIELDS = ("type", *vllm.StoredFields.__struct_fields__)
 
 
 def open_batch(payload: bytes) -> OpenBatch:

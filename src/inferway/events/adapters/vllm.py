@@ -47,7 +47,7 @@ _Hashes = Annotated[list[_Hash], Meta(max_length=MAX_BLOCKS)]
 _Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
-class Stored(Struct):
+class StoredFields(Struct):
     """The fields of a BlockStored, in their order in arrays."""
 
     block_hashes: _Hashes
@@ -76,15 +76,15 @@ class _Cleared(Struct):
     pass
 
 
-_Decoded = Stored | _Removed | _Cleared
-_DECODED = (Stored, _Removed, _Cleared)  # for isinstance; a union is made anew at each call
+_Decoded = StoredFields | _Removed | _Cleared
+_DECODED = (StoredFields, _Removed, _Cleared)  # for isinstance; a union is made anew at each call
 
 
-class StoredMap(Stored, tag="BlockStored"):
+class StoredMap(StoredFields, tag="BlockStored"):
     """A BlockStored as newer engines send it."""
 
 
-class _StoredArray(Stored, tag="BlockStored", array_like=True):
+class _StoredArray(StoredFields, tag="BlockStored", array_like=True):
     pass
 
 
@@ -227,7 +227,7 @@ def _type_of(raw: Raw) -> str | None:
 
 def typed(event: _Decoded, path: int) -> Event | EventError:
     """An event as it came -> the event it stands for. `path` is its position in the batch."""
-    if isinstance(event, Stored):
+    if isinstance(event, StoredFields):
         return _stored(event, path)
     if isinstance(event, _Removed):
         return BlockRemoved(
@@ -239,7 +239,7 @@ def typed(event: _Decoded, path: int) -> Event | EventError:
     return AllBlocksCleared()
 
 
-def _stored(event: Stored, path: int) -> BlockStored | EventError:
+def _stored(event: StoredFields, path: int) -> BlockStored | EventError:
     num_blocks = len(event.block_hashes)
     tokens = event.token_ids
     if tokens and len(tokens) != num_blocks * event.block_size:

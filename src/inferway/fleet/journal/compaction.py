@@ -6,7 +6,7 @@ writes FILE. It changes nothing else: who started it (`Compactor`) gives the fil
 (`files.install`).
 
 A snapshot is the same history without what cancelled out, in the order it came. First all records
-are redone to see what is left (`events.held.HeldBlocks`). Then they are gone through again, and of
+are redone to see what is left (`events.held.HolderState`). Then they are gone through again, and of
 each that gave blocks their keys only those blocks are kept that are left. So parents come before
 children as they did, and a block whose parent is gone comes with that parent's key, and is detached
 again. What memory it takes depends on the blocks that are left.
@@ -30,7 +30,7 @@ import msgspec
 
 from inferway.errors import JournalError
 from inferway.events.bridge import Place
-from inferway.events.held import ApplyStats, HeldBlocks
+from inferway.events.held import ApplyStats, HolderState
 from inferway.events.records import (
     Adopted,
     BlockSize,
@@ -84,7 +84,7 @@ class _NoIndex:
 
 def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Record]:
     """Fewer records that come to the same. `history` and `again` are the same records."""
-    held = HeldBlocks(0, _NoIndex(), None, ApplyStats())
+    held = HolderState(0, _NoIndex(), None, ApplyStats())
     for record in history:
         held.redo(record)
         if isinstance(record, Cleared):
@@ -96,7 +96,7 @@ def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Re
         yield Uncounted()
 
 
-def _kind(held: HeldBlocks) -> Iterator[Record]:
+def _kind(held: HolderState) -> Iterator[Record]:
     """What kind of engine it is."""
     if held.block_size is not None:
         yield BlockSize(held.block_size)
@@ -128,7 +128,7 @@ def in_pieces(record: Record, max_blocks: int = MAX_BLOCKS) -> Iterator[Record]:
                 yield type(record)(hashes[start:end], tier, group)
 
 
-def _waiting(held: HeldBlocks) -> Iterator[Record]:
+def _waiting(held: HolderState) -> Iterator[Record]:
     """Blocks without a key, oldest first."""
     for block_hash, tiers in held.orphans.tiers.items():
         for tier in tiers:
@@ -138,13 +138,13 @@ def _waiting(held: HeldBlocks) -> Iterator[Record]:
             yield Waiting([block_hash], *place)
 
 
-def _kept(held: HeldBlocks, records: Iterable[Record]) -> Iterator[Record]:
+def _kept(held: HolderState, records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
         if isinstance(record, Stored | Adopted):
             yield from _kept_of(held, record)
 
 
-def _kept_of(held: HeldBlocks, record: Stored | Adopted) -> Iterator[Record]:
+def _kept_of(held: HolderState, record: Stored | Adopted) -> Iterator[Record]:
     """What is left of what a record told, if no record before has told it: stretches of its chain
     of which there are as many copies in the same places."""
     hashes, keys = record.hashes, record.keys

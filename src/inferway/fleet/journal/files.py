@@ -115,7 +115,7 @@ class Header(msgspec.Struct, frozen=True):
     covers: Covered | None = None  # None: it is not a snapshot
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     """What one batch changed; in a snapshot, a piece of what there is. A batch may be big: its
     records are encoded and decoded one at a time."""
 
@@ -131,7 +131,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _header = msgspec.msgpack.Decoder(Header)
-_entry = msgspec.msgpack.Decoder(Entry)
+_entry = msgspec.msgpack.Decoder(JournalEntry)
 _record: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 encode_header = _encoder.encode
@@ -146,7 +146,7 @@ def decode_header(payload: bytes) -> Header | None:
     return header if header.format == FORMAT else None
 
 
-def decode_entry(payload: bytes) -> Entry:
+def decode_entry(payload: bytes) -> JournalEntry:
     """Raises msgspec.DecodeError."""
     return _entry.decode(payload)
 

@@ -55,7 +55,7 @@ GIVE_UP_FACTOR = 8  # and so many times that, if it cannot be written
 MAX_FILES = 64  # each start begins a new one
 
 
-class Proof(StrEnum):
+class JournalProof(StrEnum):
     """Whether the engine is still in the life that the journal tells of."""
 
     NONE = "none"  # nothing was loaded
@@ -64,7 +64,10 @@ class Proof(StrEnum):
     DROPPED = "dropped"
 
 
-_PENDING, _EXACT = Proof.PENDING, StreamState.EXACT  # an enum's member takes 0.2 µs to be found
+_PENDING, _EXACT = (
+    JournalProof.PENDING,
+    StreamState.EXACT,
+)  # an enum's member takes 0.2 µs to be found
 
 
 @dataclass(slots=True)
@@ -115,16 +118,16 @@ class HolderJournal:
         self._compact_at = workers.compact_min_bytes
         self._many_files = False
         self._compacting = False
-        self._proof = Proof.NONE
+        self._proof = JournalProof.NONE
 
     @property
-    def proof(self) -> Proof:
+    def proof(self) -> JournalProof:
         if (
-            self._proof is Proof.PENDING
+            self._proof is JournalProof.PENDING
             and self._follower is not None
             and self._follower.state.is_settled
         ):
-            self._proof = Proof.PROVEN
+            self._proof = JournalProof.PROVEN
         return self._proof
 
     @property
@@ -168,7 +171,7 @@ class HolderJournal:
             return await self._recover(None)
         if position is not None:
             follower.restore(position.seq, position.digest, position.is_exact)
-            self._position, self._proof = position, Proof.PENDING
+            self._position, self._proof = position, JournalProof.PENDING
             self.stats.loaded_blocks = follower.blocks.num_blocks
             self.stats.load_seconds = time.monotonic() - began
             log.info(
@@ -210,8 +213,8 @@ class HolderJournal:
             # who does not know that would count those as copies.
             self._write(encode_entry(self._position, [encode_record(record)]))
             return
-        if isinstance(record, Cleared) and self.proof is Proof.PENDING:
-            self._proof = Proof.DROPPED
+        if isinstance(record, Cleared) and self.proof is JournalProof.PENDING:
+            self._proof = JournalProof.DROPPED
         self._pending.append(encode_record(record))
 
     def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
@@ -219,7 +222,7 @@ class HolderJournal:
         if not self._is_open:
             return
         if self._proof is _PENDING:
-            self._proof = Proof.PROVEN
+            self._proof = JournalProof.PROVEN
         records, self._pending = self._pending, []
         self._position = Position(seq, digest, state is _EXACT)
         self._write(encode_entry(self._position, records))

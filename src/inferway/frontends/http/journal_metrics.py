@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import HolderJournal, Proof
+from inferway.fleet.journal.journal import HolderJournal, JournalProof
 from inferway.frontends.http.families import Family, counter, gauge
 
 LABELS = ["engine", "rank"]
@@ -76,6 +76,6 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
         {
             (*labels, proof): journal.proof is proof
             for labels, journal in journals.items()
-            for proof in Proof
+            for proof in JournalProof
         },
     )

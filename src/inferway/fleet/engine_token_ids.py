@@ -1,33 +1,108 @@
-"""Asks an engine to render a prompt. No answer is generated, nothing of it is kept there.
+"""Asks an engine which token ids it makes of a request.
 
-POST {path}/render   vLLM with --enable-scale-out: the code that renders its own requests
-POST /tokenize       every vLLM; knows fewer fields, and not the models' own renderers
+return_token_ids in a request   vLLM's own answer, which generates a token (`ask`)
+POST {path}/render              vLLM with --enable-scale-out: the code that renders its own requests
+POST /tokenize                  every vLLM; knows fewer fields, and not the models' own renderers
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from inferway.errors import UpstreamError
 from inferway.fleet.discovery import StatusError
 from inferway.fleet.http_client import post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
-from inferway.prompts.probe import CHAT
+from inferway.prompts.probe import CHAT, Outcome, Refused
 from inferway.prompts.renderings import Asked, as_ids
 from inferway_structured.decoding import UNREADABLE
 
-# A question that takes longer is given up: its place is needed, and its prompt long computed.
-ASK_SECONDS = 10.0
-
+PROBE_SECONDS = 30.0  # an engine may have long prompts to compute first
+# A rendering that takes longer is given up: its place is needed, and its prompt long computed.
+RENDER_SECONDS = 10.0
 # Reading a long answer takes milliseconds that others should not wait for.
 MAX_BYTES_ON_LOOP = 256 * 1024
 
+_MAX_REASON_CHARS = 200
+
+
+class NoOracleError(UpstreamError):
+    """The engine answers, but never tells the ids of a prompt."""
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    engine_url: str,
+    headers: Mapping[str, str],
+    path: str,
+    body: Mapping[str, Any],
+) -> Outcome:
+    """What the engine makes of `body`, which asks for `return_token_ids`. Raises UpstreamError
+    for an answer that is no verdict, NoOracleError where there will never be one."""
+    raw_body = msgspec.json.encode(body)
+    status, raw = await post(
+        session, engine_url, path, raw_body, headers=headers, seconds=PROBE_SECONDS
+    )
+    if status in (400, 422):
+        return Refused(_error_message(raw))
+    if status in (404, 405):
+        raise NoOracleError(f"{path} answered {status}")
+    if status != 200:
+        raise StatusError(f"{path} answered {status}", status)
+    return parse_answer(path, raw)
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    prompt_token_ids: list[int] | None = None
+
+
+class _ProbeAnswer(msgspec.Struct):
+    choices: list[_Choice] = []
+    prompt_token_ids: list[int] | None = None
+
+
+def parse_answer(path: str, raw: bytes) -> Outcome:
+    """The ids of each prompt. Raises NoOracleError if they are not there."""
+    try:
+        answer = msgspec.json.decode(raw, type=_ProbeAnswer)
+        if path == CHAT:
+            lists = [answer.prompt_token_ids]
+        else:
+            lists = [c.prompt_token_ids for c in sorted(answer.choices, key=lambda c: c.index)]
+        found = [np.array(ids, dtype=np.uint32) for ids in lists if ids is not None]
+    except (*UNREADABLE, OverflowError) as e:
+        raise NoOracleError(f"{path}: its answer cannot be read") from e
+    if not found or len(found) != len(lists):
+        raise NoOracleError(f"{path}: no prompt_token_ids in its answer; is it an older vLLM?")
+    return found
+
+
+class _Message(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _Error(msgspec.Struct):
+    error: _Message = _Message()
+    message: str = ""  # older engines
+
+
+def _error_message(raw: bytes) -> str:
+    try:
+        error = msgspec.json.decode(raw, type=_Error)
+    except UNREADABLE:
+        return "no reason given"
+    return (error.error.message or error.message)[:_MAX_REASON_CHARS] or "no reason given"
+
+
+# without generating
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
@@ -62,7 +137,7 @@ _KNOWN_TO_TOKENIZE = {
 _MAX_TEXTS = 8  # of one completion request: /tokenize takes one at a time
 
 
-class Caller:
+class RenderClient:
     """Asks one engine."""
 
     def __init__(
@@ -87,7 +162,7 @@ class Caller:
 
     async def _post(self, path: str, body: bytes) -> bytes:
         status, raw = await post(
-            self._session, self._url, path, body, headers=self._headers, seconds=ASK_SECONDS
+            self._session, self._url, path, body, headers=self._headers, seconds=RENDER_SECONDS
         )
         if status == 200:
             return raw

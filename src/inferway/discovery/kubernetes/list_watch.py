@@ -1,4 +1,4 @@
-"""One kind of object, followed for good.
+"""One kind of object, listed and then watched for good.
 
 list  -> everything, as of a version
 watch -> changes since then, until the server ends it; then watch again from the last version
@@ -11,30 +11,114 @@ watch -> changes since then, until the server ends it; then watch again from the
       404                the kind is not installed: there are none of it; look again now and then
 
 What is known stays known meanwhile: a cluster that cannot be asked is no reason to drop engines.
+
+What a real server does (extproc.md, section 5): a watch is one JSON object a line, cut into chunks
+anywhere; a resource version that is too old is an answer 200 with one event ERROR of code 410; what
+no longer matches the selector is DELETED; a BOOKMARK carries a version and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
+
+import msgspec
 
 from inferway.discovery.kubernetes.api import ApiError, ApiServer
 from inferway.discovery.kubernetes.objects import Object
-from inferway.discovery.kubernetes.stream import Expired, Lines, Mirror
-from inferway.errors import InferwayError
+from inferway.errors import InferwayError, WireError
+from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.kubernetes")
 
 WATCH_SECONDS = 240  # at least; up to half as long again, so that not all end together
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 NOT_INSTALLED_PAUSE = 60.0
+MAX_LINE_BYTES = 8 << 20  # etcd itself takes objects of 1.5 MiB
+
+
+class Event(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: dict[str, Any]
+
+
+_EVENT = msgspec.json.Decoder(Event)
+
+
+class Expired(WireError):
+    """What we know is too old to go on from: list again."""
+
+
+class WatchError(WireError):
+    """The server ended the watch with another error."""
 
 
 @dataclass(slots=True)
-class Follower:
+class WatchDecoder:
+    """Chunks, cut anywhere -> events."""
+
+    _rest: bytearray = field(default_factory=bytearray)
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Raises WireError for a line that is no event."""
+        self._rest += chunk
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = bytearray(rest)
+        if len(rest) > MAX_LINE_BYTES:
+            raise WireError(f"a watch's line is over {MAX_LINE_BYTES} bytes")
+        for line in lines:
+            if line.strip():
+                try:
+                    yield _EVENT.decode(line)
+                except UNREADABLE as e:
+                    raise WireError(f"a watch's line is no event: {e}") from e
+
+
+@dataclass(slots=True)
+class Mirror:
+    """What there is, by namespace and name, as of `version`."""
+
+    version: str = ""
+    objects: dict[tuple[str, str], Object] = field(default_factory=dict)
+
+    def replace(self, items: list[Object], version: str) -> None:
+        """By a list."""
+        self.objects = {_key(item): item for item in items}
+        self.version = version
+
+    def apply(self, event: Event) -> bool:
+        """Whether what there is has changed. Raises Expired or WatchError."""
+        if event.type == "ERROR":
+            raise _error(event.object)
+        self.version = event.object["metadata"]["resourceVersion"]
+        if event.type == "BOOKMARK":
+            return False
+        key = _key(event.object)
+        if event.type == "DELETED":
+            return self.objects.pop(key, None) is not None
+        self.objects[key] = event.object
+        return True
+
+
+def _key(item: Object) -> tuple[str, str]:
+    metadata = item["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _error(status: Object) -> WireError:
+    code, reason = status.get("code"), status.get("reason")
+    kind = Expired if code == 410 or reason in ("Expired", "Gone") else WatchError
+    return kind(f"{code} {reason}: {status.get('message')}")
+
+
+@dataclass(slots=True)
+class ListWatch:
     """`changed` is told all there is, whenever that has changed."""
 
     server: ApiServer
@@ -77,7 +161,7 @@ class Follower:
         self._tell()
 
     async def _watch(self) -> None:
-        lines, mirror = Lines(), self._mirror
+        lines, mirror = WatchDecoder(), self._mirror
         seconds = self.watch_seconds + self.random.randint(0, self.watch_seconds // 2)
         async for chunk in self.server.watch(self.path, self.selector, mirror.version, seconds):
             changed = False
