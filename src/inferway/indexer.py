@@ -40,7 +40,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
 from inferway.index.build import build_index
 from inferway.index.protocol import CPU, GPU
@@ -355,29 +355,18 @@ class Indexer:
     def _subscribe(
         self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> EventSubscriber:
-        block_size = engine.block_size_told or ASSUMED_BLOCK_SIZE
-        on_batch = partial(self._on_batch, engine) if self._on_batch else None
-        if source.is_polled:
-            return PollingSubscriber(
-                source,
-                holder=endpoint.holder,
-                block_size=block_size,
-                index=self.index,
-                name=engine.name,
-                headers=engine.http_headers,
-                on_batch=on_batch,
-            )
-        return ZmqSubscriber(
+        subscription = Subscription(
             source,
-            holder=endpoint.holder,
-            block_size=block_size,
-            index=self.index,
+            endpoint.holder,
+            engine.block_size_told or ASSUMED_BLOCK_SIZE,
+            self.index,
             name=engine.name,
-            on_batch=on_batch,
-            context=self._context,
-            replays=self._replays,
+            on_batch=partial(self._on_batch, engine) if self._on_batch else None,
             journal=self.state_dir.journal(engine, source, endpoint),
         )
+        if source.is_polled:
+            return PollingSubscriber(subscription, headers=engine.http_headers)
+        return ZmqSubscriber(subscription, context=self._context, replays=self._replays)
 
 
 def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:

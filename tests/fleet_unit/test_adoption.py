@@ -23,6 +23,7 @@ from inferway.events.event import AllBlocksCleared, BlockStored
 from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
+from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Prompt
@@ -97,7 +98,7 @@ async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator
     context: zmq.asyncio.Context = zmq.asyncio.Context()
     index = MemoryIndex()
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    subscriber = ZmqSubscriber(source, holder=HOLDER, block_size=SIZE, index=index, context=context)
+    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index), context=context)
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)

@@ -17,6 +17,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import Subscription
 from inferway.index.memory import MemoryIndex
 
 SIZE = 2
@@ -97,11 +98,7 @@ async def polling(engine: Engine, **options: Any) -> AsyncIterator[Gateway]:
         source = EventSource(0, f"{url}/kv_cache_events", None)
         index = MemoryIndex()
         subscriber = PollingSubscriber(
-            source,
-            holder=0,
-            block_size=SIZE,
-            index=index,
-            name="trt",
+            Subscription(source, 0, SIZE, index, name="trt"),
             poll_seconds=0.001,
             away_seconds=0.001,
             **options,
@@ -196,9 +193,8 @@ async def test_an_answer_that_cannot_be_read_is_counted() -> None:
     engine = Engine()
     async with polling(engine) as gateway, serving(answer) as url:
         source = EventSource(0, url, None)
-        other = PollingSubscriber(
-            source, holder=1, block_size=SIZE, index=gateway.index, poll_seconds=0.001
-        )
+        subscription = Subscription(source, 1, SIZE, gateway.index)
+        other = PollingSubscriber(subscription, poll_seconds=0.001)
         other.start()
         await wait_until(lambda: other.stats.skipped.get("malformed", 0) > 1)
         await other.close()

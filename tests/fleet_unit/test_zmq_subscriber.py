@@ -19,6 +19,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.event import Batch, BlockStored
 from inferway.events.stream import StreamState, digest_of
 from inferway.fleet.discovery import EventSource
+from inferway.fleet.subscriber import OnBatch, Subscription
 from inferway.fleet.zmq_subscriber import ReplayLimits, ZmqSubscriber, sockets_context
 from inferway.index.memory import MemoryIndex
 
@@ -152,9 +153,11 @@ def matched(index: MemoryIndex) -> int:
     return index.match_now(keys).blocks.get(HOLDER, 0)
 
 
-def subscriber(source: EventSource, index: MemoryIndex, **options: Any) -> ZmqSubscriber:
-    options = {"limits": QUICK, "audit_seconds": None, "name": "e1", **options}
-    return ZmqSubscriber(source, holder=HOLDER, block_size=SIZE, index=index, **options)
+def subscriber(
+    source: EventSource, index: MemoryIndex, on_batch: OnBatch | None = None, **options: Any
+) -> ZmqSubscriber:
+    subscription = Subscription(source, HOLDER, SIZE, index, name="e1", on_batch=on_batch)
+    return ZmqSubscriber(subscription, **{"limits": QUICK, "audit_seconds": None, **options})
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -638,10 +641,7 @@ def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
         limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
         followers = [
             ZmqSubscriber(
-                source,
-                holder=holder,
-                block_size=SIZE,
-                index=MemoryIndex(),
+                Subscription(source, holder, SIZE, MemoryIndex()),
                 limits=limits,
                 audit_seconds=None,
                 replays=slots,

@@ -26,11 +26,11 @@ from inferway.events.stream import StreamState
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import BlockKey, Prompt, TokenIds
+from inferway.tasks import TimeSlice
 
 log = logging.getLogger("inferway.events")
 
 ROUND_SECONDS = 0.25
-SLICE_SECONDS = 0.001  # hashing goes on for so long at a time
 MAX_PROMPTS = 256  # kept
 MAX_TOKENS = 1 << 20  # of all prompts kept
 _BLOCKS = 16  # hashed between two looks at the clock: 0.5 ms if it is CBOR
@@ -80,13 +80,12 @@ class Adopter:
         self._engines = engines
         self._seeds = seeds
         self._on_moved = on_moved
-        self._clock = clock
+        self._slice = TimeSlice(clock=clock)
         self._watches: dict[EventSubscriber, _OrphanWatch] = {}
         self._recent: deque[_Recent] = deque()
         self._num_tokens = 0
         self._num_offered = 0
         self._task: asyncio.Task[None] | None = None
-        self._slice_began = 0.0
 
     def offer(
         self,
@@ -251,9 +250,8 @@ class Adopter:
         return hashes
 
     async def _breathe(self) -> None:
-        if self._clock() - self._slice_began >= SLICE_SECONDS:
-            await asyncio.sleep(0)
-            self._slice_began = self._clock()
+        if self._slice.is_over:
+            await self._slice.rest()
 
 
 def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:

@@ -19,11 +19,8 @@ import aiohttp
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
-from inferway.fleet.discovery import EventSource
 from inferway.fleet.http_client import EngineConnector, post
-from inferway.fleet.subscriber import EventSubscriber, OnBatch, log
-from inferway.index.protocol import Index
-from inferway.model import HolderId
+from inferway.fleet.subscriber import EventSubscriber, Subscription, log
 from inferway_structured.decoding import UNREADABLE
 
 POLL_SECONDS = 0.1
@@ -36,26 +33,14 @@ class PollingSubscriber(EventSubscriber):
 
     def __init__(
         self,
-        source: EventSource,
+        subscription: Subscription,
         *,
-        holder: HolderId,
-        block_size: int,
-        index: Index,
-        name: str | None = None,
         headers: Mapping[str, str] | None = None,  # its API key
-        on_batch: OnBatch | None = None,
         poll_seconds: float = POLL_SECONDS,
         away_seconds: float = AWAY_SECONDS,
     ) -> None:
-        super().__init__(
-            source,
-            holder=holder,
-            block_size=block_size,
-            index=index,
-            name=name,
-            on_batch=on_batch,
-            adapter=TensorRTEvents(block_size).open_batch,
-        )
+        adapter = TensorRTEvents(subscription.block_size).open_batch
+        super().__init__(subscription, adapter=adapter)
         self._headers = headers or {}
         self._poll_seconds = poll_seconds
         self._away_seconds = away_seconds

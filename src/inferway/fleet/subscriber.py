@@ -12,6 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from inferway.events.adapters import sglang
@@ -23,39 +24,49 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.index.protocol import Index
 from inferway.model import BlockKey, HolderId
-from inferway.tasks import Tasks
+from inferway.tasks import Tasks, TimeSlice
 
 log = logging.getLogger("inferway.events")
 
-SLICE_SECONDS = 0.001  # how long the event loop is held before others get a turn
 _UNFIT = (StreamState.BLIND, StreamState.STALE)  # others should rather read another's picture
 
 OnBatch = Callable[[HolderId, Batch], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One event stream, and where what it tells goes."""
+
+    source: EventSource
+    holder: HolderId
+    block_size: int
+    index: Index
+    name: str | None = None  # for the log: which engine
+    on_batch: OnBatch | None = None
+    journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
+
+
 class EventSubscriber(ABC):
-    """Keeps `index` true for one holder. `start` on the event loop, `close` at the end.
+    """Keeps the index true for one holder. `start` on the event loop, `close` at the end.
 
     `close` leaves what the index believes; who removes the engine clears its holder.
     """
 
     def __init__(
         self,
-        source: EventSource,
+        subscription: Subscription,
         *,
-        holder: HolderId,
-        block_size: int,
-        index: Index,
-        name: str | None = None,  # for the log: which engine
-        on_batch: OnBatch | None = None,
-        journal: HolderJournal | None = None,  # loaded first, written then, and closed with us
         adapter: EventAdapter = sglang.open_batch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        source, index = subscription.source, subscription.index
+        journal, on_batch = subscription.journal, subscription.on_batch
         self.source = source
-        self.holder = holder
+        self.holder = holder = subscription.holder
         on_record = journal.record if journal is not None else None
-        self.blocks = EngineBlocks(holder, block_size, holdings=index.holdings, on_record=on_record)
+        self.blocks = EngineBlocks(
+            holder, subscription.block_size, holdings=index.holdings, on_record=on_record
+        )
         self.follower = EngineFollower(
             self.blocks,
             adapter=adapter,
@@ -70,13 +81,13 @@ class EventSubscriber(ABC):
         self.last_topic: str | None = None  # of the last message, whatever it was
         self.journal = journal
         self.on_state: Callable[[], None] | None = None  # `state` is another now; fleet sets it
-        self._name = name or source.endpoint
+        self._name = subscription.name or source.endpoint
         self._index = index
         self._told: tuple[StreamState, int | None] | None = None
         self._clock = clock
         self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
-        self._turn_ends = 0.0  # by `clock`
+        self._slice = TimeSlice(clock=clock)
 
     @property
     def stream(self) -> EventStream:
@@ -133,8 +144,8 @@ class EventSubscriber(ABC):
         async with self._lock:
             for ops in self.blocks.adopt_in_steps(hashes, keys):
                 self._index.apply(ops)
-                if self._clock() >= self._turn_ends:
-                    await self._breathe()
+                if self._slice.is_over:
+                    await self._slice.rest()
 
     # what a subclass does
 
@@ -162,8 +173,8 @@ class EventSubscriber(ABC):
                     self._ask_for(step)
                     continue
                 self._index.apply(step)
-                if self._clock() >= self._turn_ends:
-                    await self._breathe()
+                if self._slice.is_over:
+                    await self._slice.rest()
             if self.stats.batches != batches:
                 self.last_batch_at = self._clock()
             if self.stats.forgotten != forgotten:
@@ -188,12 +199,6 @@ class EventSubscriber(ABC):
         )
         if is_new_state and self.on_state is not None:
             self.on_state()
-
-    async def _breathe(self) -> None:
-        """When our turn has ended: reading what is there already never gives up the event loop by
-        itself."""
-        await asyncio.sleep(0)
-        self._turn_ends = self._clock() + SLICE_SECONDS
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""

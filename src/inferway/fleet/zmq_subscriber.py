@@ -13,7 +13,6 @@ gone. But who binds does not know whose link that was: there, a message says tha
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,13 +24,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from inferway.events.stream import Replay
-from inferway.fleet.discovery import EventSource
-from inferway.fleet.journal.journal import HolderJournal
-from inferway.fleet.subscriber import EventSubscriber, OnBatch
-from inferway.index.protocol import Index
-from inferway.model import HolderId
-
-log = logging.getLogger("inferway.events")
+from inferway.fleet.subscriber import EventSubscriber, Subscription, log
 
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 _HEARTBEAT_MS = 10_000
@@ -61,14 +54,8 @@ class ZmqSubscriber(EventSubscriber):
 
     def __init__(
         self,
-        source: EventSource,
+        subscription: Subscription,
         *,
-        holder: HolderId,
-        block_size: int,
-        index: Index,
-        name: str | None = None,
-        on_batch: OnBatch | None = None,
-        journal: HolderJournal | None = None,
         limits: ReplayLimits | None = None,
         audit_seconds: float | None = 60.0,  # a silent stream is compared again this often
         answer_seconds: float = 10.0,  # an address that nobody is at by then is in the log
@@ -76,16 +63,7 @@ class ZmqSubscriber(EventSubscriber):
         context: zmq.asyncio.Context | None = None,
         replays: asyncio.Semaphore | None = None,  # slots, shared with other subscribers
     ) -> None:
-        super().__init__(
-            source,
-            holder=holder,
-            block_size=block_size,
-            index=index,
-            name=name,
-            on_batch=on_batch,
-            journal=journal,
-            clock=clock,
-        )
+        super().__init__(subscription, clock=clock)
         self._slots = replays or asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._limits = limits or ReplayLimits()
         self._audit_seconds = audit_seconds
@@ -220,8 +198,8 @@ class ZmqSubscriber(EventSubscriber):
                 continue
             seq, payload = int.from_bytes(frames[1], "big"), frames[2]
             await self._feed(partial(self.follower.live, seq, payload))
-            if self._clock() >= self._turn_ends:
-                await self._breathe()
+            if self._slice.is_over:
+                await self._slice.rest()
 
     async def _read_replays(self) -> None:
         while True:
@@ -287,8 +265,8 @@ class ZmqSubscriber(EventSubscriber):
         await self._feed(
             lambda: self.follower.replayed(seq, payload) if replay is self._replay else iter(())
         )
-        if self._clock() >= self._turn_ends:
-            await self._breathe()
+        if self._slice.is_over:
+            await self._slice.rest()
 
     async def _audit(self, seconds: float) -> None:
         """The last batch before a silence may have been lost, and nothing would tell."""

@@ -41,12 +41,9 @@ from inferway.fleet.journal.files import (
 )
 from inferway.fleet.journal.writer import Tail, Writer
 from inferway.index.protocol import Index
+from inferway.tasks import TimeSlice
 
 log = logging.getLogger("inferway.journal")
-
-# How long loading holds the event loop before others get a turn. Who waits for a timer or a socket
-# may have to wait for two slices: one until it is looked at, one until their task runs.
-SLICE_SECONDS = 0.001
 
 SNAPSHOT_BYTES_PER_BLOCK = 20
 COMPACT_FACTOR = 4  # so many times what a snapshot would take, then one is written
@@ -194,12 +191,11 @@ class HolderJournal:
     ) -> Position | None:
         """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError, OSError."""
         history = History(kept.files)
-        end = time.monotonic() + SLICE_SECONDS
+        slice_ = TimeSlice()
         async for record in _records(history):
             index.apply(follower.blocks.redo(record))
-            if time.monotonic() >= end:
-                await asyncio.sleep(0)
-                end = time.monotonic() + SLICE_SECONDS
+            if slice_.is_over:
+                await slice_.rest()
         return history.position
 
     # writing
