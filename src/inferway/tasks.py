@@ -14,10 +14,7 @@ SLICE_SECONDS = 0.001
 class TimeSlice:
     """How long the event loop is held by one piece of work before others get a turn."""
 
-    def __init__(
-        self, seconds: float = SLICE_SECONDS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._seconds = seconds
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._end = 0.0
 
@@ -30,7 +27,7 @@ class TimeSlice:
         """Give others a turn, and begin the next slice. Reading what is there already never gives
         up the event loop by itself."""
         await asyncio.sleep(0)
-        self._end = self._clock() + self._seconds
+        self._end = self._clock() + SLICE_SECONDS
 
 
 class Tasks:

@@ -15,8 +15,8 @@ from yarl import URL
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.discovery import EngineFacts, EventSource, discover
-from inferway.fleet.http_client import EngineConnector
+from inferway.fleet.discovery import EngineFacts, discover, given_source
+from inferway.fleet.http_client import EngineConnector, upstream_errors
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -59,21 +59,17 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
 
 
 async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
-    try:
+    with upstream_errors(url):
         async with session.get(
             URL(url, encoded=True), headers=headers, allow_redirects=False
         ) as response:
             return response.status
-    except (TimeoutError, aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 
 def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
     """By hand, else as the engine told: what `serve` would use."""
-    sources = told.sources
-    if settings.events is not None:
-        bind = "*" in settings.events
-        sources = (EventSource(0, settings.events, settings.replay, bind=bind),)
+    given = given_source(settings)
+    sources = told.sources if given is None else (given,)
     found = []
     for source in sources:
         if source.is_polled:

@@ -80,7 +80,7 @@ class Adopter:
         self._engines = engines
         self._seeds = seeds
         self._on_moved = on_moved
-        self._slice = TimeSlice(clock=clock)
+        self._slice = TimeSlice(clock)
         self._watches: dict[EventSubscriber, _OrphanWatch] = {}
         self._recent: deque[_Recent] = deque()
         self._num_tokens = 0

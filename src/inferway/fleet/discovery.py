@@ -21,16 +21,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from yarl import URL
 
-from inferway.config import unix_path
-from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.http_client import read_answer
+from inferway.config import EngineSettings, unix_path
+from inferway.errors import UpstreamError
+from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
 from inferway.fleet.load import load_names, samples
 from inferway_structured.decoding import UNREADABLE
 
 METRICS = "/metrics"
-MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
 MAX_MODELS = 4096  # most of them adapters
 MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
 MAX_RANKS = 512  # each takes sockets
@@ -89,16 +87,16 @@ class EngineFacts:
         return {card.name: card.root for card in reversed(self.models) if card.parent}
 
 
+def given_source(settings: EngineSettings) -> EventSource | None:
+    """The source that an engine's settings give by hand; a wildcard means that we bind. None: the
+    engine is asked."""
+    if settings.events is None:
+        return None
+    return EventSource(0, settings.events, settings.replay, bind="*" in settings.events)
+
+
 class NoEngineError(UpstreamError):
     """Something answered, and not as an engine does."""
-
-
-class StatusError(UpstreamError):
-    """The engine answered, with something else than 200."""
-
-    def __init__(self, message: str, answered: int) -> None:
-        super().__init__(message)
-        self.answered = answered
 
 
 async def discover(
@@ -205,25 +203,6 @@ def whole_lines(page: bytes) -> bytes:
     sample for each set of adapters that it has ever run together: with many adapters its page
     grows for weeks."""
     return page if len(page) <= MAX_PAGE_BYTES else page[: page.rfind(b"\n", 0, MAX_PAGE_BYTES) + 1]
-
-
-async def fetch(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, cut: bool = False
-) -> bytes:
-    """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
-    in time, UpstreamError for no connection, and for more than MAX_PAGE_BYTES; these and a little
-    more are given where it may be `cut`."""
-    try:
-        async with session.get(
-            URL(url, encoded=True), headers=headers, allow_redirects=False
-        ) as response:
-            if response.status != 200:
-                raise StatusError(f"{url} answered {response.status}", response.status)
-            return await read_answer(response, MAX_PAGE_BYTES, cut=cut)
-    except TimeoutError as e:
-        raise UpstreamTimeoutError(f"{url} did not answer in time") from e
-    except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 
 class _Card(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import Any
 from inferway.config import EngineSettings
 from inferway.events.dialect import DialectFinder
 from inferway.events.stream import StreamState
-from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
@@ -96,10 +96,9 @@ class Engine:
     @property
     def sources(self) -> Sequence[EventSource]:
         """Event sockets: by hand, else as the engine told. A wildcard by hand means: we bind."""
-        by_hand = self.settings.events
-        if by_hand is not None:
-            bind = "*" in by_hand
-            return (EventSource(0, by_hand, self.settings.replay, bind=bind),)
+        given = given_source(self.settings)
+        if given is not None:
+            return (given,)
         return self.facts.sources if self.facts else ()
 
     @property

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from inferway.errors import UpstreamError
-from inferway.fleet.discovery import StatusError
-from inferway.fleet.http_client import post
+from inferway.fleet.http_client import StatusError, post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.probe import CHAT, Outcome, Refused

@@ -8,7 +8,8 @@ to.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -25,9 +26,44 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
 _JSON = {"content-type": "application/json"}
 _MAX_ANSWERS = 16  # that nobody has taken: informational ones (1xx), of a single question
 _SLICE_BYTES = 16 * 1024  # that are parsed before they are counted
+
+
+class StatusError(UpstreamError):
+    """The engine answered, with something else than 200."""
+
+    def __init__(self, message: str, answered: int) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+async def fetch(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, cut: bool = False
+) -> bytes:
+    """GET the body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
+    in time, UpstreamError for no connection, and for more than MAX_PAGE_BYTES; these and a little
+    more are given where it may be `cut`."""
+    with upstream_errors(url):
+        async with session.get(
+            URL(url, encoded=True), headers=headers, allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise StatusError(f"{url} answered {response.status}", response.status)
+            return await read_answer(response, MAX_PAGE_BYTES, cut=cut)
+
+
+@contextmanager
+def upstream_errors(place: str, late: str = "in time") -> Iterator[None]:
+    """Raise aiohttp's errors as UpstreamTimeoutError and UpstreamError, which name the place."""
+    try:
+        yield
+    except TimeoutError as e:
+        raise UpstreamTimeoutError(f"{place} did not answer {late}") from e
+    except (aiohttp.ClientError, OSError) as e:
+        raise UpstreamError(f"{place}: {str(e) or type(e).__name__}") from e
 
 
 async def post(
@@ -41,20 +77,15 @@ async def post(
 ) -> tuple[int, bytes]:
     """Status and body of the answer to some JSON. Raises UpstreamTimeoutError for none within
     `seconds`, UpstreamError for no connection."""
-    timeout = aiohttp.ClientTimeout(total=seconds)
-    try:
+    with upstream_errors(path or engine_url, f"within {seconds:g} s"):
         async with session.post(
             URL(engine_url + path, encoded=True),
             data=body,
             headers={**headers, **_JSON},
-            timeout=timeout,
+            timeout=aiohttp.ClientTimeout(total=seconds),
             allow_redirects=False,
         ) as response:
             return response.status, await read_answer(response)
-    except TimeoutError as e:
-        raise UpstreamTimeoutError(f"{path} did not answer within {seconds:g} s") from e
-    except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{path}: {str(e) or type(e).__name__}") from e
 
 
 async def read_answer(

@@ -9,7 +9,8 @@ import ssl
 
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import MAX_PAGE_BYTES, StatusError, whole_lines
+from inferway.fleet.discovery import whole_lines
+from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError
 from inferway.model import Headers
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool

@@ -87,7 +87,7 @@ class EventSubscriber(ABC):
         self._clock = clock
         self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
         self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
-        self._slice = TimeSlice(clock=clock)
+        self._slice = TimeSlice(clock)
 
     @property
     def stream(self) -> EventStream:
