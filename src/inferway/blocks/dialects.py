@@ -65,7 +65,8 @@ class Dialect:
         token_ids: Sequence[int],
         extra: tuple[HashExtra, ...] | None = None,
     ) -> bytes:
-        """Of one full block; `token_ids` are Python integers, `parent` None starts a prompt."""
+        """Return the hash of one full block. `token_ids` are Python integers; `parent` None starts
+        a prompt."""
         if extra is not None and not self.tagged:
             block: object = (parent or self.none_hash, tuple(token_ids), _untagged(extra))
             return self._digest(self._encode(block))
@@ -84,7 +85,7 @@ class Dialect:
         lora: Lora | None = None,
         cache_salt: str | None = None,
     ) -> list[bytes]:
-        """Of all full blocks of a prompt."""
+        """Return the hashes of all full blocks of a prompt."""
         hashes: list[bytes] = []
         parent = None
         for start in range(0, len(token_ids) - block_size + 1, block_size):
@@ -107,7 +108,7 @@ def hash_extras(
 
 
 def published_extras(extra: tuple[HashExtra, ...] | None) -> list[object] | None:
-    """The same keys as an event carries them: without tags, only pictures as pairs."""
+    """Return the same keys as an event carries them: without tags, only pictures as pairs."""
     if extra is None:
         return None
     return [list(key[1:]) if key[0] == "mm" else key[1] for key in extra]

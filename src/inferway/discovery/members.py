@@ -35,7 +35,7 @@ class Members:
 
     @property
     def synced(self) -> bool:
-        """Whether every source knows its engines."""
+        """True if every source knows its engines."""
         return all(source.synced for source in self.sources)
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class Members:
             await server.close()
 
     async def relist(self, listed: Sequence[EngineSettings]) -> None:
-        """Others are listed from now on."""
+        """Take other engines as the listed ones from now on."""
         self.listed = listed
         await self.changed(self._all())
 
@@ -89,7 +89,8 @@ def build_members(
     changed: Callable[[Sequence[EngineSettings]], Awaitable[None]],
     rules: Rules | None = None,
 ) -> Members:
-    """`rules` is told what Kubernetes says of objectives and rewrites. Raises ConfigError."""
+    """Build the sources that settings name. `rules` is told what Kubernetes says of objectives and
+    rewrites. Raises ConfigError."""
     sources: list[EngineSource] = [DnsName(url) for url in settings.dns]
     if settings.file is not None:
         sources.append(EnginesFile(Path(settings.file)))

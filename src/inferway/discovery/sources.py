@@ -37,7 +37,7 @@ class EngineSource(Protocol):
 
     @property
     def synced(self) -> bool:
-        """Whether the engines are known by now."""
+        """True if the engines are known by now."""
 
 
 # a file
@@ -48,7 +48,8 @@ class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_engines(path: Path) -> list[EngineSettings]:
-    """Raises ConfigError that names the file and the place in it."""
+    """Return the engines that a file lists. Raises ConfigError that names the file and the place in
+    it."""
     try:
         text = path.read_bytes()
     except OSError as e:
@@ -83,7 +84,7 @@ class EnginesFile:
             await self.sleep(FILE_SECONDS)  # type: ignore[misc]
 
     def look(self, tell: Tell) -> None:
-        """Once."""
+        """Look at the file once, and tell the engines if it has changed."""
         seen: tuple[int, ...]
         try:
             status = self.path.stat()
@@ -112,7 +113,7 @@ class EnginesFile:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses, in order. Raises OSError."""
+    """Return all addresses of a host, in order. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({str(address[0]) for *_, address in found})
 
@@ -142,7 +143,7 @@ class DnsName:
             await self.sleep(DNS_SECONDS)  # type: ignore[misc]
 
     async def look(self, tell: Tell) -> None:
-        """Once."""
+        """Resolve the name once, and tell the engines if the addresses have changed."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         assert parts.port is not None

@@ -31,8 +31,8 @@ _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_cachin
 async def ask_engines(
     engines: Sequence[EngineSettings], tls: ssl.SSLContext | None = None
 ) -> list[EngineReport]:
-    """All side by side. `tls` says who is trusted to be an https engine; else whom the system
-    trusts."""
+    """Ask all engines side by side. `tls` says who is trusted to be an https engine; else whom the
+    system trusts."""
     timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
     connector = EngineConnector(tls)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:

@@ -11,7 +11,7 @@ from inferway.fleet.discovery import EngineFacts
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python that runs us."""
+    """The Python interpreter that runs us."""
 
     version: tuple[int, int, int]
     executable: str
@@ -27,7 +27,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where prepared models live."""
+    """The directory that prepared models are in."""
 
     directory: str
     write_error: str | None
@@ -64,7 +64,7 @@ class Socket:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One engine, asked."""
+    """What one engine said, and what was seen of it."""
 
     settings: EngineSettings
     health: int | None = None  # status of GET /health

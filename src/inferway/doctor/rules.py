@@ -44,7 +44,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report."""
+    """A line of the report: what was found, and the cure."""
 
     level: Level
     subject: str
@@ -201,7 +201,7 @@ def _socket(subject: str, socket: Socket) -> CheckResult:
 
 
 def judge_fleet(engines: Sequence[EngineReport]) -> Iterator[CheckResult]:
-    """What no engine shows alone."""
+    """Yield what no engine shows alone."""
     owners: dict[str, str] = {}
     for engine in engines:
         for socket in engine.sockets:

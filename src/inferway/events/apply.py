@@ -83,7 +83,7 @@ class EngineBlocks:
 
     @property
     def block_size_seen(self) -> int | None:
-        """What its last event said."""
+        """The block size in tokens that the engine's last event had; None before the first."""
         return self._held.block_size
 
     @property
@@ -116,12 +116,12 @@ class EngineBlocks:
 
     @property
     def copies_count(self) -> bool:
-        """Whether a block is gone with its last copy, or (False) with any removal."""
+        """True if a block is gone with its last copy, False if it is gone with any removal."""
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:
-        """From here on any removal removes a block: for an engine that is asked to report blocks
-        again. Before the first such request leaves; at any time, between two events as well.
+        """Let any removal remove a block from here on: for an engine that is asked to report blocks
+        again. Call it before the first such request leaves; between two events as well.
 
         A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored
         for all blocks that it found in the cache, from the prompt's start on, at each look-up
@@ -135,7 +135,7 @@ class EngineBlocks:
         self._held.count_no_copies()
 
     def apply(self, event: Event) -> list[Op]:
-        """What the index must do so that it stays true."""
+        """Apply the engine's next event. Return what the index must do so that it stays true."""
         self._events += 1
         if not self._events % _SWEEP_EVERY:
             self._held.bridge.sweep(_SWEEP_BLOCKS)
@@ -149,36 +149,37 @@ class EngineBlocks:
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
     ) -> list[Op]:
-        """The engine hashes a prompt's blocks like this, and we give them these keys, from its
-        start on (or behind `parent`). Those that are orphans, or that orphans further on vouch
-        for (`orphans`), are blocks from now on. Not between the events of a batch."""
+        """Give a prompt's blocks, which the engine hashes like this, these keys, from its start on
+        (or behind `parent`). Those that are orphans, or that orphans further on vouch for
+        (`orphans`), are blocks from now on. Call it between two batches. Return what the index
+        must do."""
         return [op for ops in self.adopt_in_steps(hashes, keys, parent) for op in ops]
 
     def adopt_in_steps(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
     ) -> Iterator[list[Op]]:
-        """As `adopt`; each step's operations are to be applied before the next is taken, and no
-        event meanwhile."""
+        """Do as `adopt`, in steps: the operations of each are to be applied before the next is
+        taken, and no event meanwhile."""
         if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
     def redo(self, record: Record) -> list[Op]:
-        """Does again what the record says, and tells nobody. All records of an engine, in order
-        and before its next event."""
+        """Do again what the record says, without a record of it, and return what the index must do.
+        All records of an engine are to be redone in order, before its next event."""
         return self._held.redo(record)
 
     def forget(self) -> list[Op]:
-        """As if we had never heard of the engine's blocks; what kind of engine it is, and the
-        counters, stay. The memory is given back by and by, or by `sweep`."""
+        """Forget the engine's blocks. What kind of engine it is, and the counters, stay. The memory
+        is given back by and by, or by `sweep`. Return what the index must do."""
         return self._held.clear()
 
     def sweep(self, max_blocks: int) -> bool:
-        """Frees what `forget` left, and forgets what the index has evicted; looks at about so
-        many blocks. Whether there is more to do."""
+        """Free what `forget` left, and forget what the index has evicted, looking at about so many
+        blocks. Return whether there is more to do."""
         return self._held.bridge.sweep(max_blocks)
 
     def num_bytes(self) -> int:
-        """About; keys are counted with the index."""
+        """Return about how much memory it takes. Keys are counted with the index."""
         return self._held.bridge.num_bytes()
 
     # events

@@ -90,7 +90,7 @@ class DialectFinder:
 
     @property
     def name(self) -> str | None:
-        """Of the dialect found."""
+        """The name of the dialect found; None if none is known."""
         if self.state is not DialectState.FOUND:
             return None
         dialect = self._fitting[0]
@@ -98,7 +98,7 @@ class DialectFinder:
 
     @property
     def finding(self) -> str | None:
-        """What is wrong and the cure; None: nothing."""
+        """A sentence that says what is wrong, and the cure; None if nothing is."""
         if self.state is DialectState.NONE:
             return (
                 "its block hashes are none that we know (tried: "
@@ -117,15 +117,16 @@ class DialectFinder:
         return None
 
     def dialects(self, *, with_extras: bool) -> Sequence[Dialect]:
-        """To hash prompts with, such as have extra keys or such as have none: the one that is
-        known, two as long as no block with extra keys has shown how they are hashed, or none."""
+        """Return the dialects to hash prompts with, such as have extra keys or such as have none:
+        the one that is known, two as long as no block with extra keys has shown how they are
+        hashed, or none."""
         if self.state is not DialectState.FOUND:
             return ()
         return self._fitting if with_extras else self._fitting[:1]
 
     def see(self, event: BlockStored) -> None:
-        """Blocks of full attention in GPU memory, with tokens: events of other tiers need not say
-        what else is hashed."""
+        """Take note of stored blocks of full attention in GPU memory, with tokens: events of other
+        tiers need not say what else is hashed."""
         parent = event.parent_hash
         if parent is not None and parent not in self._digests:
             if self.state is DialectState.UNKNOWN:
@@ -140,8 +141,9 @@ class DialectFinder:
         self._waiting.append(event)
 
     def confirms(self, event: BlockStored) -> bool:
-        """Whether tokens and adapter alone make an event's hashes. False if that is not known: no
-        dialect is, its parent cannot be hashed, or it has more blocks than are hashed at once."""
+        """Return whether tokens and adapter alone make an event's hashes: False if that is not
+        known: no dialect is, its parent cannot be hashed, or it has more blocks than are hashed at
+        once."""
         is_small = len(event.block_hashes) <= _STEP
         if self.state is not DialectState.FOUND or not is_small or not self._is_reachable(event):
             return False
@@ -155,8 +157,8 @@ class DialectFinder:
         return False
 
     def is_moved(self, event: BlockStored) -> bool:
-        """Whether an adapter's block that begins a prompt is hashed with another path than the one
-        that is known. False if that cannot be told."""
+        """Return whether an adapter's block that begins a prompt is hashed with another path than
+        the one that is known; False if that cannot be told."""
         if self.state is not DialectState.FOUND or event.parent_hash is not None:
             return False
         extras = self._extras(event) if event.lora_name and event.block_hashes else None
@@ -171,7 +173,7 @@ class DialectFinder:
         return bool(self._waiting)
 
     def step(self, max_blocks: int) -> None:
-        """Looks at what was seen, about so many blocks of it."""
+        """Hash about so many blocks of what was seen."""
         while self._waiting and max_blocks > 0 and self.state is not DialectState.CONTRADICTED:
             event = self._waiting.popleft()
             max_blocks -= min(len(event.block_hashes), _MAX_BLOCKS)
@@ -191,7 +193,7 @@ class DialectFinder:
     def find(
         self, token_ids: TokenIds, block_size: int, lora: str | None
     ) -> tuple[int, BlockStored] | None:
-        """The block of a prompt that a loose event begins with, and the event."""
+        """Return the block of a prompt that a loose event begins with, and the event."""
         raw, step = token_ids.tobytes(), 4 * block_size
         for i in range(len(token_ids) // block_size):
             event = self._loose.get(raw[i * step : (i + 1) * step])
@@ -206,7 +208,7 @@ class DialectFinder:
         lora: Lora | None = None,
         cache_salt: str | None = None,
     ) -> Iterator[None]:
-        """Hashes a prompt whose last block is the first of a loose event, in each dialect; stops
+        """Hash a prompt whose last block is the first of a loose event, in each dialect; yield
         after every few blocks."""
         fitting: list[Dialect] = []
         digest = b""

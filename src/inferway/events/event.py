@@ -50,8 +50,9 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventError(Struct, frozen=True):
-    """Why a batch or an event was left out. `reason` is a label for a metric: payload_too_large,
-    malformed, unknown_type, non_dense_block_span, extra_keys_mismatch, window_size."""
+    """The reason why a batch or an event was left out. `reason` is a label for a metric:
+    payload_too_large, malformed, unknown_type, non_dense_block_span, extra_keys_mismatch,
+    window_size."""
 
     reason: str
     message: str
@@ -73,7 +74,7 @@ class Batch(Struct, frozen=True, gc=False):
 
     @property
     def errors(self) -> list[EventError]:
-        """Why the others could not be read."""
+        """The reasons why the other events could not be read."""
         return [item for item in self.items if isinstance(item, EventError)]
 
     @property
@@ -93,7 +94,7 @@ class OpenBatch(Struct, frozen=True):
     rank: int | None = None
 
     def decoded(self) -> Batch:
-        """Decode all events."""
+        """Decode all events, and return the batch that has them."""
         return Batch(self.ts, list(self.items), self.rank)
 
 
@@ -103,7 +104,7 @@ EventAdapter = Callable[[bytes], OpenBatch]
 
 
 def too_large(payload: bytes) -> EventError | None:
-    """The error of a payload that is too large to be read; None if it is not."""
+    """Return the error of a payload that is too large to be read; None if it is not."""
     if len(payload) <= MAX_PAYLOAD_BYTES:
         return None
     message = f"batch of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are read"
@@ -111,14 +112,14 @@ def too_large(payload: bytes) -> EventError | None:
 
 
 def canonical_hash(block_hash: int | bytes) -> int:
-    """The 64 bits we know a block hash by: two's complement of an integer, the last eight bytes of
-    bytes, big-endian; shorter bytes count as padded on the left."""
+    """Return the 64 bits we know a block hash by: two's complement of an integer, the last eight
+    bytes of bytes, big-endian; shorter bytes count as padded on the left."""
     if isinstance(block_hash, int):
         return block_hash & _MASK
     return int.from_bytes(block_hash[-8:], "big")
 
 
 def decode_fault(error: Exception) -> str:
-    """A decoder's message, to stand behind a colon."""
+    """Return a decoder's message such that it can stand behind a colon."""
     text = str(error)
     return text[:1].lower() + text[1:]

@@ -113,14 +113,15 @@ class EngineFollower:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the engine holds is known, once in step."""
+        """True if all that the engine holds is known, once in step."""
         if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 
     def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
-        """`blocks` is as it was after this batch; `from_start` if `on_batch_done` was told EXACT
-        of it. Before the link is up: what is believed is stale until the engine has proven it."""
+        """Go on from this batch, after which `blocks` is as it was; `from_start` if `on_batch_done`
+        was told EXACT of it. Before the link is up: what is believed is stale until the engine has
+        proven it."""
         self.stream.restore(seq, digest, from_start)
         self._num_lost = self._count_lost()
         self._began_by_clear = self._other_medium = True  # for all we know
@@ -128,31 +129,31 @@ class EngineFollower:
     # what comes in
 
     def resume(self) -> Steps:
-        """As `EventStream.resume`."""
+        """Tell that the link is new (`EventStream.resume`). Return what to do."""
         return self._do(self.stream.resume())
 
     def recheck(self) -> Steps:
-        """As `EventStream.recheck`."""
+        """Tell that what is believed is in doubt (`EventStream.recheck`). Return what to do."""
         return self._do(self.stream.recheck())
 
     def lost(self) -> None:
-        """As `EventStream.lost`."""
+        """Tell that the link is gone (`EventStream.lost`)."""
         self.stream.lost()
 
     def live(self, seq: int, payload: bytes) -> Steps:
-        """As `EventStream.live`."""
+        """Take a batch that the engine has just published. Return what to do."""
         return self._came(self.stream.live, seq, payload)
 
     def replayed(self, seq: int, payload: bytes) -> Steps:
-        """As `EventStream.replayed`."""
+        """Take an answer to the last Replay. Return what to do."""
         return self._came(self.stream.replayed, seq, payload)
 
     def replay_ended(self, complete: bool) -> Steps:
-        """As `EventStream.replay_ended`."""
+        """Tell that no more answers come, `complete` if the end marker came. Return what to do."""
         return self._do(self.stream.replay_ended(complete))
 
     def skip(self, reason: str, message: str) -> None:
-        """Something came that cannot be used."""
+        """Count, and tell of, something that cannot be used."""
         if reason not in self.stats.skipped and self._on_skip is not None:
             self._on_skip(reason, message)
         self.stats.skipped[reason] = self.stats.skipped.get(reason, 0) + 1

@@ -96,7 +96,8 @@ class HolderState:
         self._stats = stats
 
     def redo(self, record: Record) -> list[Op]:
-        """Raises TypeError for what is no record."""
+        """Do again what a record says, without a record of it. Return what the index must do.
+        Raises TypeError for what is no record."""
         match record:
             case Stored(hashes, keys, parent, tier):
                 return self._store(hashes, keys, parent, tier)
@@ -129,14 +130,15 @@ class HolderState:
     def store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
-        """One more copy of each block of a chain."""
+        """Add a copy of each block of a chain. Return what the index must do."""
         if self._record is not None:
             self._record(Stored(hashes, keys, parent, tier))
         self._stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
     def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        """One more copy of each of these blocks that are in the bridge."""
+        """Add a copy of each of these blocks that are in the bridge. Return what the index must
+        do."""
         if not hashes:
             return []
         if self._record is not None:
@@ -145,12 +147,12 @@ class HolderState:
         return self._add(self._pairs(hashes), place)
 
     def remembers(self, block_hash: int) -> bool:
-        """Whether its key is known: it is there, or was a moment ago."""
+        """Return whether the key of a block is known: it is there, or was a moment ago."""
         return block_hash in self._lately or self.bridge.key(block_hash) is not None
 
     def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
-        """One more copy of a block that was removed everywhere; None: that is too long ago, or
-        that of its parent is."""
+        """Add a copy of a block that was removed everywhere. Return what the index must do; None if
+        the block, or its parent, was removed too long ago."""
         key, parent = self._lately.get(block_hash), None
         if parent_hash is not None:
             parent = self.bridge.key(parent_hash)
@@ -160,8 +162,8 @@ class HolderState:
         return self.store([block_hash], [key], parent, tier)
 
     def wait(self, hashes: Sequence[int], place: Place, *, vouching: bool = False) -> None:
-        """One more copy of each of these blocks, which have no key. `vouching`: the event says
-        that the blocks before them are there as well."""
+        """Add a copy of each of these blocks, which have no key. `vouching`: the event says that
+        the blocks before them are there as well."""
         if not hashes:
             return
         if self._record is not None:
@@ -171,7 +173,7 @@ class HolderState:
         self._wait(hashes, place, vouching=vouching)
 
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        """One copy less of each."""
+        """Drop a copy of each block. Return what the index must do."""
         if self._record is not None:
             self._record(Removed(hashes, *place))
         if self._has_tiers:
@@ -181,8 +183,8 @@ class HolderState:
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None
     ) -> Iterator[list[Op]]:
-        """Of a chain that has these hashes and keys, what is waiting or vouched for; in steps of
-        so many blocks that none takes long."""
+        """Give the blocks of a chain that wait, or are vouched for, these keys. Yield what the
+        index must do, in steps of so many blocks that none takes long."""
         found = self.orphans.known_of(hashes)
         for i, block_hash in enumerate(hashes):
             if found[i] and self.bridge.key(block_hash) is not None:
@@ -195,7 +197,7 @@ class HolderState:
             yield self._adopt(record)
 
     def clear(self) -> list[Op]:
-        """Everything is gone but what kind of engine it is."""
+        """Forget everything but what kind of engine it is. Return what the index must do."""
         if self._record is not None:
             self._record(Cleared())
         return self._clear()
@@ -222,7 +224,7 @@ class HolderState:
             self.bridge.counting = False
 
     def tier(self, medium: str | None) -> Tier | None:
-        """None: the engine names more than there can be."""
+        """Return the tier of a medium; None if the engine names more than there can be."""
         tier = self.tiers.get(medium)
         self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:

@@ -68,7 +68,8 @@ class Removed(Struct, frozen=True, gc=False, array_like=True, tag="r"):
 
 
 class Cleared(Struct, frozen=True, array_like=True, tag="c"):
-    """All blocks are gone, or forgotten. What kind of engine it is stays: the four below."""
+    """The engine's blocks are gone, or forgotten. What kind of engine it is stays: the four
+    below."""
 
 
 class Windowed(Struct, frozen=True, array_like=True, tag="W"):
@@ -98,7 +99,7 @@ class BlockSize(Struct, frozen=True, array_like=True, tag="B"):
 
 
 class Uncounted(Struct, frozen=True, array_like=True, tag="U"):
-    """From here on copies are not counted (`EngineBlocks.count_no_copies`)."""
+    """Copies are not counted from here on (`EngineBlocks.count_no_copies`)."""
 
 
 Record = (

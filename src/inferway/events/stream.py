@@ -171,27 +171,27 @@ class EventStream:
 
     @property
     def digest(self) -> bytes | None:
-        """Of the last batch applied: `digest_of` its payload."""
+        """The digest of the last batch applied: `digest_of` its payload."""
         return None if self._last is None else self._last.digest
 
     @property
     def from_start(self) -> bool:
-        """Whether all that the engine said of what it holds is applied, so that the state is
-        exact once in step."""
+        """True if all that the engine said of what it holds is applied, so that the state is exact
+        once in step."""
         return self._from_start
 
     def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
-        """What is believed is as of this batch, from a life of ours before; call it before the
+        """Believe what was believed as of this batch, in a life of ours before. Call it before the
         link is up."""
         self._last, self._next, self._from_start = _Last(seq, digest), seq + 1, from_start
 
     def cleared(self) -> None:
-        """The last batch applied said that the engine has dropped everything it held: nothing
-        older is unknown."""
+        """Tell that the last batch applied said that the engine has dropped everything it held:
+        nothing older is unknown."""
         self._from_start = self._last is not None
 
     def resume(self) -> list[Action]:
-        """The link is new."""
+        """Tell that the link is new. Return what to do."""
         self._linked = True
         self._attempts = self._in_vain = 0
         if self.can_replay:
@@ -199,18 +199,18 @@ class EventStream:
         return self._forget()
 
     def recheck(self) -> list[Action]:
-        """There is reason to doubt what we believe. Without a link it is in doubt until `resume`:
-        a replay brings nothing of what is published after it."""
+        """Tell that what we believe is in doubt, and return what to do. Without a link it is in
+        doubt until `resume`: a replay brings nothing of what is published after it."""
         return self.resume() if self._linked else []
 
     def lost(self) -> None:
-        """The link is gone; `resume` when it is back. Answers under way will not come."""
+        """Tell that the link is gone; `resume` when it is back. Answers under way will not come."""
         self._linked = False
         self._replaying = False
         self._drop_held()
 
     def live(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
-        """A batch as the engine publishes it."""
+        """Take a batch that the engine has just published. Return what to do."""
         if not self._linked:
             return [*self.resume(), *self.live(seq, payload, readable)]
         counts = readable or self._is_last(seq, payload) or not self._is_worth_asking(seq, payload)
@@ -235,7 +235,7 @@ class EventStream:
         return [self._ask()]
 
     def replayed(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
-        """An answer to the last Replay."""
+        """Take an answer to the last Replay. Return what to do."""
         if not self._replaying or (self._last is not None and seq < self._last.seq):
             return []
         if readable:
@@ -256,7 +256,8 @@ class EventStream:
         return []
 
     def replay_ended(self, complete: bool) -> list[Action]:
-        """No more answers come; `complete`: the engine's end marker was the last."""
+        """Tell that no more answers come; `complete`: the engine's end marker was the last. Return
+        what to do."""
         if not self._replaying:
             return []
         self._replaying = False

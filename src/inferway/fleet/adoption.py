@@ -95,7 +95,8 @@ class Adopter:
         lora_path: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """A request's prompts, by block size; their keys are made for an adapter from there."""
+        """Take a request's prompts, by block size; their keys are made for an adapter from
+        there."""
         for block_size, items in prompts.items():
             for prompt in items:
                 num_tokens = len(prompt.token_ids)
@@ -116,13 +117,13 @@ class Adopter:
         self._task.add_done_callback(_ended)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop. It may be called twice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> None:
-        """One round: new streams, new events, new orphans, new prompts."""
+        """Do one round: look at new streams, events, orphans and prompts."""
         self._attend()
         for watch in list(self._watches.values()):
             await self._verify(watch)

@@ -43,8 +43,8 @@ async def ask(
     path: str,
     body: Mapping[str, Any],
 ) -> Outcome:
-    """What the engine makes of `body`, which asks for `return_token_ids`. Raises UpstreamError
-    for an answer that is no verdict, NoOracleError where there will never be one."""
+    """Return what the engine makes of `body`, which asks for `return_token_ids`. Raises
+    UpstreamError for an answer that is no verdict, NoOracleError where there will never be one."""
     raw_body = msgspec.json.encode(body)
     status, raw = await post(
         session, engine_url, path, raw_body, headers=headers, seconds=PROBE_SECONDS
@@ -69,7 +69,7 @@ class _ProbeAnswer(msgspec.Struct):
 
 
 def parse_answer(path: str, raw: bytes) -> Outcome:
-    """The ids of each prompt. Raises NoOracleError if they are not there."""
+    """Return the ids of each prompt. Raises NoOracleError if they are not there."""
     try:
         answer = msgspec.json.decode(raw, type=_ProbeAnswer)
         if path == CHAT:
@@ -137,7 +137,7 @@ _MAX_TEXTS = 8  # of one completion request: /tokenize takes one at a time
 
 
 class RenderClient:
-    """Asks one engine."""
+    """Asks one engine to render prompts."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
@@ -147,14 +147,15 @@ class RenderClient:
         self._headers = headers
 
     async def render(self, asked: Asked, model: str) -> Sequence[TokenIds]:
-        """Raises UpstreamError; NoSuchServiceError without --enable-scale-out."""
+        """Return the token ids of each prompt. Raises UpstreamError, which is NoSuchServiceError
+        without --enable-scale-out."""
         raw = await self._post(f"{asked.path}/render", asked.raw(model))
         if asked.path == CHAT:
             return [as_ids((await _decoded(_CHAT, raw)).token_ids)]
         return [as_ids(rendered.token_ids) for rendered in await _decoded(_COMPLETION, raw)]
 
     async def tokenize(self, asked: Asked, model: str) -> Sequence[TokenIds]:
-        """The same, if the request is `known_to_tokenize`."""
+        """Return the same by /tokenize, for a request that is `known_to_tokenize`."""
         bodies = _for_tokenize(asked, model)
         answers = await asyncio.gather(*(self._post("/tokenize", body) for body in bodies))
         return [as_ids((await _decoded(_TOKENS, raw)).tokens) for raw in answers]
@@ -174,7 +175,7 @@ class RenderClient:
 
 
 def known_to_tokenize(asked: Asked) -> bool:
-    """Whether /tokenize looks at all that shapes this request's prompt."""
+    """Return whether /tokenize looks at all that shapes this request's prompt."""
     body = asked.body
     if isinstance(body, CompletionRequest):
         return asked.fields <= _KNOWN_TO_TOKENIZE and 0 < len(_texts(body)) <= _MAX_TEXTS

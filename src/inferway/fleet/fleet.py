@@ -86,7 +86,7 @@ class Fleet:
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Asks every engine once, side by side, then goes on watching them."""
+        """Ask every engine once, side by side, then go on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         connector = EngineConnector(self._settings.engine_tls())
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
@@ -103,7 +103,7 @@ class Fleet:
         self.scraper.start()
 
     async def close(self) -> None:
-        """Stops watching, closes every subscriber."""
+        """Stop watching, and close every subscriber."""
         await self.prober.close()
         await self.remote.close()
         await self.scraper.close()
@@ -118,8 +118,8 @@ class Fleet:
     # who is in it
 
     async def set_engines(self, wanted: Sequence[EngineSettings]) -> None:
-        """These are the engines from now on. One whose settings are the same stays as it is; one
-        that goes gets no new request, and those on their way there end as they would have."""
+        """Take these as the engines from now on. One whose settings are the same stays as it is;
+        one that goes gets no new request, and those on their way there end as they would have."""
         async with self._changing:
             kept = [engine for engine in self.engines if engine.settings in wanted]
             going = [engine for engine in self.engines if engine.settings not in wanted]
@@ -155,11 +155,13 @@ class Fleet:
                 del self._by_name[engine.name]
 
     def engine(self, name: str) -> Engine | None:
-        """Of that name; for a while also one that has left, whose requests may still run."""
+        """Return the engine of that name; for a while also one that has left, whose requests may
+        still run. None if there is none."""
         return self._by_name.get(name)
 
     def find(self, address: str) -> Endpoint | None:
-        """Who is at `host:port`; of ranks that share it, the first."""
+        """Return the endpoint at `host:port`, of ranks that share it the first; None if nobody is
+        there."""
         return next(
             (e for engine in self.engines for e in engine.endpoints if e.address == address), None
         )
@@ -167,7 +169,8 @@ class Fleet:
     # what the director asks
 
     def model(self, name: str) -> ServedModel:
-        """Raises UnknownModelError naming the known ones."""
+        """Return what is known of a model. Raises UnknownModelError naming the known ones, and
+        NoEndpointError before any engine has answered."""
         served = self.models.get(name)
         if served is not None:
             return served
@@ -183,28 +186,30 @@ class Fleet:
         )
 
     def heal(self, endpoint: Endpoint) -> bool:
-        """Whether a request that goes there now shall ask for a report of all that it reuses;
-        `healed` when it has ended."""
+        """Return whether a request that goes there now shall ask for a report of all that it
+        reuses. Call `healed` when it has ended."""
         return self.healer.ask(self._by_name[endpoint.engine], endpoint)
 
     def healed(self, endpoint: Endpoint) -> None:
         self.healer.asked(endpoint)
 
     def reports(self, endpoint: Endpoint) -> None:
-        """A request is about to go there that asks by itself for a report of what it reuses."""
+        """Tell that a request is about to go there that asks by itself for a report of what it
+        reuses."""
         for subscriber in self._by_name[endpoint.engine].subscribers:
             subscriber.count_no_copies()
 
     def suspect(self, endpoint: Endpoint) -> None:
-        """A request just failed there: ask at once how it is."""
+        """Ask the engine at once how it is, because a request has just failed there."""
         self.scraper.suspect(endpoint.engine)
 
     def look_soon(self, engine: Engine) -> None:
-        """It is something else than it has told: ask at once."""
+        """Ask the engine at once what it is, because it is something else than it has told."""
         self.scraper.suspect(engine.name)
 
     def evidence(self, model: str) -> list[StreamEvidence]:
-        """What the event streams of a model's engines have brought: for the silent-zero alarm."""
+        """Return what the event streams of a model's engines have brought, for the silent-zero
+        alarm."""
         return [
             evidence
             for engine in self.engines
@@ -213,19 +218,19 @@ class Fleet:
         ]
 
     def report(self) -> dict[str, Any]:
-        """Engines and models as /ready shows them, with what is wrong in words."""
+        """Return engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
             "models": self._served.report(self._why_none_is_matched()),
         }
 
     def num_engines(self) -> dict[str, int]:
-        """All that /ready shows to who may not see their names."""
+        """Return all that /ready shows to those who may not see their names."""
         healthy = sum([engine.healthy for engine in self.engines])
         return {"num_engines": len(self.engines), "num_healthy": healthy}
 
     def why_not_ready(self, *, with_names: bool = True) -> str | None:
-        """Why requests should not come yet; None: they may."""
+        """Return why requests should not come yet; None if they may."""
         if not self.engines:
             return "no engine is known yet: none was given, and none has been found"
         if not any(engine.healthy for engine in self.engines):
@@ -236,7 +241,7 @@ class Fleet:
 
     @property
     def loading(self) -> str | None:
-        """Which tokenizer is still being loaded since the start, if prompts are looked at."""
+        """The tokenizer that is still being loaded since the start, if prompts are looked at."""
         return self._served.first_load if self._settings.scoring else None
 
     def _why_none_is_matched(self) -> Reason | None:

@@ -75,8 +75,8 @@ async def post(
     headers: Mapping[str, str],
     seconds: float,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer to some JSON. Raises UpstreamTimeoutError for none within
-    `seconds`, UpstreamError for no connection."""
+    """POST some JSON. Return status and body of the answer. Raises UpstreamTimeoutError for none
+    within `seconds`, UpstreamError for no connection."""
     with upstream_errors(path or engine_url, f"within {seconds:g} s"):
         async with session.post(
             URL(engine_url + path, encoded=True),
@@ -91,8 +91,8 @@ async def post(
 async def read_answer(
     response: aiohttp.ClientResponse, limit: int = MAX_ANSWER_BYTES, *, cut: bool = False
 ) -> bytes:
-    """Its body. One over `limit` bytes raises UpstreamError, or is not read on if it may be
-    `cut`."""
+    """Return the body of an answer. One over `limit` bytes raises UpstreamError, or is not read on
+    if it may be `cut`."""
     pieces, size = [], 0
     async for piece in response.content.iter_any():
         pieces.append(piece)
@@ -122,8 +122,8 @@ class _Answers(ResponseHandler):
 
 
 class EngineConnector(aiohttp.TCPConnector):
-    """For any number of engines. aiohttp's own for Unix sockets knows one path each; what it does
-    is done here for each path."""
+    """Connects to any number of engines. aiohttp's own for Unix sockets knows one path each; what
+    it does is done here for each path."""
 
     def __init__(
         self, tls: ssl.SSLContext | None, *, idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS

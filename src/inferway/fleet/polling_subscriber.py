@@ -56,7 +56,7 @@ class PollingSubscriber(EventSubscriber):
         self._tasks.spawn(self._poll(self._session))
 
     async def close(self) -> None:
-        """Close the connection to the engine, too."""
+        """Stop asking, and close the connection. It may be called twice."""
         await super().close()
         if self._session is not None:
             await self._session.close()

@@ -73,7 +73,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class RemoteStats:
-    """Of one model."""
+    """Counts of one model's prompts and questions."""
 
     prompts: dict[Outcome, int] = field(default_factory=dict)
     questions: dict[tuple[str, Outcome], int] = field(default_factory=dict)  # by engine
@@ -99,8 +99,8 @@ class _Flight:
 
 
 class RemoteRenderers:
-    """The fleet's. `open` it, then `close`. A request waits for `budget_seconds`; at 0 nobody is
-    asked at all."""
+    """The remote prompts of all models. `open` it, then `close`. A request waits for
+    `budget_seconds`; at 0 nobody is asked at all."""
 
     def __init__(
         self,
@@ -122,19 +122,19 @@ class RemoteRenderers:
         await self.engines.close()
 
     def forget_others(self, keys: Collection[str]) -> None:
-        """Engines serve the models with these sources now."""
+        """Forget the models of other sources than these, which engines serve now."""
         for key in self.models.keys() - keys:
             del self.models[key]
 
     def look_again(self, engine: Engine) -> None:
-        """It has been away, and may render otherwise now."""
+        """Forget how an engine renders that has been away, and may render otherwise now."""
         for key in self.engines.names(engine):
             if key in self.models:
                 self.models[key].forget(engine)
 
     def around(self, source: ModelSource, own: PromptSource) -> PromptSource:
-        """`own`, helped out by engines. The same object for the same source, so that what it has
-        learned stays."""
+        """Return `own`, helped out by engines. The same object for the same source, so that what it
+        has learned stays."""
         if self.budget_seconds <= 0:
             return own
         found = self.models.get(source.key)
@@ -168,7 +168,7 @@ class RemotePrompts:
         self._flights: dict[bytes, _Flight] = {}
 
     def forget(self, engine: Engine) -> None:
-        """How the engine renders, and what any has rendered."""
+        """Forget how the engine renders, and what any engine has rendered."""
         self._sites.forget(engine)
         self.renderings.clear()
 
@@ -177,7 +177,7 @@ class RemotePrompts:
         return self.own.local
 
     def within(self, contexts: ContextLengths) -> RemotePrompts:
-        """What it learns, both know."""
+        """Return the same for other context lengths. What one learns, both know."""
         other = copy.copy(self)
         other.own = self.own.within(contexts)
         return other
@@ -186,7 +186,7 @@ class RemotePrompts:
         return self.own.rendered_text(body)
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
-        """Raises RequestError, or RenderError for reasons of ours."""
+        """Return a request's token ids. Raises RequestError, or RenderError for reasons of ours."""
         try:
             return await self.own.tokenize(body)
         except RenderError as e:
@@ -333,7 +333,7 @@ class RemotePrompts:
         return prompts
 
     def report(self) -> dict[str, Any]:
-        """For /ready: the reason that requests are counted under, and why."""
+        """Return what /ready shows: the reason that requests are counted under, and why."""
         own = self.own
         if isinstance(own, NoPrompts):
             reason, why = own.reason, own.why

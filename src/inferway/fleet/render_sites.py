@@ -45,7 +45,7 @@ Names = Callable[[Engine], Mapping[str, str]]
 
 
 class Way(StrEnum):
-    """How an engine renders one model."""
+    """The way in which an engine renders one model."""
 
     UNKNOWN = "unknown"  # it is asked to render, and then we know
     RENDER = "render"
@@ -95,7 +95,7 @@ class RenderBreaker:
 
 @dataclass(slots=True)
 class Site:
-    """One engine, and how it renders one model."""
+    """An engine, and how it renders one model."""
 
     engine: Engine
     model: str  # as this engine calls it
@@ -125,7 +125,7 @@ class RenderingEngines:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Raises UpstreamError when nobody is asked any more."""
+        """The session to ask with. Raises UpstreamError when nobody is asked any more."""
         if self._session is None:
             raise UpstreamError("we are shutting down")
         return self._session
@@ -141,7 +141,8 @@ class RenderingEngines:
 
 
 class RenderSites:
-    """One model's; `key` is that of its source, `model` what it is called in the log."""
+    """The engines that render one model's prompts; `key` is that of its source, `model` what it is
+    called in the log."""
 
     def __init__(self, engines: RenderingEngines, key: str, model: str) -> None:
         self._engines = engines
@@ -151,16 +152,16 @@ class RenderSites:
         self._turn = count()
 
     def forget(self, engine: Engine) -> None:
-        """How it renders is found out anew."""
+        """Forget how an engine renders; it is found out anew."""
         self._sites.pop(engine.name, None)
 
     @property
     def ways(self) -> Mapping[str, Way]:
-        """By engine; those that have not been asked are not among them."""
+        """The ways by engine; those that have not been asked are not among them."""
         return {name: site.way for name, site in sorted(self._sites.items())}
 
     def next(self, asked: Asked) -> Site | None:
-        """The next engine in turn that may be asked for this."""
+        """Return the next engine in turn that may be asked for this; None if none may."""
         now = asyncio.get_running_loop().time()
         sites = self._live(now)
         first = next(self._turn)
@@ -188,8 +189,8 @@ class RenderSites:
         return live
 
     async def call(self, site: Site, asked: Asked) -> Sequence[TokenIds]:
-        """Raises UpstreamError; after NoSuchServiceError the engine's /tokenize is put to the
-        proof."""
+        """Ask an engine for the token ids. Raises UpstreamError; after NoSuchServiceError the
+        engine's /tokenize is put to the proof."""
         caller = RenderClient(self._engines.session, site.engine.url, site.engine.http_headers)
         if site.way is Way.TOKENIZE:
             return await caller.tokenize(asked, site.model)

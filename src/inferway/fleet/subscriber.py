@@ -91,17 +91,17 @@ class EventSubscriber(ABC):
 
     @property
     def stream(self) -> EventStream:
-        """The order of the engine's batches."""
+        """The state machine that orders the engine's batches."""
         return self.follower.stream
 
     @property
     def state(self) -> StreamState:
-        """How true the picture of the engine's cache is."""
+        """The state of the picture of the engine's cache: how true it is."""
         return self.follower.state
 
     @property
     def endpoint(self) -> str | None:
-        """Where the engine's events come from; None if that cannot be reached."""
+        """The address that the engine's events come from; None if it cannot be used."""
         return self.source.endpoint
 
     @property
@@ -134,13 +134,14 @@ class EventSubscriber(ABC):
             self._tasks.spawn(self._feed(self.follower.recheck))
 
     def count_no_copies(self) -> None:
-        """As `EngineBlocks.count_no_copies`; the state may be another then."""
+        """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`). The state
+        may be another then."""
         if self.blocks.copies_count:
             self.blocks.count_no_copies()
             self._tell()
 
     async def adopt(self, hashes: Sequence[int], keys: Sequence[BlockKey]) -> None:
-        """As `EngineBlocks.adopt`, between two batches."""
+        """Give orphans their keys (`EngineBlocks.adopt`), between two batches."""
         async with self._lock:
             for ops in self.blocks.adopt_in_steps(hashes, keys):
                 self._index.apply(ops)

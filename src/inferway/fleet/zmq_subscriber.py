@@ -34,7 +34,7 @@ REPLAYS_AT_ONCE = 4  # of all engines
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimits:
-    """In seconds."""
+    """Limits of a replay, in seconds."""
 
     idle: float = 2.0  # between two answers
     total: float = 120.0
@@ -43,7 +43,8 @@ class ReplayLimits:
 
 
 def sockets_context() -> zmq.asyncio.Context:
-    """For as many sockets as ZeroMQ can have. The default is 1,023; a subscriber takes three."""
+    """Return a context for as many sockets as ZeroMQ can have. The default is 1,023; a subscriber
+    takes three."""
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
     return context
@@ -79,7 +80,7 @@ class ZmqSubscriber(EventSubscriber):
 
     @property
     def endpoint(self) -> str | None:
-        """Where the open socket is: the real port, if we bound one that was free."""
+        """The address of the open socket: the real port, if we bound one that was free."""
         if self._socket is None:
             return None
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -128,7 +129,7 @@ class ZmqSubscriber(EventSubscriber):
             self._tasks.spawn(self._audit(self._audit_seconds))
 
     async def close(self) -> None:
-        """Close the sockets, too."""
+        """Stop listening, and close the sockets. It may be called twice."""
         await super().close()
         if self._socket is not None:
             self._socket.disable_monitor()

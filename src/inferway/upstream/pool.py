@@ -65,7 +65,7 @@ class Pool:
     def send(
         self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
     ) -> Exchange:
-        """Starts one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
+        """Start one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
         hop-by-hop fields. Never raises for what the engine does: `sink` hears of it, later.
@@ -89,18 +89,18 @@ class Pool:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """For https engines. Their names are checked, whoever signed for them."""
+        """The context for https engines. Their names are checked, whoever signed for them."""
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
 
     def idle(self, url: str) -> int:
-        """How many idle connections to `url` are kept."""
+        """Return how many idle connections to `url` are kept."""
         origin = self._origins.get(url)
         return len(origin.idle) if origin else 0
 
     async def close(self) -> None:
-        """Drops every connection; exchanges under way fail."""
+        """Drop every connection; exchanges under way fail."""
         self._timer.cancel()
         for origin in self._origins.values():
             await origin.close()
@@ -139,11 +139,11 @@ class Origin:
 
     @property
     def is_unused(self) -> bool:
-        """Nothing is kept here."""
+        """True if no connection is kept or made here."""
         return not self.connections and not self._connecting
 
     def send(self, exchange: Exchange) -> None:
-        """On the most recently used idle connection, else on a new one."""
+        """Send an exchange on the most recently used idle connection, else on a new one."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.transport.is_closing():
@@ -152,7 +152,7 @@ class Origin:
         self.connect(exchange)
 
     def connect(self, exchange: Exchange) -> None:
-        """On a new connection."""
+        """Send an exchange on a new connection."""
         task = self.pool.loop.create_task(self._connect(exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -200,17 +200,17 @@ class Origin:
         return connection
 
     def opened(self, connection: EngineConnection) -> None:
-        """A socket is connected."""
+        """Count a connection whose socket is open now."""
         self.connections.add(connection)
         self.pool.stats.open += 1
 
     def idled(self, connection: EngineConnection) -> None:
-        """Its answer is complete, it can serve the next exchange."""
+        """Keep a connection whose answer is complete for the next exchange."""
         connection.deadline = self.pool.time() + self.pool.idle_keep_alive
         self.idle.append(connection)
 
     def lost(self, connection: EngineConnection) -> None:
-        """Its socket is closed. Only the first call counts."""
+        """Forget a connection whose socket is closed. Only the first call counts."""
         if connection not in self.connections:
             return
         self.connections.discard(connection)
@@ -219,7 +219,7 @@ class Origin:
             self.idle.remove(connection)
 
     async def close(self) -> None:
-        """Drops connections, and attempts to connect."""
+        """Drop connections, and attempts to connect."""
         for task in list(self._connecting):
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)

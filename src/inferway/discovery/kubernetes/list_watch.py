@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 8 << 20  # etcd itself takes objects of 1.5 MiB
 
 
 class Event(msgspec.Struct):
-    """One line of a watch."""
+    """What one line of a watch says."""
 
     type: str
     object: dict[str, Any]
@@ -61,12 +61,13 @@ class WatchError(WireError):
 
 @dataclass(slots=True)
 class WatchDecoder:
-    """Chunks, cut anywhere -> events."""
+    """Decodes a watch's bytes, cut anywhere, into events."""
 
     _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Raises WireError for a line that is no event."""
+        """Yield the events whose lines are complete now. Raises WireError for a line that is no
+        event."""
         self._rest += chunk
         *lines, rest = self._rest.split(b"\n")
         self._rest = bytearray(rest)
@@ -88,12 +89,13 @@ class Mirror:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
 
     def replace(self, items: list[Object], version: str) -> None:
-        """By a list."""
+        """Take what a list has said in the place of everything."""
         self.objects = {_key(item): item for item in items}
         self.version = version
 
     def apply(self, event: Event) -> bool:
-        """Whether what there is has changed. Raises Expired or WatchError."""
+        """Apply an event. Return whether what there is has changed. Raises Expired or
+        WatchError."""
         if event.type == "ERROR":
             raise _error(event.object)
         self.version = event.object["metadata"]["resourceVersion"]
@@ -135,7 +137,7 @@ class ListWatch:
     _warned: str = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the objects until cancelled."""
         listed = False
         while True:
             try:

@@ -39,7 +39,7 @@ class SelectedPods:
     _pods: ListWatch | None = None
 
     async def run(self, tell: Tell) -> None:
-        """As `EngineSource.run`."""
+        """Tell the engines of the selected pods, whenever they change."""
         self._pods = _watch_pods(self.server, self.namespace, self.pool, tell)
         await self._pods.run()
 
@@ -65,7 +65,7 @@ class PoolPods:
     _said: dict[tuple[str, str], list[Object]] = field(default_factory=dict)  # kind, group
 
     async def run(self, tell: Tell) -> None:
-        """As `EngineSource.run`."""
+        """Tell the engines of the pool's pods, whenever they change, and its rules."""
         version = _VERSIONS.get(self.group, "v1")
         pools = ListWatch(
             self.server,

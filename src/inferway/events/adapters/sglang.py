@@ -18,7 +18,7 @@ _FIELDS = ("type", *vllm.StoredFields.__struct_fields__)
 
 
 def open_batch(payload: bytes) -> OpenBatch:
-    """The batch in `payload`."""
+    """Return the batch in `payload`, which may be of SGLang or vLLM."""
     return vllm.open_batch(payload, _in_vllm_form)
 
 

@@ -108,7 +108,8 @@ _KIND = msgspec.json.Decoder(_KindOfEvent)
 
 
 def split_answer(body: bytes) -> Iterator[NumberedEvent]:
-    """The events of one answer. Raises msgspec.DecodeError if it is no list of numbered events."""
+    """Yield the events of one answer. Raises msgspec.DecodeError if it is no list of numbered
+    events."""
     for raw in _LIST.decode(body):
         number = _NUMBER.decode(raw)
         yield NumberedEvent(number.event_id, number.attention_dp_rank, bytes(raw))
@@ -123,7 +124,7 @@ class TensorRTEvents:
         self._has_stored = False
 
     def open_batch(self, payload: bytes) -> OpenBatch:
-        """A batch of the one event in `payload`."""
+        """Return a batch of the one event in `payload`."""
         if (error := too_large(payload)) is not None:
             return OpenBatch(0.0, [error])
         try:

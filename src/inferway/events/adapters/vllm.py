@@ -144,8 +144,8 @@ _MAP: msgspec.msgpack.Decoder[_DecodedMap] = msgspec.msgpack.Decoder(_DecodedMap
 
 
 def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch:
-    """The batch in `payload`. The events of a small one are decoded at once, which saves going over
-    their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
+    """Return the batch in `payload`. The events of a small one are decoded at once, which saves
+    going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])

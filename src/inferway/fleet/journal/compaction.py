@@ -83,7 +83,7 @@ class _NoIndex:
 
 
 def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Record]:
-    """Fewer records that come to the same. `history` and `again` are the same records."""
+    """Yield fewer records that come to the same. `history` and `again` are the same records."""
     held = HolderState(0, _NoIndex(), None, ApplyStats())
     for record in history:
         held.redo(record)
@@ -110,7 +110,7 @@ def _kind(held: HolderState) -> Iterator[Record]:
 
 
 def in_pieces(record: Record, max_blocks: int = MAX_BLOCKS) -> Iterator[Record]:
-    """The same in records of so many blocks at most."""
+    """Yield records of so many blocks at most that say the same."""
     hashes: Sequence[int] = getattr(record, "hashes", ())
     if len(hashes) <= max_blocks:
         yield record
@@ -207,7 +207,8 @@ def _both(first: Record, second: Record) -> Record | None:
 
 
 def compact(directory: Path, number: int, out: Path) -> None:
-    """Raises JournalError if the files are not whole, OSError if they or `out` cannot be had."""
+    """Write the snapshot `out` of a holder's files up to `number`. Raises JournalError if the files
+    are not whole, OSError if they or `out` cannot be had."""
     files = files_up_to(directory, number)
     history = History(files)
     records = shortened(history.records(), History(files).records())
@@ -290,7 +291,8 @@ class Compactor:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Idempotent. Returns when the thread has ended, if the disk lets it."""
+        """Stop, and return when the thread has ended, if the disk lets it. It may be called
+        twice."""
         with self._lock:
             self._closed = True
             if self._child is not None:

@@ -41,7 +41,7 @@ _HEAD = struct.Struct("<IQ")
 
 
 def frame(payload: bytes, chain: int) -> tuple[bytes, int]:
-    """The frame's bytes, and the checksum that the next one follows on."""
+    """Return the frame's bytes, and the checksum that the next one follows on."""
     checksum: int = xxhash.xxh3_64_intdigest(payload, chain)
     return _HEAD.pack(len(payload), checksum) + payload, checksum
 
@@ -58,11 +58,11 @@ class FrameReader:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes so far were good frames."""
+        """True if all bytes so far were good frames."""
         return not self._broken and not self._rest
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that are complete now; take them all before feeding more."""
+        """Yield the payloads that are complete now; take them all before feeding more."""
         data = self._rest + data if self._rest else data
         start = 0
         while not self._broken and len(data) - start >= _HEAD.size:
@@ -100,7 +100,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """What a snapshot stands for."""
+    """The part of a history that a snapshot stands for."""
 
     chain: int  # of the last journal's last frame
     position: Position | None  # None: nothing was applied
@@ -138,7 +138,7 @@ encode_header = _encoder.encode
 
 
 def decode_header(payload: bytes) -> Header | None:
-    """None: it is not one, or of another format."""
+    """Return the header in a payload; None if it is none, or of another format."""
     try:
         header = _header.decode(payload)
     except msgspec.DecodeError:
@@ -147,7 +147,7 @@ def decode_header(payload: bytes) -> Header | None:
 
 
 def decode_entry(payload: bytes) -> JournalEntry:
-    """Raises msgspec.DecodeError."""
+    """Return the entry in a payload. Raises msgspec.DecodeError."""
     return _entry.decode(payload)
 
 
@@ -160,7 +160,7 @@ def encode_record(record: Record) -> msgspec.Raw:
 
 
 def decode_record(raw: msgspec.Raw) -> Record:
-    """Raises msgspec.DecodeError."""
+    """Return the record that `raw` encodes. Raises msgspec.DecodeError."""
     return _record.decode(raw)
 
 
@@ -176,7 +176,8 @@ class JournalFiles:
 
 
 def directory_name(holder: str) -> str:
-    """Readable, safe in any file system, different for different holders."""
+    """Return a name that is readable, safe in any file system, and different for different
+    holders."""
     readable = quote(holder, safe="")[:100].replace(".", "_")
     return f"{readable}-{xxhash.xxh3_64_hexdigest(holder.encode())}"
 
@@ -193,8 +194,9 @@ def snapshot_name(number: int) -> str:
 
 
 def recover(directory: Path, identity: Identity | None) -> JournalFiles:
-    """Makes the directory if need be, and leaves only files in it that are good and follow on
-    each other: the last is cut where a crash has torn it. None leaves nothing. Raises OSError."""
+    """Make the directory if need be, and leave only files in it that are good and follow on each
+    other: the last is cut where a crash has torn it. An identity of None leaves nothing. Return
+    what was left. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = JournalFiles() if identity is None else _find(directory, identity)
     # the newest first: what stays is a beginning at all times
@@ -275,7 +277,7 @@ def _cut(path: Path, num_bytes: int) -> None:
 
 
 def files_up_to(directory: Path, number: int) -> list[Path]:
-    """The newest snapshot and the journals after it."""
+    """Return the newest snapshot and the journals after it."""
     names = sorted(path.name for path in directory.iterdir())
     snapshots = [n for n in names if n.endswith(_SNAPSHOT) and n <= snapshot_name(number)]
     first = f"{int(snapshots[-1].split('.')[0]) + 1:08d}" if snapshots else ""
@@ -296,21 +298,22 @@ class History:
         self._reader: FrameReader | None = None  # of the file that is being read
 
     def records(self) -> Iterator[Record]:
-        """All records, from the start. Raises as `entries` does, and OSError."""
+        """Yield all records, from the start. Raises JournalError and msgspec.DecodeError as
+        `entries` does, OSError."""
         for path, data in self.pieces():
             for raw in self.entries(path, data):
                 yield decode_record(raw)
 
     def pieces(self) -> Iterator[tuple[Path, bytes]]:
-        """The files' bytes, for `entries`; b"" ends a file. Raises OSError."""
+        """Yield the files' bytes, for `entries`; b"" ends a file. Raises OSError."""
         for path in self._files:
             for data in _pieces(path):
                 yield path, data
             yield path, b""
 
     def entries(self, path: Path, data: bytes) -> Iterator[msgspec.Raw]:
-        """The records that are complete with the next piece. Raises JournalError where a file is
-        not whole or not of this format, msgspec.DecodeError."""
+        """Yield the records that are complete with the next piece. Raises JournalError where a file
+        is not whole or not of this format, msgspec.DecodeError."""
         if self._reader is None:
             self._reader, self.header = FrameReader(self.chain), None
         for payload in self._reader.feed(data):
@@ -341,7 +344,7 @@ class History:
 
 
 def create(path: Path) -> int:
-    """A new file that only we may read, open for writing at its end. Raises OSError."""
+    """Open a new file that only we may read, for writing at its end. Raises OSError."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
 
@@ -352,7 +355,7 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def write_snapshot(path: Path, header: Header, entries: Iterator[bytes]) -> None:
-    """A new file with all of a snapshot's frames, synced. Raises OSError."""
+    """Write a new file with all of a snapshot's frames, and sync it. Raises OSError."""
     with open(create(path), "wb") as file:
         chain = 0
         for payload in _framed(header, entries):
@@ -369,7 +372,7 @@ def _framed(header: Header, entries: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def install(directory: Path, number: int, written: Path) -> Iterator[None]:
-    """A snapshot that has been written takes the place of the journals up to `number`, and of
+    """Put a snapshot that has been written in the place of the journals up to `number`, and of
     older snapshots. Each step leaves a directory that `recover` makes the same of."""
     written.rename(directory / snapshot_name(number))
     yield

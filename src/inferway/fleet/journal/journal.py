@@ -53,7 +53,7 @@ MAX_FILES = 64  # each start begins a new one
 
 
 class JournalProof(StrEnum):
-    """Whether the engine is still in the life that the journal tells of."""
+    """What is known of whether the engine is still in the life that the journal tells of."""
 
     NONE = "none"  # nothing was loaded
     PENDING = "pending"
@@ -129,13 +129,13 @@ class HolderJournal:
 
     @property
     def num_bytes(self) -> int:
-        """In its files, or on the way there."""
+        """The size of its files, with what is on the way there."""
         return self._kept_bytes
 
     # loading
 
     async def load(self, follower: EngineFollower, index: Index) -> None:
-        """Brings `follower`, which has seen nothing yet, and `index` to where the journal ends;
+        """Bring `follower`, which has seen nothing yet, and `index` to where the journal ends;
         call it before the link is up. From then on what happens is written."""
         self._follower = follower
         try:
@@ -201,7 +201,7 @@ class HolderJournal:
     # writing
 
     def record(self, record: Record) -> None:
-        """Of the batch that is being applied, or of what happens between two."""
+        """Take a record of the batch that is being applied, or of what happens between two."""
         if not self._is_open:
             return
         if isinstance(record, Uncounted) and self._position is not None:
@@ -214,7 +214,7 @@ class HolderJournal:
         self._pending.append(encode_record(record))
 
     def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
-        """All records of a batch have been given."""
+        """Tell that all records of a batch have been given."""
         if not self._is_open:
             return
         if self._proof is _PENDING:
@@ -227,12 +227,12 @@ class HolderJournal:
             self._compact_if_worth_it()
 
     async def flush(self) -> None:
-        """Returns when what happened until now is in the file."""
+        """Return when what happened until now is in the file."""
         await self._workers.writer.flush(self._tail)
 
     async def close(self) -> None:
-        """Returns when everything is in its file. Idempotent. What belongs to a batch that was
-        not done is left out: the replay brings it whole."""
+        """Return when everything is in its file. It may be called twice. What belongs to a batch
+        that was not done is left out: the replay brings it whole."""
         if not self._is_open:
             return
         self._is_open = False

@@ -39,7 +39,8 @@ class StateDir:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> StateDir:
-        """Raises ConfigError if it cannot go with the index."""
+        """Return the directory that settings name. Raises ConfigError if it cannot go with the
+        index."""
         if settings.state_dir is not None and settings.index.url is not None:
             raise ConfigError(
                 "state_dir: what it would keep, the server of index.url keeps already, for all "
@@ -48,7 +49,8 @@ class StateDir:
         return cls(None if settings.state_dir is None else Path(settings.state_dir))
 
     def open(self) -> None:
-        """Raises ConfigError if we may not write there, or another gateway does."""
+        """Lock the directory, and start what writes there. Raises ConfigError if we may not write
+        there, or another gateway does."""
         if self._path is None:
             return
         try:
@@ -69,8 +71,9 @@ class StateDir:
     def journal(
         self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> HolderJournal | None:
-        """For one subscriber; the one before it of that endpoint has been closed. None too for
-        an engine without a replay socket: nothing could ever prove what was kept of it."""
+        """Return the journal of one subscriber; the one before it of that endpoint has been closed.
+        None without a directory, and for an engine without a replay socket: nothing could ever
+        prove what was kept of it."""
         if self._path is None or self._workers is None or source.replay is None:
             return None
         name = endpoint.name
@@ -85,7 +88,8 @@ class StateDir:
         return journal
 
     async def close(self) -> None:
-        """Idempotent. Who uses journals has closed them."""
+        """Close what writes there, after the journals, and unlock the directory. It may be called
+        twice."""
         if self._workers is not None:
             for journal in self.journals.values():
                 await journal.close()
