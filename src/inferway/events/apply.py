@@ -91,11 +91,6 @@ class EngineBlocks:
         """Blocks the engine holds, as far as we know, that no prompt can be matched with."""
         return len(self._held.orphans)
 
-    @property
-    def num_orphans_dropped(self) -> int:
-        """How many made room for others; so many at most are remembered."""
-        return self._held.orphans.num_dropped
-
     def is_orphan(self, block_hash: int) -> bool:
         return block_hash in self._held.orphans
 

@@ -47,7 +47,7 @@ from inferway.index.protocol import Holdings, Op
 
 Step = list[Op] | Replay
 Steps = Iterator[Step]
-_Hear = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
+_Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
@@ -160,15 +160,15 @@ class EngineFollower:
 
     # what is done about it
 
-    def _came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+    def _came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = self._open_small(payload)
         if opened is None:
-            return self._big_came(hear, seq, payload)
-        return self._do(hear(seq, payload, opened.batch.is_readable), opened)
+            return self._big_came(handler, seq, payload)
+        return self._do(handler(seq, payload, opened.batch.is_readable), opened)
 
-    def _big_came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+    def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
-        yield from self._do(hear(seq, payload, opened.batch.is_readable), opened)
+        yield from self._do(handler(seq, payload, opened.batch.is_readable), opened)
 
     def _do(self, actions: Sequence[Action], opened: _Opened | None = None) -> Steps:
         """`opened`: the batch that has just come."""

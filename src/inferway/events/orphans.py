@@ -28,10 +28,9 @@ _GPU_COPY = (GPU,)
 class Orphans:
     """hash -> the tiers its copies lie in, one entry for each. The oldest make room."""
 
-    __slots__ = ("_floor", "_max", "_removed", "_since", "_time", "num_dropped", "tiers")
+    __slots__ = ("_floor", "_max", "_removed", "_since", "_time", "tiers")
 
     def __init__(self, max_orphans: int = MAX_ORPHANS) -> None:
-        self.num_dropped = 0  # for want of room
         self._max = max_orphans
         self.tiers: OrderedDict[int, tuple[Tier, ...]] = OrderedDict()  # read where speed counts
         self._time = 0  # counts what happens
@@ -59,7 +58,6 @@ class Orphans:
             self._time += 1
             self._since.update(dict.fromkeys(hashes, self._time))
         while len(all_tiers) > self._max:
-            self.num_dropped += 1
             self.pop(next(iter(all_tiers)))
 
     def pop(self, block_hash: int) -> tuple[Tier, ...]:

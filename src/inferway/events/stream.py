@@ -145,7 +145,7 @@ class EventStream:
     _linked: bool = False
     _replaying: bool = False
     _answered: bool = False  # the replay's first answer has come
-    _doubt: bool = False  # something was seen that only one more replay can explain
+    _suspect: bool = False  # something was seen that only one more replay can explain
     _unproven: bool = False  # the replay's first answer could not be read
     _attempts: int = 0
     _next_before: int | None = None  # `_next` when the replay was asked for
@@ -218,7 +218,7 @@ class EventStream:
             if counts:
                 self._hold_live(seq, payload)
             else:
-                self._doubt = True
+                self._suspect = True
             return []
         if not counts:
             return [self._ask()]
@@ -241,7 +241,7 @@ class EventStream:
         if readable:
             self._in_vain *= seq not in self._unreadable
         elif not self._is_last(seq, payload) and not self._is_confirmed(seq, payload):
-            self._doubt = True
+            self._suspect = True
             self._unproven |= not self._answered
             return []
         if self._unproven:
@@ -266,9 +266,9 @@ class EventStream:
                 return self._restart()
             self._next, self._from_start = 0, True
         actions: list[Action] = []
-        if complete and not self._doubt:
+        if complete and not self._suspect:
             actions = self._drain()
-            if not self._held and not self._doubt:
+            if not self._held and not self._suspect:
                 self._attempts = 0
                 self._unreadable.clear()
                 return actions
@@ -298,7 +298,7 @@ class EventStream:
         self.stats.applied += 1
         held = self._unhold(seq)
         if held is not None and held != payload:
-            self._doubt = True
+            self._suspect = True
         return Apply(payload, seq, last.digest)
 
     # batches that cannot be read
@@ -323,7 +323,7 @@ class EventStream:
 
     def _ask(self) -> Replay:
         self._replaying, self._answered = True, False
-        self._doubt = self._unproven = False
+        self._suspect = self._unproven = False
         self._next_before = self._next
         self._attempts += 1
         self.stats.replays += 1
@@ -346,7 +346,7 @@ class EventStream:
 
     def _give_up(self) -> list[Action]:
         """Replays do not explain what we saw."""
-        in_doubt, self._attempts, self._doubt = self._doubt, 0, False
+        in_doubt, self._attempts, self._suspect = self._suspect, 0, False
         if in_doubt:
             self._drop_held()
             return self._forget()
@@ -364,7 +364,7 @@ class EventStream:
         held = self._held.get(seq)
         below = self._last is not None and seq <= self._last.seq
         if held not in (None, payload) or (below and not self._is_last(seq, payload)):
-            self._doubt = True
+            self._suspect = True
         if not below:
             self._hold(seq, payload)
 
@@ -373,7 +373,7 @@ class EventStream:
         self._unhold(seq)
         full = self._held_bytes + len(payload) > self.max_held_bytes
         if full or len(self._held) >= self.max_held_batches:
-            self._doubt = True
+            self._suspect = True
             return
         self._held[seq] = payload
         self._held_bytes += len(payload)

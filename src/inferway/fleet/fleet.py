@@ -75,7 +75,7 @@ class Fleet:
         self._pages = Pages(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
-            settings.models, load_prompts, self._around, self._tasks.spawn, self._prompts_came
+            settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
         self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
@@ -94,12 +94,12 @@ class Fleet:
         if self._settings.scoring:
             self.prober.open(self._session)
             self.remote.open(self._session)
-        await asyncio.gather(*(self._look(engine) for engine in self.engines))
+        await asyncio.gather(*(self._rediscover(engine) for engine in self.engines))
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        self._spread_looks()
+        self._spread_rediscovery()
         self.scraper.start()
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class Fleet:
                     "engine %s has come to the list of engines, at %s", engine.name, engine.url
                 )
                 self._by_name[engine.name] = engine
-            await asyncio.gather(*(self._look(engine) for engine in coming))
+            await asyncio.gather(*(self._rediscover(engine) for engine in coming))
             for engine in coming:
                 self.scraper.add(engine)
 
@@ -145,7 +145,7 @@ class Fleet:
         self.scraper.remove(engine)
         for model in list(engine.proofs):
             self.prober.leave(engine, model)
-        await self._hear_no_more(engine)
+        await self._unsubscribe(engine)
         self.table.retire(engine, asyncio.get_running_loop().time())
 
     def _forget_those_who_left(self, now: float) -> None:
@@ -251,7 +251,7 @@ class Fleet:
 
     # how the engines are watched
 
-    def _spread_looks(self) -> None:
+    def _spread_rediscovery(self) -> None:
         """Over the time in which each has one, as if some had been looked at earlier."""
         now = asyncio.get_running_loop().time()
         for number, engine in enumerate(self.engines):
@@ -263,16 +263,16 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
             engine.looked = now
-            return await self._look(engine)
+            return await self._rediscover(engine)
         return await self._scrape(engine)
 
-    async def _look(self, engine: Engine) -> bool:
+    async def _rediscover(self, engine: Engine) -> bool:
         """Asks what the engine is; what changed is applied and logged once. Whether it answered."""
         assert self._session is not None
         try:
             facts, metrics = await discover(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
-            self._missed(engine, e)
+            self._on_down(engine, e)
             return False
         first, back = engine.facts is None, engine.facts is not None and not engine.healthy
         changed, others = engine.facts != facts, engine.base_models
@@ -285,7 +285,7 @@ class Fleet:
             await self._admit(engine)
             self._served.name_unserved(self.engines)
         if first or back:
-            self._found(engine)
+            self._on_up(engine)
         elif engine.base_models != others:
             self._probe(engine)
         if back:
@@ -299,10 +299,10 @@ class Fleet:
         try:
             metrics = await self._pages.get(engine.url, path, engine.headers)
         except UpstreamError as e:
-            self._missed(engine, e)
+            self._on_down(engine, e)
             return False
         if not engine.healthy:
-            self._found(engine)
+            self._on_up(engine)
         self._loaded(engine, metrics)
         return True
 
@@ -333,7 +333,7 @@ class Fleet:
             )
         self._refresh()
 
-    def _missed(self, engine: Engine, error: UpstreamError) -> None:
+    def _on_down(self, engine: Engine, error: UpstreamError) -> None:
         engine.failures += 1
         patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
         if engine.healthy and patient:
@@ -349,7 +349,7 @@ class Fleet:
                 self.prober.leave(engine, model)
             self._refresh()
 
-    def _found(self, engine: Engine) -> None:
+    def _on_up(self, engine: Engine) -> None:
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
         log.info(
@@ -369,17 +369,17 @@ class Fleet:
     async def _admit(self, engine: Engine) -> None:
         """Endpoints and subscribers for an engine that has just said what it is."""
         if [endpoint.rank for endpoint in engine.endpoints] != engine.ranks:
-            await self._hear_no_more(engine)
+            await self._unsubscribe(engine)
             self.table.retire(engine, asyncio.get_running_loop().time())
             sources = engine.sources if len(engine.sources) > 1 else [None]
             engine.endpoints = [self.table.add(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
-            await self._listen(engine)
+            await self._resubscribe(engine)
         self._refresh()
 
-    async def _listen(self, engine: Engine) -> None:
+    async def _resubscribe(self, engine: Engine) -> None:
         """To the sockets that the engine names now; what others told is forgotten."""
-        await self._hear_no_more(engine)
+        await self._unsubscribe(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
             subscriber.on_state = partial(self.table.note_states, engine)
@@ -389,7 +389,7 @@ class Fleet:
             subscriber.start()
         self.table.note_states(engine)
 
-    async def _hear_no_more(self, engine: Engine) -> None:
+    async def _unsubscribe(self, engine: Engine) -> None:
         for subscriber in engine.subscribers:
             await subscriber.close()
             self._index.apply([Clear(subscriber.holder)])
@@ -397,7 +397,7 @@ class Fleet:
 
     # whether they render as we do
 
-    def _around(self, source: ModelSource, own: PromptSource) -> PromptSource:
+    def _wrap(self, source: ModelSource, own: PromptSource) -> PromptSource:
         return self.remote.around(source, own) if self._settings.scoring else own
 
     def _prompts_came(self, key: str) -> None:
