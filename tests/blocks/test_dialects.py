@@ -13,7 +13,7 @@ from inferway.blocks.dialects import (
     DEFAULT_SEED,
     Dialect,
     HashExtra,
-    Lora,
+    LoraAdapter,
     cbor,
     published_extras,
     wire_hash,
@@ -60,7 +60,7 @@ def test_block_hashes_are_those_of_vllm(run: dict[str, Any], case: str) -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_prompt_with_adapter_and_salt_hashes_as_in_vllm(run: dict[str, Any]) -> None:
-    lora = Lora("alice", "/adapters/alice")
+    lora = LoraAdapter("alice", "/adapters/alice")
 
     hashes = dialect(run).prompt_hashes(TOKENS, SIZE, lora=lora, cache_salt="s")
 

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.blocks.dialects import ALGORITHMS, Dialect, HashExtra, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import (
+    ALGORITHMS,
+    Dialect,
+    HashExtra,
+    LoraAdapter,
+    hash_extras,
+    wire_hash,
+)
 from inferway.events.adapters.sglang import open_batch
 from inferway.events.dialect import DialectFinder, DialectState
 from inferway.events.event import BlockStored
@@ -26,7 +33,7 @@ GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "blocks" / "vllm_hashes.json").read_text()
 )
 SIZE = 4
-LORA = Lora("alice", "/adapters/alice")
+LORA = LoraAdapter("alice", "/adapters/alice")
 
 
 def prompt(seed: int, blocks: int = 3) -> list[int]:
@@ -39,7 +46,7 @@ def stored(
     tokens: Sequence[int],
     *,
     first: int = 0,
-    lora: Lora | None = None,
+    lora: LoraAdapter | None = None,
     salt: str | None = None,
 ) -> BlockStored:
     """As an engine of this dialect tells of a prompt's blocks from `first` on."""
@@ -176,7 +183,7 @@ def test_an_engine_that_publishes_no_salts_is_given_some_more_chances(num_salted
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_prompt_shows_what_events_without_a_start_do_not(lora: Lora | None) -> None:
+def test_a_prompt_shows_what_events_without_a_start_do_not(lora: LoraAdapter | None) -> None:
     dialect, tokens = Dialect("sha256_cbor", "0"), prompt(1, 8)
     finder = after(stored(dialect, tokens, first=5, lora=lora, salt="s"))
     assert finder.wants_prompts
@@ -245,7 +252,7 @@ def test_an_adapter_is_hashed_with_its_path() -> None:
 
 
 def test_an_adapter_of_another_path_says_nothing_of_the_dialect() -> None:
-    moved = Lora(LORA.name, "/elsewhere")
+    moved = LoraAdapter(LORA.name, "/elsewhere")
 
     finder = after(
         stored(Dialect(), prompt(1)), stored(Dialect(), prompt(2), lora=moved), lora_path=paths
@@ -255,7 +262,7 @@ def test_an_adapter_of_another_path_says_nothing_of_the_dialect() -> None:
 
 
 def test_an_adapter_of_another_path_is_seen_in_its_first_block() -> None:
-    moved = Lora(LORA.name, "/elsewhere")
+    moved = LoraAdapter(LORA.name, "/elsewhere")
     known = stored(Dialect(), prompt(1))
     found = after(known, lora_path=paths)
 

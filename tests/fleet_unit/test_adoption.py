@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zmq.asyncio
 
-from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings
@@ -30,7 +30,7 @@ from inferway.model import Prompt
 
 SIZE = 4
 HOLDER = 0
-LORA = Lora("alice", "/adapters/alice")
+LORA = LoraAdapter("alice", "/adapters/alice")
 CARDS = (
     ModelCard("base", "/models/base", None, None),
     ModelCard(LORA.name, LORA.path, "base", None),
@@ -56,7 +56,7 @@ class Setup:
         self,
         tokens: list[int],
         first: int = 0,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         salt: str | None = None,
         medium: str = "GPU",
     ) -> None:

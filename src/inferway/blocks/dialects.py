@@ -37,7 +37,7 @@ HashExtra = tuple[str | int | bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraAdapter:
     """An adapter as the engine hashes it."""
 
     name: str
@@ -82,7 +82,7 @@ class Dialect:
         token_ids: Sequence[int],
         block_size: int,
         *,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
     ) -> list[bytes]:
         """Return the hashes of all full blocks of a prompt."""
@@ -96,7 +96,7 @@ class Dialect:
 
 
 def hash_extras(
-    lora: Lora | None = None, cache_salt: str | None = None
+    lora: LoraAdapter | None = None, cache_salt: str | None = None
 ) -> tuple[HashExtra, ...] | None:
     """One block's extra keys as they are hashed; the salt belongs to block 0 alone."""
     extras: list[HashExtra] = []

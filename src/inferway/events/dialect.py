@@ -37,7 +37,7 @@ from inferway.blocks.dialects import (
     DEFAULT_SEED,
     Dialect,
     HashExtra,
-    Lora,
+    LoraAdapter,
     hash_extras,
     wire_hash,
 )
@@ -205,7 +205,7 @@ class DialectFinder:
         self,
         event: BlockStored,
         token_ids: TokenIds,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
     ) -> Iterator[None]:
         """Hash a prompt whose last block is the first of a loose event, in each dialect; yield
@@ -307,14 +307,14 @@ class DialectFinder:
     def _extras(self, event: BlockStored) -> Sequence[tuple[HashExtra, ...] | None] | None:
         """What is hashed beside the tokens of each block, with tags, as far as blocks are looked
         at; None: that is not known."""
-        lora: Lora | None = None
+        lora: LoraAdapter | None = None
         if event.lora_name is None and event.lora_id is not None:
             return None
         if event.lora_name is not None:
             path = self._lora_path(event.lora_name)
             if path is None:
                 return None
-            lora = Lora(event.lora_name, path)
+            lora = LoraAdapter(event.lora_name, path)
         num_blocks = min(len(event.block_hashes), _MAX_BLOCKS)
         entries = (event.extra_keys or [None] * num_blocks)[:num_blocks]
         extras = []

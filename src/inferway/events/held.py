@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from inferway.events.bridge import Bridge, Place
 from inferway.events.orphans import MAX_ORPHANS, Orphans
 from inferway.events.records import (
-    Adopted,
+    AdoptedRecord,
     BlockSize,
-    Cleared,
+    ClearedRecord,
     FullGroup,
-    Known,
+    KnownRecord,
     Record,
-    Removed,
-    Stored,
+    RemovedRecord,
+    StoredRecord,
     TierNamed,
     Uncounted,
-    Waiting,
+    WaitingRecord,
     Windowed,
 )
 from inferway.index.protocol import (
@@ -99,17 +99,17 @@ class HolderState:
         """Do again what a record says, without a record of it. Return what the index must do.
         Raises TypeError for what is no record."""
         match record:
-            case Stored(hashes, keys, parent, tier):
+            case StoredRecord(hashes, keys, parent, tier):
                 return self._store(hashes, keys, parent, tier)
-            case Removed(hashes, tier, group):
+            case RemovedRecord(hashes, tier, group):
                 return self._remove(hashes, (tier, group))
-            case Known(hashes, tier, group):
+            case KnownRecord(hashes, tier, group):
                 return self._add(self._pairs(hashes), (tier, group))
-            case Waiting(hashes, tier, group):
+            case WaitingRecord(hashes, tier, group):
                 self._wait(hashes, (tier, group), vouching=False)
-            case Adopted():
+            case AdoptedRecord():
                 return self._adopt(record)
-            case Cleared():
+            case ClearedRecord():
                 return self._clear()
             case Windowed(group, blocks):
                 return [self._set_window(group, blocks)]
@@ -132,7 +132,7 @@ class HolderState:
     ) -> list[Op]:
         """Add a copy of each block of a chain. Return what the index must do."""
         if self._record is not None:
-            self._record(Stored(hashes, keys, parent, tier))
+            self._record(StoredRecord(hashes, keys, parent, tier))
         self._stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
@@ -142,7 +142,7 @@ class HolderState:
         if not hashes:
             return []
         if self._record is not None:
-            self._record(Known(hashes, *place))
+            self._record(KnownRecord(hashes, *place))
         self._stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
 
@@ -167,7 +167,7 @@ class HolderState:
         if not hashes:
             return
         if self._record is not None:
-            self._record(Waiting(hashes, *place))
+            self._record(WaitingRecord(hashes, *place))
         if place[1] == FULL_ATTENTION:
             self._stats.orphans += len(hashes)
         self._wait(hashes, place, vouching=vouching)
@@ -175,7 +175,7 @@ class HolderState:
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """Drop a copy of each block. Return what the index must do."""
         if self._record is not None:
-            self._record(Removed(hashes, *place))
+            self._record(RemovedRecord(hashes, *place))
         if self._has_tiers:
             self._remember(hashes)
         return self._remove(hashes, place)
@@ -191,7 +191,7 @@ class HolderState:
                 found[i] = ()  # vouched for, and in the bridge already
         for start, end in _runs(found):
             before = keys[start - 1] if start else parent
-            record = Adopted(hashes[start:end], keys[start:end], before)
+            record = AdoptedRecord(hashes[start:end], keys[start:end], before)
             if self._record is not None:
                 self._record(record)
             yield self._adopt(record)
@@ -199,7 +199,7 @@ class HolderState:
     def clear(self) -> list[Op]:
         """Forget everything but what kind of engine it is. Return what the index must do."""
         if self._record is not None:
-            self._record(Cleared())
+            self._record(ClearedRecord())
         return self._clear()
 
     def set_window(self, group: int, blocks: int) -> Op:
@@ -316,7 +316,7 @@ class HolderState:
             if not awaited:
                 del self.awaited[block_hash]
 
-    def _adopt(self, record: Adopted) -> list[Op]:
+    def _adopt(self, record: AdoptedRecord) -> list[Op]:
         ops: list[Op] = []
         hashes, keys, parent = record.hashes, record.keys, record.parent
         self._stats.adopted += len(hashes)

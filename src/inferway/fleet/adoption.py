@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
 from inferway.events.event import BlockStored
 from inferway.events.stream import StreamState
@@ -224,13 +224,15 @@ class Adopter:
             path = _path_there(watch, recent)
             if found is None or (recent.lora and path is None):
                 continue
-            lora = Lora(recent.lora, path) if recent.lora and path else None
+            lora = LoraAdapter(recent.lora, path) if recent.lora and path else None
             block, event = found
             tokens = recent.token_ids[: (block + 1) * recent.block_size]
             for _ in finder.prove(event, tokens, lora, recent.cache_salt):
                 await self._breathe()
 
-    async def _hashes(self, recent: _Recent, dialect: Dialect, lora: Lora | None) -> list[int]:
+    async def _hashes(
+        self, recent: _Recent, dialect: Dialect, lora: LoraAdapter | None
+    ) -> list[int]:
         """Of the prompt's blocks, as its events carry them."""
         way = (dialect.algorithm, dialect.seed, dialect.tagged, lora)
         known = recent.hashes.get(way)
@@ -255,7 +257,7 @@ class Adopter:
             await self._slice.rest()
 
 
-def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:
+def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, LoraAdapter | None]]:
     """How the engine may hash this prompt."""
     with_extras = recent.lora is not None or recent.cache_salt is not None
     for dialect in list(watch.finder.dialects(with_extras=with_extras)):
@@ -264,7 +266,7 @@ def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, Lora 
             continue
         path = _path_there(watch, recent)
         if path is not None or (not dialect.tagged and recent.lora_path is None):
-            yield dialect, Lora(recent.lora, path or "")
+            yield dialect, LoraAdapter(recent.lora, path or "")
 
 
 def _path_there(watch: _OrphanWatch, recent: _Recent) -> str | None:

@@ -32,17 +32,17 @@ from inferway.errors import JournalError
 from inferway.events.bridge import Place
 from inferway.events.held import ApplyStats, HolderState
 from inferway.events.records import (
-    Adopted,
+    AdoptedRecord,
     BlockSize,
-    Cleared,
+    ClearedRecord,
     FullGroup,
-    Known,
+    KnownRecord,
     Record,
-    Removed,
-    Stored,
+    RemovedRecord,
+    StoredRecord,
     TierNamed,
     Uncounted,
-    Waiting,
+    WaitingRecord,
     Windowed,
 )
 from inferway.fleet.journal.files import (
@@ -87,7 +87,7 @@ def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Re
     held = HolderState(0, _NoIndex(), None, ApplyStats())
     for record in history:
         held.redo(record)
-        if isinstance(record, Cleared):
+        if isinstance(record, ClearedRecord):
             held.bridge.sweep(sys.maxsize)
     yield from _kind(held)
     yield from _joined(_kept(held, again))
@@ -118,13 +118,17 @@ def in_pieces(record: Record, max_blocks: int = MAX_BLOCKS) -> Iterator[Record]:
     for start in range(0, len(hashes), max_blocks):
         end = start + max_blocks
         match record:
-            case Stored(_, keys, parent, tier):
+            case StoredRecord(_, keys, parent, tier):
                 before = keys[start - 1] if start else parent
-                yield Stored(hashes[start:end], keys[start:end], before, tier)
-            case Adopted(_, keys, parent):
+                yield StoredRecord(hashes[start:end], keys[start:end], before, tier)
+            case AdoptedRecord(_, keys, parent):
                 before = keys[start - 1] if start else parent
-                yield Adopted(hashes[start:end], keys[start:end], before)
-            case Known(_, tier, group) | Waiting(_, tier, group) | Removed(_, tier, group):
+                yield AdoptedRecord(hashes[start:end], keys[start:end], before)
+            case (
+                KnownRecord(_, tier, group)
+                | WaitingRecord(_, tier, group)
+                | RemovedRecord(_, tier, group)
+            ):
                 yield type(record)(hashes[start:end], tier, group)
 
 
@@ -132,19 +136,19 @@ def _waiting(held: HolderState) -> Iterator[Record]:
     """Blocks without a key, oldest first."""
     for block_hash, tiers in held.orphans.tiers.items():
         for tier in tiers:
-            yield Waiting([block_hash], tier)
+            yield WaitingRecord([block_hash], tier)
     for block_hash, places in held.awaited.items():
         for place in places:
-            yield Waiting([block_hash], *place)
+            yield WaitingRecord([block_hash], *place)
 
 
 def _kept(held: HolderState, records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
-        if isinstance(record, Stored | Adopted):
+        if isinstance(record, StoredRecord | AdoptedRecord):
             yield from _kept_of(held, record)
 
 
-def _kept_of(held: HolderState, record: Stored | Adopted) -> Iterator[Record]:
+def _kept_of(held: HolderState, record: StoredRecord | AdoptedRecord) -> Iterator[Record]:
     """What is left of what a record told, if no record before has told it: stretches of its chain
     of which there are as many copies in the same places."""
     hashes, keys = record.hashes, record.keys
@@ -156,21 +160,21 @@ def _kept_of(held: HolderState, record: Stored | Adopted) -> Iterator[Record]:
             continue
         if lie[start]:
             parent = keys[start - 1] if start else record.parent
-            stored = Stored(hashes[start:end], keys[start:end], parent)
+            stored = StoredRecord(hashes[start:end], keys[start:end], parent)
             yield from _placed(stored, lie[start])
         start = end
 
 
-def _placed(stored: Stored, copies: Sequence[tuple[Place, int]]) -> Iterator[Record]:
+def _placed(stored: StoredRecord, copies: Sequence[tuple[Place, int]]) -> Iterator[Record]:
     """`copies`: how many of each block there are, by place."""
     hashes = stored.hashes
     full = next((place for place, _ in copies if place[1] == FULL_ATTENTION), None)
     tier = full[0] if full else GPU
-    yield Stored(hashes, stored.keys, stored.parent, tier)
+    yield StoredRecord(hashes, stored.keys, stored.parent, tier)
     for place, num in copies:
-        yield from [Known(hashes, *place)] * (num - (place == full))
+        yield from [KnownRecord(hashes, *place)] * (num - (place == full))
     if full is None:  # only a window has them: they were stored so that they have a key
-        yield Removed(hashes, tier, FULL_ATTENTION)
+        yield RemovedRecord(hashes, tier, FULL_ATTENTION)
 
 
 def _joined(records: Iterable[Record]) -> Iterator[Record]:
@@ -188,14 +192,14 @@ def _joined(records: Iterable[Record]) -> Iterator[Record]:
 def _both(first: Record, second: Record) -> Record | None:
     """None: they do not go together."""
     match first, second:
-        case Stored(), Stored():
+        case StoredRecord(), StoredRecord():
             if (second.parent, second.tier) == (first.keys[-1], first.tier):
                 hashes, keys = [*first.hashes, *second.hashes], [*first.keys, *second.keys]
                 if len(hashes) <= MAX_BLOCKS:
-                    return Stored(hashes, keys, first.parent, first.tier)
-        case (Waiting(), Waiting()) | (Known(), Known()):
-            assert isinstance(first, Waiting | Known)
-            assert isinstance(second, Waiting | Known)
+                    return StoredRecord(hashes, keys, first.parent, first.tier)
+        case (WaitingRecord(), WaitingRecord()) | (KnownRecord(), KnownRecord()):
+            assert isinstance(first, WaitingRecord | KnownRecord)
+            assert isinstance(second, WaitingRecord | KnownRecord)
             hashes = [*first.hashes, *second.hashes]
             is_same_place = (first.tier, first.group) == (second.tier, second.group)
             if is_same_place and len(hashes) <= MAX_BLOCKS:

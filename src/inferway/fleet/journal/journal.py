@@ -22,7 +22,7 @@ import msgspec
 
 from inferway.errors import JournalError
 from inferway.events.follower import EngineFollower
-from inferway.events.records import Cleared, Record, Uncounted
+from inferway.events.records import ClearedRecord, Record, Uncounted
 from inferway.events.stream import StreamState
 from inferway.fleet.journal.compaction import CompactionJob, Compactor, in_pieces
 from inferway.fleet.journal.files import (
@@ -209,7 +209,7 @@ class HolderJournal:
             # who does not know that would count those as copies.
             self._write(encode_entry(self._position, [encode_record(record)]))
             return
-        if isinstance(record, Cleared) and self.proof is JournalProof.PENDING:
+        if isinstance(record, ClearedRecord) and self.proof is JournalProof.PENDING:
             self._proof = JournalProof.DROPPED
         self._pending.append(encode_record(record))
 
