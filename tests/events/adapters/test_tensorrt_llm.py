@@ -173,9 +173,15 @@ def test_events_of_smaller_windows_are_left_out() -> None:
 
 
 def test_a_larger_window_that_comes_late_ends_what_was_believed() -> None:
-    large = stored(None, block(3, 1, 2, 3, 4), window_size=1024)
+    large = stored(None, block(3, 1, 2, 3, 4), event_id=2, window_size=1024)
 
     assert reasons(TWO_BLOCKS, large) == ["read", "window_size", "read"]
+
+
+def test_an_engine_that_has_restarted_may_have_smaller_windows() -> None:
+    smaller = stored(None, block(3, 1, 2, 3, 4), event_id=0, window_size=128)
+
+    assert reasons(TWO_BLOCKS, smaller) == ["read", "read"]
 
 
 def test_before_blocks_are_stored_a_larger_window_costs_nothing() -> None:

@@ -80,6 +80,7 @@ class _UpdatedData(Struct, tag="updated"):
 
 
 class _JsonEvent(Struct):
+    event_id: int
     data: _CreatedData | _StoredData | _RemovedData | _UpdatedData
     window_size: int = 0
 
@@ -120,6 +121,7 @@ class TensorRTEvents:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+        self._last_id = -1
         self._window = 0  # the largest that was named
         self._has_stored = False
 
@@ -134,6 +136,9 @@ class TensorRTEvents:
         return OpenBatch(0.0, self._items(event))
 
     def _items(self, event: _JsonEvent) -> Iterator[Event | EventError]:
+        if event.event_id <= self._last_id:  # a new life of the engine
+            self._window, self._has_stored = 0, False
+        self._last_id = event.event_id
         if event.window_size < self._window:
             return
         if event.window_size > self._window and self._has_stored:
