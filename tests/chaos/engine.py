@@ -82,7 +82,7 @@ class TrueEngine:
 
     def blocks_of(self, prompt: Prompt) -> list[int]:
         """The hashes of its full blocks, as events say them."""
-        hashes = self.dialect.prompt_hashes(
+        hashes = self.dialect.block_hashes(
             prompt.tokens, self.features.block_size, lora=prompt.lora, cache_salt=prompt.salt
         )
         return [wire_hash(block_hash) for block_hash in hashes]

@@ -122,7 +122,7 @@ def test_what_is_found_hashes_prompts_as_the_engine_does(
 
     [found] = finder.dialects(with_extras=False)
 
-    assert found.prompt_hashes(tokens, SIZE) == dialect.prompt_hashes(tokens, SIZE)
+    assert list(found.block_hashes(tokens, SIZE)) == list(dialect.block_hashes(tokens, SIZE))
 
 
 def test_the_simulated_engines_dialect_is_found() -> None:

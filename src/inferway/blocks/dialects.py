@@ -26,10 +26,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
+
+from inferway.model import TokenIds
 
 DEFAULT_SEED = "vllm-none-hash"
 
@@ -77,22 +80,22 @@ class Dialect:
         block = (parent or self.none_hash, tuple(token_ids), extra)
         return self._digest(self._encode(block))
 
-    def prompt_hashes(
+    def block_hashes(
         self,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | TokenIds,
         block_size: int,
         *,
         lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
-    ) -> list[bytes]:
-        """Return the hashes of all full blocks of a prompt."""
-        hashes: list[bytes] = []
-        parent = None
+    ) -> Iterator[bytes]:
+        """Yield the hashes of all full blocks of a prompt."""
+        parent, extra = None, hash_extras(lora, cache_salt)
         for start in range(0, len(token_ids) - block_size + 1, block_size):
-            extra = hash_extras(lora, cache_salt if start == 0 else None)
-            parent = self.block_hash(parent, token_ids[start : start + block_size], extra)
-            hashes.append(parent)
-        return hashes
+            tokens = token_ids[start : start + block_size]
+            tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+            yield (parent := self.block_hash(parent, tokens, extra))
+            if start == 0:
+                extra = hash_extras(lora)
 
 
 def hash_extras(

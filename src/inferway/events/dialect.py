@@ -213,18 +213,16 @@ class DialectFinder:
         fitting: list[Dialect] = []
         digest = b""
         for dialect in list(self._fitting):
-            parent: bytes | None = None
-            extra = hash_extras(lora, cache_salt)
-            for start in range(0, len(token_ids), event.block_size):
-                tokens = token_ids[start : start + event.block_size].tolist()
-                parent = dialect.block_hash(parent, tokens, extra)
-                if not start:
-                    extra = hash_extras(lora)
-                if start // event.block_size % _STEP == _STEP - 1:
+            hashes: list[bytes] = []
+            for block_hash in dialect.block_hashes(
+                token_ids, event.block_size, lora=lora, cache_salt=cache_salt
+            ):
+                hashes.append(block_hash)
+                if len(hashes) % _STEP == 0:
                     yield
-            if parent is not None and wire_hash(parent) == event.block_hashes[0]:
+            if hashes and wire_hash(hashes[-1]) == event.block_hashes[0]:
                 fitting.append(dialect)
-                digest = parent
+                digest = hashes[-1]
         if self.state is not DialectState.UNKNOWN:
             return
         for block, loose in list(self._loose.items()):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from inferway.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
 from inferway.events.event import BlockStored
 from inferway.events.stream import StreamState
@@ -238,16 +238,13 @@ class Adopter:
         known = recent.hashes.get(way)
         if known is not None:
             return known
-        size, hashes = recent.block_size, []
-        parent: bytes | None = None
-        extra = hash_extras(lora, recent.cache_salt)
-        for i in range(len(recent.block_keys)):
-            tokens = recent.token_ids[i * size : (i + 1) * size].tolist()
-            parent = dialect.block_hash(parent, tokens, extra)
-            hashes.append(wire_hash(parent))
-            if i == 0:
-                extra = hash_extras(lora)
-            if i % _BLOCKS == _BLOCKS - 1:
+        hashes: list[int] = []
+        block_hashes = dialect.block_hashes(
+            recent.token_ids, recent.block_size, lora=lora, cache_salt=recent.cache_salt
+        )
+        for block_hash in block_hashes:
+            hashes.append(wire_hash(block_hash))
+            if len(hashes) % _BLOCKS == 0:
                 await self._breathe()
         recent.hashes[way] = hashes
         return hashes
