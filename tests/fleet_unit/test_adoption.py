@@ -23,6 +23,7 @@ from inferway.events.event import AllBlocksCleared, BlockStored
 from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
+from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
@@ -118,6 +119,20 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await scenario()
 
     asyncio.run(bounded())
+
+
+def test_an_engine_that_is_polled_hashes_in_no_way_that_we_know() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            source = EventSource(0, "http://127.0.0.1:1/kv_cache_events", None)
+            polled = PollingSubscriber(Subscription(source, HOLDER, SIZE, it.index))
+            it.engine.subscribers[:] = [polled]
+            await it.adopter.look()
+
+            assert it.engine.dialects == {}
+            assert not it.adopter.wanted
+
+    run(scenario)
 
 
 def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> None:

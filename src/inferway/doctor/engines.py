@@ -7,6 +7,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -82,25 +83,26 @@ def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
 
 async def _knock(socket: Socket) -> Socket:
     """Connects and waits for a ZMQ peer's first bytes."""
-    if socket.bind:
-        return socket
+    return socket if socket.bind else replace(socket, error=await _fault(socket.endpoint))
+
+
+async def _fault(endpoint: str) -> str | None:
+    """What is wrong with a ZMQ socket; None if nothing is."""
     try:
         async with asyncio.timeout(ENGINE_SECONDS):
-            reader, writer = await _connect(socket.endpoint)
+            reader, writer = await _connect(endpoint)
             try:
                 signature = await reader.readexactly(_SIGNATURE_BYTES)
             finally:
                 writer.close()
     except TimeoutError:
-        return Socket(socket.what, socket.endpoint, error=f"silent for {ENGINE_SECONDS:g} s")
-    except asyncio.IncompleteReadError:
-        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
+        return f"silent for {ENGINE_SECONDS:g} s"
+    except asyncio.IncompleteReadError as e:
+        signature = e.partial
     except (OSError, ValueError) as e:
-        reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
-        return Socket(socket.what, socket.endpoint, error=reason)
-    if signature[0] != 0xFF or signature[-1] != 0x7F:
-        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
-    return socket
+        return os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
+    is_zmq = len(signature) == _SIGNATURE_BYTES and (signature[0], signature[-1]) == (0xFF, 0x7F)
+    return None if is_zmq else "open, but not a ZMQ socket"
 
 
 async def _connect(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -142,15 +142,17 @@ class Adopter:
     # streams
 
     def _attend(self) -> None:
-        """A finder for each stream there is now; a new one when its engine began anew."""
+        """A finder for each stream there is now; a new one when its engine began anew. Engines that
+        are polled hash in another way than those we know."""
         watches = {}
         for engine in self._engines:
-            for subscriber in engine.subscribers:
+            published = [each for each in engine.subscribers if not each.source.is_polled]
+            for subscriber in published:
                 watch = self._watches.get(subscriber)
                 if watch is None or watch.forgotten != subscriber.stats.forgotten:
                     watch = self._watch(engine, subscriber)
                 watches[subscriber] = watch
-            ranks = {subscriber.source.rank for subscriber in engine.subscribers}
+            ranks = {subscriber.source.rank for subscriber in published}
             for rank in engine.dialects.keys() - ranks:
                 del engine.dialects[rank]
         self._watches = watches
