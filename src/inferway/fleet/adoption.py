@@ -26,7 +26,7 @@ from inferway.events.stream import StreamState
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import BlockKey, Prompt, TokenIds
-from inferway.tasks import TimeSlice
+from inferway.tasks import Tasks, TimeSlice
 
 log = logging.getLogger("inferway.events")
 
@@ -85,7 +85,10 @@ class Adopter:
         self._recent: deque[_Recent] = deque()
         self._num_tokens = 0
         self._num_offered = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(
+            log,
+            "events without a known parent block are no longer adopted, by a fault of the gateway",
+        )
 
     def offer(
         self,
@@ -113,14 +116,11 @@ class Adopter:
             self._num_tokens -= len(self._recent.popleft().token_ids)
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(_ended)
+        self._tasks.spawn(self._run())
 
     async def close(self) -> None:
         """Stop. It may be called twice."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     async def look(self) -> None:
         """Do one round: look at new streams, events, orphans and prompts."""
@@ -277,11 +277,3 @@ def _path_there(watch: _OrphanWatch, recent: _Recent) -> str | None:
 def _may_need_prompts(subscriber: EventSubscriber) -> bool:
     """An engine of which we know all has no orphans, and will have none."""
     return subscriber.blocks.num_orphans > 0 or subscriber.state is not StreamState.EXACT
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error(
-            "events without a known parent block are no longer adopted, by a fault of the gateway",
-            exc_info=error,
-        )
