@@ -35,7 +35,6 @@ NESTED = {
         fleet/journal/journal.py _batches
         fleet/journal/journal.py _redo
         fleet/scraper.py _run
-        frontends/http/load_metrics.py expectation_families
         index/matching.py window_blocks
         index/memory.py _in_lower_tiers
         index/settling.py run

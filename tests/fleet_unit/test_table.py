@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.fleet_unit.shared_index import SharedMemory
 
 from inferway.config import EngineSettings
 from inferway.errors import InvalidRequestError, NoEndpointError
@@ -12,6 +13,7 @@ from inferway.fleet.load import Load
 from inferway.fleet.numbers import REST_SECONDS
 from inferway.fleet.table import EndpointTable
 from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Store
 from inferway.model import Adapters
 
 
@@ -142,6 +144,29 @@ def test_a_number_is_given_again_when_nothing_is_on_its_way_to_who_had_it() -> N
     assert made.rested(REST_SECONDS) == [left]
     new = made.add(engine("b", "m"), None)
     assert new.holder == old.holder
+
+
+def test_an_endpoint_that_leaves_takes_its_blocks_along() -> None:
+    left, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([left], index)
+    left.endpoints = [made.add(left, None)]
+    index.apply([Store(0, [1, 2])])
+
+    assert (index.names, made.num_blocks(left)) == ({0: "a"}, 2)
+    made.retire(left, 0.0)
+    assert (index.names, made.num_blocks(left)) == ({}, 0)
+
+
+def test_the_picture_of_another_gateway_is_as_true_as_its_writer_says() -> None:
+    one, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([one], index)
+    one.endpoints = [made.add(one, None)]
+    made.note_states(one)
+
+    assert made.state(one.endpoints[0]) == "blind"
+    index.states[0] = "partial"
+    made.note_states(one)
+    assert made.state(one.endpoints[0]) == "partial"
 
 
 def test_who_has_the_number_of_another_starts_idle() -> None:

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import Candidates, Choice, Column, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.outsider import held
 from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.plugin import Admitter, Ending, Filter, Following, Producer, Scorer
+from inferway.scheduling.plugin import (
+    Admitter,
+    Ending,
+    Filter,
+    Following,
+    Measured,
+    Producer,
+    Scorer,
+)
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.scorers.queue import Queue
 
@@ -91,7 +100,7 @@ class Fails:
     def fail(self, *_: object) -> Any:
         raise self.error
 
-    keep = produce = refusal = fail
+    keep = produce = refusal = families = fail
     on_attempt = on_head = on_first_chunk = on_end = fail
 
     def follow(self, *_: object) -> Any:
@@ -104,6 +113,7 @@ def test_one_that_fails_never_stands_in_the_way(caplog: pytest.LogCaptureFixture
     assert held(plugin, Filter).keep(request(), table).tolist() == [True, True]
     held(plugin, Producer).produce(request(), table)
     assert held(plugin, Admitter).refusal(request(), table) is None
+    assert list(held(plugin, Measured).families()) == []
     follower = held(plugin, Following).follow(request(), table, Choice((target,)))
     assert follower is not None
     assert follower.on_attempt(target, 0.0) == follower.on_head(200) == ()
@@ -123,3 +133,42 @@ def test_one_that_does_not_follow_is_told_nothing() -> None:
     following = held(DoesNotFollow(), Following)
 
     assert following.follow(request(), candidates(1), Choice(())) is None
+
+
+class Counting:
+    def __init__(self, *families: object) -> None:
+        self.given = families
+
+    def families(self) -> Any:
+        yield from self.given
+
+
+def family(value: Any = 1.0, label: Any = "x", name: str = "acme_seen") -> GaugeMetricFamily:
+    made = GaugeMetricFamily(name, "Requests that were seen.", labels=["zone"])
+    made.add_metric([label], value)
+    return made
+
+
+def test_families_of_its_own_are_on_the_page() -> None:
+    assert list(held(Counting(family()), Measured).families()) == [family()]
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        "acme_seen 1",
+        family(value="many"),
+        family(label=7),
+        family(name="inferway_engine_up"),
+        None,
+    ],
+    ids=["text", "value", "label", "name", "none"],
+)
+def test_families_that_cannot_be_shown_are_left_out_and_the_log_has_it_once(
+    faulty: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = held(Counting(family(), faulty), Measured)
+
+    assert [list(plugin.families()) for _ in range(2)] == [[], []]
+    (message,) = caplog.messages
+    assert message.startswith("the plugin Counting failed; the gateway goes on without it")

@@ -92,12 +92,12 @@ class EventSubscriber:
         self.holder = holder
         on_record = journal.record if journal is not None else None
         self.blocks = EngineBlocks(
-            holder, block_size, key_seed, holdings=index.holdings, on_record=on_record
+            holder, block_size, key_seed, holdings=index, on_record=on_record
         )
         self.follower = EngineFollower(
             self.blocks,
             can_replay=source.replay is not None,
-            holdings=index.holdings,
+            holdings=index,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
             on_batch_done=journal.batch_done if journal is not None else None,
             on_skip=self._warn,
@@ -394,14 +394,14 @@ class EventSubscriber:
             return
         is_new_state = self._told is None or state is not self._told[0]
         self._told = told
-        digest = stream.digest
-        self._index.tell(
-            self.holder,
-            state,
-            seq=seq,
-            digest="" if digest is None else digest.hex(),
-            fit=state not in _UNFIT,
-        )
+        if self._index.shared is not None:
+            self._index.shared.tell(
+                self.holder,
+                state,
+                seq=seq,
+                digest="" if stream.digest is None else stream.digest.hex(),
+                fit=state not in _UNFIT,
+            )
         if is_new_state and self.on_state is not None:
             self.on_state()
 

@@ -17,7 +17,7 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.numbers import HolderNumbers
 from inferway.fleet.unbegun import Unbegun
-from inferway.index.protocol import Index
+from inferway.index.protocol import Clear, Index
 from inferway.model import Candidates, Endpoint, HolderId
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
@@ -95,6 +95,10 @@ class EndpointTable:
     def in_flight(self, engine: Engine) -> int:
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
 
+    def num_blocks(self, engine: Engine) -> int:
+        """Return how many blocks the engine is believed to hold, all its endpoints together."""
+        return sum(self._index.num_blocks(endpoint.holder) for endpoint in engine.endpoints)
+
     def state(self, endpoint: Endpoint) -> StreamState:
         """How true what scheduling believes of its cache is, as of the last change or scrape."""
         return STATES[int(self._columns.states[endpoint.holder])]
@@ -124,13 +128,16 @@ class EndpointTable:
             self._columns.clear(holder)
         self._block_sizes[holder] = engine.block_size
         self._unbegun[holder] = Unbegun()
-        self._index.introduce(endpoint.holder, endpoint.name)
+        if self._index.shared is not None:
+            self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
     def retire(self, engine: Engine, now: float) -> None:
         """Its endpoints are none any more."""
         for endpoint in engine.endpoints:
-            self._index.retire(endpoint.holder)
+            self._index.apply([Clear(endpoint.holder)])
+            if self._index.shared is not None:
+                self._index.shared.retire(endpoint.holder)
             self._numbers.give_back(endpoint.holder, now)
             self._left[endpoint.holder] = engine
 
@@ -186,10 +193,12 @@ class EndpointTable:
 
     def note_states(self, engine: Engine) -> None:
         """What `match` answers may be another gateway's picture: then its state counts."""
+        shared = self._index.shared
         for endpoint in engine.endpoints:
             stream = engine.stream(endpoint)
             own = StreamState.BLIND if stream is None else stream.state
-            state = self._index.shared_state(endpoint.holder) or own
+            theirs = None if shared is None else shared.shared_state(endpoint.holder)
+            state = theirs or own
             self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
     def age(self, now: float, interval: float) -> None:

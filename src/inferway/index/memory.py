@@ -16,26 +16,27 @@ stays true then, but is no longer all there is: `num_evicted`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inferway.index.clearing import Clearing
 from inferway.index.eviction import MATCHED, STORED, Eviction
 from inferway.index.holders import Holder, Holders
 from inferway.index.matching import drop_outs, runs, walked_drop_outs, window_blocks
+from inferway.index.metrics import index_families
 from inferway.index.protocol import (
     TIER_WEIGHTS,
     Clear,
     Copy,
     Found,
-    Holdings,
     Op,
     Remove,
+    SharedIndex,
     Store,
     Tier,
     Window,
 )
-from inferway.index.report import IndexReport
 from inferway.index.tree import Tree
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 
 # What a block held by one engine costs at most, with its share of the bridge in events/bridge.py:
@@ -50,7 +51,7 @@ _NOTHING = Found()
 
 
 class MemoryIndex:
-    """`index.protocol.Index` and `Holdings`. One writer, and readers on the same event loop."""
+    """`index.protocol.Index`. One writer, and readers on the same event loop."""
 
     def __init__(
         self,
@@ -150,24 +151,8 @@ class MemoryIndex:
     async def close(self) -> None:
         pass
 
-    def introduce(self, holder: HolderId, name: str) -> None:
-        pass
-
-    def retire(self, holder: HolderId) -> None:
-        self.apply([Clear(holder)])
-
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        pass
-
-    def shared_state(self, holder: HolderId) -> str | None:  # noqa: ARG002
+    @property
+    def shared(self) -> SharedIndex | None:
         return None
 
     # what a prompt would find
@@ -244,10 +229,6 @@ class MemoryIndex:
 
     # how it is
 
-    @property
-    def holdings(self) -> Holdings:
-        return self
-
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
@@ -291,13 +272,8 @@ class MemoryIndex:
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
 
-    @property
-    def away(self) -> bool:
-        """Never: it is here."""
-        return False
-
-    def report(self) -> IndexReport:
-        return IndexReport(self.num_bytes(), self.evicted)
+    def families(self) -> Iterator[Family]:
+        return index_families(self.num_bytes(), self.evicted)
 
     # bounds
 

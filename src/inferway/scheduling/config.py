@@ -27,6 +27,7 @@ from inferway.scheduling.plugin import (
     Chooser,
     Filter,
     Following,
+    Measured,
     Picker,
     Producer,
     Scorer,
@@ -167,6 +168,7 @@ class _Build:
             [held(plugin, Producer) for plugin in everything if isinstance(plugin, Producer)],
             admitters or DEFAULT_ADMITTERS,
             [held(plugin, Following) for plugin in everything if isinstance(plugin, Following)],
+            [held(plugin, Measured) for plugin in everything if isinstance(plugin, Measured)],
             self.notes,
         )
 

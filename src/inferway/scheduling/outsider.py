@@ -4,14 +4,18 @@ impossible. One that fails counts as one that has nothing to say, and the log ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from inferway.errors import crash_report, panic_as_error
+from inferway.metrics import PREFIX, Family
 from inferway.model import Candidates, Choice, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import (
@@ -20,6 +24,7 @@ from inferway.scheduling.plugin import (
     Filter,
     Follower,
     Following,
+    Measured,
     Producer,
     Scorer,
 )
@@ -141,12 +146,43 @@ class _OutsideFollower(Follower):
         self._guard.call(self._follower.on_end, None, ending)
 
 
+@dataclass(slots=True)
+class OutsideMeasured:
+    """Has no families when it fails, or when one of them cannot stand on the page: a scrape that
+    fails would take all others along."""
+
+    guard: _Guard
+
+    def families(self) -> Iterable[Family]:
+        return self.guard.call(self._readable, ())
+
+    def _readable(self) -> Iterable[Family]:
+        families: list[Family] = list(self.guard.plugin.families())
+        taken = [each.name for each in families if each.name.startswith(PREFIX)]
+        if taken:
+            raise ValueError(f"families(): {taken}: names with {PREFIX} are the gateway's own")
+        registry = CollectorRegistry()
+        registry.register(_Collected(families))
+        for _ in text_string_to_metric_families(generate_latest(registry).decode()):
+            pass
+        return families
+
+
+@dataclass(slots=True, eq=False)
+class _Collected(Collector):
+    families: list[Family]
+
+    def collect(self) -> list[Family]:
+        return self.families
+
+
 _HELD: tuple[tuple[type, Callable[[_Guard], Any]], ...] = (
     (Scorer, OutsideScorer),
     (Filter, OutsideFilter),
     (Producer, OutsideProducer),
     (Admitter, OutsideAdmitter),
     (Following, OutsideFollowing),
+    (Measured, OutsideMeasured),
 )
 
 

@@ -14,18 +14,21 @@ Producer        DataProducer
 Admitter        Admitter
 Decider         decider plugins of disaggregation
 Following       PreRequest, ResponseHeader, ResponseBody
+Measured        metrics.Register of the plugin's own collectors
 
 One plugin may be several of them: what it has the methods of, it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.metrics import Family
 from inferway.model import Candidates, Choice, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
@@ -125,3 +128,11 @@ class Following(Protocol):
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> Follower | None:
         """Who is to be told of it; None: it does not matter."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Has numbers for /metrics."""
+
+    def families(self) -> Iterable[Family]:
+        """Return its metric families, with the numbers of now; called for each scrape."""

@@ -97,14 +97,14 @@ class AdminPages:
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
-        holdings = self._index.holdings
+        index, shared = self._index, self._index.shared
         return {
             "name": endpoint.name,
             "rank": endpoint.rank,
             "state": self._fleet.state(endpoint),
-            "shared_state": self._index.shared_state(endpoint.holder),
-            "blocks": self._index.num_blocks(endpoint.holder),
-            "blocks_evicted": holdings.num_evicted(endpoint.holder) if holdings else 0,
+            "shared_state": None if shared is None else shared.shared_state(endpoint.holder),
+            "blocks": index.num_blocks(endpoint.holder),
+            "blocks_evicted": index.num_evicted(endpoint.holder),
         }
 
     def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""`index.protocol.Index` in a Redis that gateways share.
+"""`index.protocol.Index` and `SharedIndex`, in a Redis that gateways share.
 
 Three kinds of work, each with a connection of its own, so that none waits for another's:
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Holdings, Op, Tier
+from inferway.index.metrics import index_families
+from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Op, Tier
 from inferway.index.redis.asking import Asking
 from inferway.index.redis.flushing import Flushing
 from inferway.index.redis.keeping import Keeping
@@ -22,7 +23,7 @@ from inferway.index.redis.link import Link
 from inferway.index.redis.roll import Roll
 from inferway.index.redis.values import RedisLimits, RedisStats, Standing, milliseconds
 from inferway.index.redis.writer import Told
-from inferway.index.report import IndexReport, SharedReport
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks
 
@@ -83,7 +84,16 @@ class RedisIndex:
         await self._tasks.close()
         await self._link.close()
 
-    # who the holders are
+    # index.protocol.SharedIndex: who the holders are
+
+    @property
+    def shared(self) -> RedisIndex:
+        return self
+
+    @property
+    def away(self) -> bool:
+        """Whether matches fail without being tried."""
+        return not self._link.is_up
 
     def introduce(self, holder: HolderId, name: str) -> None:
         """From now on `holder` is matched, and written if the lease is ours. Raises ValueError
@@ -154,17 +164,11 @@ class RedisIndex:
         standing = self._keeping.standing(holder)
         return 0 if standing is None else standing.num_blocks
 
-    # index.protocol.Holdings
-
-    @property
-    def holdings(self) -> Holdings:
-        """What this gateway has heard, written or not."""
-        return self
-
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
-        """As this gateway has heard."""
+        """Return those of `keys` that the holder has there, as this gateway has heard; written or
+        not."""
         writer = self._roll.writers.get(holder)
         return [] if writer is None else writer.held(keys, tier, group)
 
@@ -173,11 +177,6 @@ class RedisIndex:
         return 0
 
     # for metrics and tests
-
-    @property
-    def away(self) -> bool:
-        """Whether matches fail without being tried."""
-        return not self._link.is_up
 
     @property
     def num_leases(self) -> int:
@@ -189,26 +188,24 @@ class RedisIndex:
         """Keys that wait to be written."""
         return sum(writer.num_pending for writer in self._roll.writers.values())
 
-    def report(self) -> IndexReport:
+    def families(self) -> Iterator[Family]:
         stats, written = self.stats, self.stats.written
-        return IndexReport(
-            num_bytes=sum(writer.num_bytes() for writer in self._roll.writers.values()),
-            shared=SharedReport(
-                is_away=self.away,
-                outages=stats.outages,
-                matches=stats.matches,
-                answered=stats.answered,
-                answer_seconds=stats.answer_seconds,
-                late=stats.late,
-                refused=stats.refused,
-                leases=self.num_leases,
-                pending_keys=self.num_pending,
-                written_keys=written.keys,
-                pictures=written.pictures,
-                fenced=written.fenced,
-                repairs=written.repairs,
-            ),
-        )
+        shared = {
+            "index_away": self.away,
+            "index_outages": stats.outages,
+            "index_matches": stats.matches,
+            "index_late": stats.late,
+            "index_refused": stats.refused,
+            "index_leases": self.num_leases,
+            "index_pending_keys": self.num_pending,
+            "index_written_keys": written.keys,
+            "index_pictures": written.pictures,
+            "index_fenced": written.fenced,
+            "index_repairs": written.repairs,
+        }
+        num_bytes = sum(writer.num_bytes() for writer in self._roll.writers.values())
+        answers = (stats.answered, stats.answer_seconds)
+        return index_families(num_bytes, shared=shared, answers=answers)
 
     async def flushed(self) -> None:
         """Returns when the server has all that was applied, of the holders that we write."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inferway.scheduling.expected_ttft.accuracy import Accuracy
+from inferway.metrics import Histogram
 from inferway.scheduling.expected_ttft.backlog import Backlog
 from inferway.scheduling.expected_ttft.caused import Caused
 from inferway.scheduling.expected_ttft.costs import Costs
@@ -26,6 +26,9 @@ TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
 
+# Buckets of times observed, divided by those expected: 1 is exact, 2 is twice as long.
+ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+
 
 @dataclass(slots=True)
 class Learning:
@@ -36,7 +39,7 @@ class Learning:
     backlog: Backlog = field(default_factory=Backlog)
     others: Others = field(default_factory=Others)
     caused: Caused = field(default_factory=Caused)
-    accuracy: list[Accuracy] = field(default_factory=list)
+    accuracy: list[Histogram] = field(default_factory=list)
 
     def grow(self, places: int) -> None:
         """Room for so many."""
@@ -45,7 +48,8 @@ class Learning:
         self.backlog.grow(places)
         self.others.grow(places)
         self.caused.grow(places)
-        self.accuracy += [Accuracy() for _ in range(places - len(self.accuracy))]
+        missing = range(places - len(self.accuracy))
+        self.accuracy += [Histogram(ACCURACY_BUCKETS) for _ in missing]
 
     def forget(self, place: int) -> None:
         """Another engine takes the place; nothing is on its way to the old one."""
@@ -53,7 +57,7 @@ class Learning:
         self.tpot.forget(place)
         self.others.forget(place)
         self.caused.forget(place)
-        self.accuracy[place] = Accuracy()
+        self.accuracy[place] = Histogram(ACCURACY_BUCKETS)
 
     def advance(self, now: float) -> None:
         """Time has passed."""

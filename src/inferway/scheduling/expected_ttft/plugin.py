@@ -13,12 +13,14 @@ not so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.metrics import Family, gauge, histogram
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
@@ -32,6 +34,8 @@ from inferway.scheduling.expected_ttft.learning import (
     PAIRS,
     REQUESTS,
     RUNNING,
+    TPOT_FEATURES,
+    TTFT_FEATURES,
     Learning,
 )
 from inferway.scheduling.expected_ttft.places import Places, Rows
@@ -115,6 +119,31 @@ class ExpectedTtft:
         if candidates.get(FEATURES) is None:
             return None
         return RequestFollower(self.learning, self.places, request, candidates)
+
+    def families(self) -> Iterator[Family]:
+        """Yield how far expectations were off, and what each part of a request costs, by engine."""
+        learning, names = self.learning, self.places.names()
+        errors = [((name,), learning.accuracy[place]) for name, place in names.items()]
+        yield histogram(
+            "inferway_ttft_prediction_error",
+            "Time to the first token, divided by the time that was expected; 1 is"
+            " exact, 2 is twice as long.",
+            ["engine"],
+            errors,
+        )
+        features = (*TTFT_FEATURES, *TPOT_FEATURES)
+        costs = np.concatenate([learning.ttft.table, learning.tpot.table]) / 1000
+        yield gauge(
+            "expected_cost_seconds",
+            "Seconds that each part of a request is expected to cost on the engine, as"
+            " learned from its answers.",
+            ["engine", "of"],
+            {
+                (name, feature): cost
+                for name, place in names.items()
+                for feature, cost in zip(features, costs[:, place].tolist(), strict=True)
+            },
+        )
 
     def _try(
         self,
