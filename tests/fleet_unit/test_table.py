@@ -89,7 +89,7 @@ def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
     one = engine("a", "m")
     made = table(one)
     made.book(one.endpoints[0], 1)
-    one.load = Load(running=3, waiting=2, kv_usage=0.5)
+    one.load = Load({"running": 3, "waiting": 2, "kv_usage": 0.5})
 
     made.note_load(one, 10.0)
 
@@ -112,7 +112,7 @@ def test_sent_tokens_stop_being_recent() -> None:
 def test_what_was_scraped_long_ago_moves_toward_the_mean_of_the_models_others() -> None:
     quiet, loud = engine("a", "m"), engine("b", "m")
     made = table(quiet, loud)
-    loud.load = Load(waiting=8)
+    loud.load = Load({"waiting": 8})
     made.note_load(quiet, 0.0)
     made.note_load(loud, 100.0)
 
@@ -172,7 +172,7 @@ def test_the_picture_of_another_gateway_is_as_true_as_its_writer_says() -> None:
 def test_who_has_the_number_of_another_starts_idle() -> None:
     left, come = engine("a", "m"), engine("b", "m")
     made = table(left)
-    left.load = Load(waiting=9)
+    left.load = Load({"waiting": 9})
     made.note_load(left, 1.0)
     made.retire(left, 0.0)
     made.rested(REST_SECONDS)

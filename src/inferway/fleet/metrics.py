@@ -8,41 +8,32 @@ from collections.abc import Iterator
 
 from prometheus_client.core import SummaryMetricFamily
 
-from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.engine import ProofState
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.scraper import Scraper
 from inferway.fleet.stream_metrics import journal_families, stream_families
-from inferway.metrics import Family, Row, counter, gauge, table
+from inferway.metrics import Family, counter, gauge
+from inferway.model import SCRAPED
 
 _ENGINE = ["engine"]
-
-_ENGINES: tuple[Row[Engine], ...] = (
-    (gauge, "engine_up", "1 if the engine answers, else 0.", lambda engine: engine.healthy),
-    (
-        gauge,
-        "engine_running",
-        "Requests that run in the engine, as the engine says.",
-        lambda engine: engine.load.running,
-    ),
-    (
-        gauge,
-        "engine_waiting",
-        "Requests that wait in the engine, as the engine says.",
-        lambda engine: engine.load.waiting,
-    ),
-    (
-        gauge,
-        "engine_kv_usage",
-        "Share of the engine's KV blocks in use, from 0 to 1, as the engine says.",
-        lambda engine: engine.load.kv_usage,
-    ),
-)
 
 
 def fleet_families(fleet: Fleet) -> Iterator[Family]:
     """Yield the families of all engines, by the engine's name, and of their models."""
     engines = {(engine.name,): engine for engine in fleet.engines}
-    yield from table(_ENGINES, _ENGINE, engines)
+    yield gauge(
+        "engine_up",
+        "1 if the engine answers, else 0.",
+        _ENGINE,
+        {key: engine.healthy for key, engine in engines.items()},
+    )
+    for name, figure in SCRAPED.items():
+        yield gauge(
+            f"engine_{name}",
+            f"{figure.about}, as the engine says.",
+            _ENGINE,
+            {key: engine.load[name] for key, engine in engines.items()},
+        )
     yield gauge(
         "engine_in_flight",
         "Requests that were sent to the engine and have not ended.",

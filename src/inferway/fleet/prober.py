@@ -254,7 +254,7 @@ class Prober:
     def may_ask(self, endpoint: Endpoint) -> bool:
         """Whether a live prompt may be sent there a second time: nobody has to wait for it."""
         engine = self._engines[endpoint.engine]
-        return self._session is not None and engine.healthy and engine.load.waiting == 0
+        return self._session is not None and engine.healthy and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.events.stream import StreamState
-from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
+from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.numbers import HolderNumbers
 from inferway.fleet.unbegun import Unbegun
 from inferway.index.protocol import Clear, Index
-from inferway.model import Candidates, Endpoint, HolderId
+from inferway.model import SCRAPED, Candidates, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
@@ -34,7 +34,6 @@ class EndpointTable:
         self._index = index
         self._numbers = HolderNumbers()
         self._left: dict[HolderId, Engine] = {}  # whose number rests
-        self._block_sizes: list[int | None] = []  # by holder
         self._unbegun: dict[HolderId, Unbegun] = {}
         self._columns = EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
@@ -79,8 +78,8 @@ class EndpointTable:
         return frozenset() if rows is None else rows.engines
 
     def block_size(self, holder: HolderId) -> int | None:
-        """In tokens; None when the engine has not told."""
-        return self._block_sizes[holder]
+        """Return it in tokens; None if the engine has not told."""
+        return int(self._columns.block_sizes[holder]) or None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         """A request is on its way there; so many of its tokens must be computed."""
@@ -121,12 +120,11 @@ class EndpointTable:
             *(engine.name, engine.url, holder, rank, tuple(headers)),
             labels=engine.settings.labels,
         )
-        if holder == len(self._block_sizes):
-            self._block_sizes.append(None)
+        if holder == len(self._columns):
             self._columns.grow(self._numbers.given)
         else:
             self._columns.clear(holder)
-        self._block_sizes[holder] = engine.block_size
+        self._columns.block_sizes[holder] = engine.block_size or 0
         self._unbegun[holder] = Unbegun()
         if self._index.shared is not None:
             self._index.shared.introduce(endpoint.holder, endpoint.name)
@@ -150,7 +148,7 @@ class EndpointTable:
         """Which engines serve each model now, and in blocks of what size. None: its rows go."""
         for engine in self._engines:
             for endpoint in engine.endpoints:
-                self._block_sizes[endpoint.holder] = engine.block_size
+                self._columns.block_sizes[endpoint.holder] = engine.block_size or 0
         rows = {name: self._rows_of(engines) for name, engines in serving.items()}
         self._rows = {name: found for name, found in rows.items() if found is not None}
         peers = {found.holders: found.rows for found in self._rows.values()}
@@ -163,7 +161,6 @@ class EndpointTable:
             return None
         return ModelRows(
             [endpoint for endpoint, _ in live],
-            [self._block_sizes[endpoint.holder] for endpoint, _ in live],
             [engine.load.adapters for _, engine in live],
         )
 
@@ -171,7 +168,7 @@ class EndpointTable:
 
     def is_resized(self, engine: Engine) -> bool:
         """Whether its blocks are of another size than the rows have."""
-        return any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints)
+        return any(self.block_size(e.holder) != engine.block_size for e in engine.endpoints)
 
     def note_adapters(self, engine: Engine) -> None:
         for rows in self._rows.values():
@@ -183,12 +180,11 @@ class EndpointTable:
         table = self._columns
         for endpoint in engine.endpoints:
             row, told = endpoint.holder, engine.load.of(endpoint.rank, len(engine.endpoints))
-            table.others[row] = max(0.0, told.running + told.waiting - table.in_flight[row])
-            table.running[row] = told.running
-            table.waiting[row] = told.waiting
-            table.kv_usage[row] = told.kv_usage
-            unbegun = self._unbegun[row].told(told.running, told.waiting, told.answering)
-            table.unbegun[row] = unbegun
+            for name in SCRAPED:
+                getattr(table, name)[row] = told[name]
+            running, waiting = told["running"], told["waiting"]
+            table.others[row] = max(0.0, running + waiting - table.in_flight[row])
+            table.unbegun[row] = self._unbegun[row].told(running, waiting, told.answering)
             table.scraped[row] = now
 
     def note_states(self, engine: Engine) -> None:

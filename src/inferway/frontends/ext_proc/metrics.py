@@ -10,7 +10,6 @@ from statistics import fmean, pstdev
 
 from inferway import __version__
 from inferway.fleet.engine import Engine
-from inferway.fleet.load import Load
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.metrics import Family, Histogram, counter, gauge, histogram
 
@@ -159,8 +158,8 @@ def _of_pool(engines: Sequence[Engine], pool: str) -> Iterator[Family]:
 
     for prefix, name in ((_POOL, "ready_pods"), (_LLM_D, "ready_endpoints")):
         yield of_pool(prefix, name, "Engines of the pool that answer.", len(ready))
-    for name, text, of in _POOL_FIGURES:
-        values = [of(engine.load) for engine in ready] or [0.0]
+    for name, text, column in _POOL_FIGURES:
+        values = [engine.load[column] for engine in ready] or [0.0]
         bounds = ", from 0 to 1" if name == "kv_cache_utilization" else ""
         for prefix in (_POOL, _LLM_D):
             mean = f"{text}, on average{bounds}."
@@ -174,18 +173,18 @@ def _of_pool(engines: Sequence[Engine], pool: str) -> Iterator[Family]:
             name,
             "Requests waiting in each engine of the pool.",
             ["name", label],
-            {(pool, engine.name): engine.load.waiting for engine in ready},
+            {(pool, engine.name): engine.load["waiting"] for engine in ready},
             prefix=prefix,
         )
 
 
-_POOL_FIGURES: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
-    ("queue_size", "Requests waiting in an engine of the pool", lambda load: load.waiting),
-    ("running_requests", "Requests that an engine of the pool runs", lambda load: load.running),
+_POOL_FIGURES = (
+    ("queue_size", "Requests waiting in an engine of the pool", "waiting"),
+    ("running_requests", "Requests that an engine of the pool runs", "running"),
     (
         "kv_cache_utilization",
         "Share of its KV blocks that an engine of the pool uses",
-        lambda load: load.kv_usage,
+        "kv_usage",
     ),
 )
 

@@ -23,7 +23,7 @@ from inferway.flow.traffic import Traffic
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index
-from inferway.model import Endpoint
+from inferway.model import SCRAPED, Endpoint
 
 _PREFIX = "/admin/engines/"
 
@@ -84,9 +84,7 @@ class AdminPages:
             "block_size": engine.block_size,
             "load": {
                 "in_flight": self._fleet.in_flight(engine),
-                "running": load.running,
-                "waiting": load.waiting,
-                "kv_usage": load.kv_usage,
+                **{name: load[name] for name in SCRAPED},
             },
             "problems": engine.problems(),
             "probes": engine.probe_report(),

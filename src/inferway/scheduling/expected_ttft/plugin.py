@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from inferway.metrics import Family, gauge, histogram
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
+from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS, TRIED
 from inferway.scheduling.expected_ttft.follower import RequestFollower
 from inferway.scheduling.expected_ttft.learning import (
@@ -89,6 +89,9 @@ class ExpectedTtft:
             slowed=slowed,
         )
         cost += ttft
+        compiling = candidates.get(COMPILE_MS)
+        if compiling is not None:
+            cost += np.maximum(compiling - ttft, 0.0)
         candidates.add(EXPECTED_TTFT_MS, ttft)
         if learning.tpot.is_known and not self.is_alone:
             slowed += slower
