@@ -17,7 +17,7 @@ from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Chooser, Follower
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType

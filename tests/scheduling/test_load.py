@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.tables import kv_aware
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import DEFAULT, known_types, load_scheduling
-from inferway.scheduling.profile import kv_aware
 
 MODULE = """
 import numpy as np

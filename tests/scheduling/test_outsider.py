@@ -13,7 +13,7 @@ from tests.scheduling.tables import candidates, request
 from inferway.model import Candidates, Choice, Column, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.outsider import held
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
     Ending,
@@ -24,7 +24,7 @@ from inferway.scheduling.plugin import (
     Scorer,
 )
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.scorers.queue import Queue
+from inferway.scheduling.scorers.load import Queue
 
 
 class Theirs:

@@ -4,78 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferway.scheduling.admitters import probabilistic, utilization
+from inferway.scheduling import admitters, label_filters, pickers, sessions
 from inferway.scheduling.expected_ttft import plugin as expected_ttft
-from inferway.scheduling.filters import by_label, label_selector, roles
-from inferway.scheduling.filters import session_affinity as session_filter
-from inferway.scheduling.handlers import deciders, disagg, header_profile, single
-from inferway.scheduling.pickers import max_score, random, weighted_random
+from inferway.scheduling.handlers import deciders, disagg, header_profile
 from inferway.scheduling.producers import approx_prefix_cache, inflight_load
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scorers import (
-    active_request,
+    affinity,
     context_length_aware,
-    header_label_affinity,
-    kv_cache_utilization,
     latency,
-    load_aware,
-    lora_affinity,
+    load,
     no_hit_lru,
-    precise_prefix_cache,
     prefix_cache,
-    queue,
-    recent_work,
-    relative_load,
-    running_requests,
-    session_affinity,
-    token_load,
+    prefix_match,
 )
 
 _TYPES = (
     # filters
-    label_selector.TYPE,
-    label_selector.OLD_TYPE,
-    by_label.TYPE,
-    roles.DECODE,
-    roles.PREFILL,
-    roles.ENCODE,
-    session_filter.TYPE,
+    *label_filters.TYPES,
+    sessions.FILTER,
     # scorers
-    queue.TYPE,
-    running_requests.TYPE,
-    kv_cache_utilization.TYPE,
+    *load.TYPES,
     prefix_cache.TYPE,
-    precise_prefix_cache.TYPE,
-    load_aware.TYPE,
-    active_request.TYPE,
-    token_load.TYPE,
-    lora_affinity.TYPE,
-    session_affinity.TYPE,
-    header_label_affinity.TYPE,
+    prefix_match.TYPE,
+    affinity.LORA,
+    sessions.SCORER,
+    affinity.HEADER_LABEL,
     no_hit_lru.TYPE,
     context_length_aware.TYPE,
     latency.TYPE,
     expected_ttft.TYPE,
-    relative_load.TYPE,
-    recent_work.TYPE,
-    # pickers
-    max_score.TYPE,
-    random.TYPE,
-    weighted_random.TYPE,
+    *pickers.TYPES,
     # profile handlers, and what they ask
-    single.TYPE,
+    header_profile.SINGLE,
     disagg.TYPE,
     disagg.PD_TYPE,
-    header_profile.TYPE,
+    header_profile.BY_HEADER,
     deciders.PREFIX_BASED,
     deciders.ALWAYS,
     deciders.MULTIMODAL,
     # producers
     approx_prefix_cache.TYPE,
     inflight_load.TYPE,
-    # admitters
-    utilization.TYPE,
-    probabilistic.TYPE,
+    *admitters.TYPES,
 )
 
 BUILTIN: Mapping[str, PluginType] = {kind.name: kind for kind in _TYPES}

@@ -21,7 +21,7 @@ import msgspec
 
 from inferway.errors import ConfigError
 from inferway.scheduling.outsider import held
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
     Chooser,

@@ -10,12 +10,21 @@ import msgspec
 import numpy as np
 
 from inferway.errors import ConfigError
-from inferway.model import Added, Candidates, Column
+from inferway.model import BLIND, STALE, Added, Candidates, Column
 from inferway.scheduling.registry import Building
-from inferway.scheduling.trust import TRUST
 
 APPROXIMATE = "approx-prefix-cache-producer"
 PRECISE = "precise-prefix-cache-producer"  # in llm-d; here the index, which is always there
+
+# What a match counts for, by how true what we believe of the endpoint is.
+# Of a partial engine all we believe is true, it may only hold more; one that is being
+# repaired is a moment behind. Behind a lost link nothing confirms what we believe: mostly it is a
+# hiccup and all is still there, sometimes the engine was restarted and nothing is. Half lets an
+# engine that confirms as much win, and the stale one win over those that hold little.
+TRUST = np.ones(5)
+TRUST[STALE] = 0.5
+TRUST[BLIND] = 0.0
+TRUST.setflags(write=False)
 
 
 class HeldBlocks(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from inferway.errors import SaturatedError
 from inferway.metrics import Family
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.admitters.utilization import UtilizationDetector
+from inferway.scheduling.admitters import UtilizationDetector
 from inferway.scheduling.plugin import Admitter, Chooser, Following, Measured, Producer
 
 # Who looks after full engines where no other is asked for.

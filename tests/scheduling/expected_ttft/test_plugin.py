@@ -20,9 +20,9 @@ from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.expected_ttft.follower import RequestFollower
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
-from inferway.scheduling.narrowing import Narrowing
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Ending
+from inferway.scheduling.profile import Narrowing
 
 BLOCK = 16
 FIXED_MS, TOKEN_MS = 20.0, 0.1

@@ -39,9 +39,9 @@ from inferway.scheduling.expected_ttft.learning import (
     Learning,
 )
 from inferway.scheduling.expected_ttft.places import Places, Rows
+from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, NoParameters, PluginType
-from inferway.scheduling.trust import TRUST
 
 TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
 

@@ -19,8 +19,11 @@ from inferway.openai_api.requests import reads_cache
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
 from inferway.scheduling.prefix_source import APPROXIMATE, Approximate
-from inferway.scheduling.producers.block_hashes import block_hashes
-from inferway.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
+from inferway.scheduling.producers.prompt_bytes import (
+    block_hashes,
+    prompt_bytes,
+    setting_bytes,
+)
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
 from inferway.scheduling.registry import Building, Parameters, PluginType
