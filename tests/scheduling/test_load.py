@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -43,6 +44,7 @@ def package(
     lines = "".join(f"{name} = {value}\n" for name, value in values.items())
     (info / "entry_points.txt").write_text(f"[inferway.plugins]\n{lines}")
     monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.delitem(sys.modules, "somebodys_plugin", raising=False)  # another test's
 
 
 def test_an_installed_package_brings_a_type(

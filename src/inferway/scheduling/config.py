@@ -20,7 +20,6 @@ from typing import Any, cast
 import msgspec
 
 from inferway.errors import ConfigError
-from inferway.scheduling.outsider import held
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
@@ -36,6 +35,7 @@ from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.provided import GATES, GATES_ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
+from inferway.scheduling.third_party import guarded
 
 KIND = "EndpointPickerConfig"
 API_VERSIONS = ("inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1")
@@ -162,13 +162,13 @@ class _Build:
                 self.plugins[asked.name] = self._built(asked, {})
         chooser = self._chooser(self._profiles())
         everything = [*(self.plugins[name] for name in self._in_order()), chooser]
-        admitters = [held(item, Admitter) for item in everything if isinstance(item, Admitter)]
+        admitters = [guarded(item) for item in everything if isinstance(item, Admitter)]
         return Scheduling(
             chooser,
-            [held(plugin, Producer) for plugin in everything if isinstance(plugin, Producer)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Producer)],
             admitters or DEFAULT_ADMITTERS,
-            [held(plugin, Following) for plugin in everything if isinstance(plugin, Following)],
-            [held(plugin, Measured) for plugin in everything if isinstance(plugin, Measured)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Following)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Measured)],
             self.notes,
         )
 
@@ -277,11 +277,11 @@ class _Build:
             at = f"{where}.plugins[{number}]"
             plugin = self._referenced(ref, at)
             if isinstance(plugin, Scorer):
-                scorers.append(Weighted(held(plugin, Scorer), self._weight(ref, at)))
+                scorers.append(Weighted(guarded(plugin), self._weight(ref, at)))
             elif ref.weight is not None:
                 raise self._error(f"{at}.weight: {ref.plugin_ref!r} is no scorer; leave it out")
             if isinstance(plugin, Filter):
-                filters.append(held(plugin, Filter))
+                filters.append(guarded(plugin))
             if isinstance(plugin, Picker):
                 pickers.append(plugin)
         if len(pickers) > 1:
