@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import SharedIndex
+from inferway.index.protocol import LastReport, SharedIndex
 from inferway.model import HolderId
 
 
@@ -15,7 +15,7 @@ class SharedMemory(MemoryIndex):
         self.away = away
         self.names: dict[HolderId, str] = {}
         self.states: dict[HolderId, str] = {}
-        self.told: list[tuple[HolderId, str, int | None, str, bool]] = []
+        self.told: list[tuple[HolderId, LastReport]] = []
 
     @property
     def shared(self) -> SharedIndex:
@@ -27,16 +27,8 @@ class SharedMemory(MemoryIndex):
     def retire(self, holder: HolderId) -> None:
         del self.names[holder]
 
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        self.told.append((holder, str(state), seq, digest, fit))
+    def tell(self, holder: HolderId, report: LastReport) -> None:
+        self.told.append((holder, report))
 
     def shared_state(self, holder: HolderId) -> str | None:
         return self.states.get(holder)

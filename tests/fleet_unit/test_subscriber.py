@@ -22,6 +22,7 @@ from inferway.events.wire import Batch, BlockStored
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.subscriber import EventSubscriber, ReplayLimits, sockets_context
 from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import LastReport
 
 HOLDER = 2
 SIZE = 2
@@ -702,10 +703,10 @@ def test_the_index_is_told_of_each_state_and_batch() -> None:
     run(scenario)
     digest, told = digest_of(encoded(stored(0, 1))).hex(), index.told
 
-    assert told[0] == (HOLDER, "blind", None, "", False)
-    assert (HOLDER, "exact", None, "", True) in told
-    assert (HOLDER, "exact", 0, digest, True) in told
-    assert told[-1] == (HOLDER, "stale", 0, digest, False)
+    assert told[0] == (HOLDER, LastReport("blind", None, "", False))
+    assert (HOLDER, LastReport("exact", None, "", True)) in told
+    assert (HOLDER, LastReport("exact", 0, digest, True)) in told
+    assert told[-1] == (HOLDER, LastReport("stale", 0, digest, False))
 
 
 def test_closing_twice_is_closing_once() -> None:

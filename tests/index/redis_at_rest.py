@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tests.index.redis_server import RedisServer, running_server
 
-from inferway.index.protocol import Found, Op, Tier
+from inferway.index.protocol import Found, LastReport, Op, Tier
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
@@ -71,7 +71,7 @@ class AtRest:
         new = {op.holder for op in ops} - self._known
         for holder in new:
             self._index.introduce(holder, str(holder))
-            self._index.tell(holder, "exact")
+            self._index.tell(holder, LastReport("exact"))
         if new:
             self._known |= new
             await self._index.keep()

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.index.redis_server import RedisServer
 
-from inferway.index.protocol import Remove, Store
-from inferway.index.redis.lane import Lane
+from inferway.index.protocol import LastReport, Remove, Store
+from inferway.index.redis.link import Lane
 from inferway.index.redis.scripts import MATCH, WRITE
-from inferway.index.redis.writer import Answer, HolderWriter, Told, WriterStats
+from inferway.index.redis.writer import Answer, HolderWriter, WriterStats
 
 pytestmark = pytest.mark.tools
 
@@ -34,7 +34,7 @@ def writer() -> HolderWriter:
 
 def new_writer() -> HolderWriter:
     made = HolderWriter(WriterStats(), 1000, 60_000, name=NAME)
-    made.tell(Told("exact"))
+    made.tell(LastReport("exact"))
     made.leased(LEASE)
     return made
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.index.test_redis_chains import PARENTS, lineage
 
-from inferway.index.protocol import CPU, Clear, Op, Remove, Store, Window
-from inferway.index.redis.writer import Answer, HolderWriter, Mode, Told, Write, WriterStats
+from inferway.index.protocol import CPU, Clear, LastReport, Op, Remove, Store, Window
+from inferway.index.redis.writer import Answer, HolderWriter, Mode, Write, WriterStats
 from inferway.model import BlockKey
 
 
@@ -42,7 +42,7 @@ class Server:
 
 def leased_writer(pending: int = 1000) -> HolderWriter:
     writer = HolderWriter(WriterStats(), pending, 60_000, name="a")
-    writer.tell(Told("exact", seq=7, digest="d"))
+    writer.tell(LastReport("exact", seq=7, digest="d"))
     writer.leased("1 us")
     return writer
 
@@ -151,7 +151,7 @@ def test_what_was_cleared_is_freed_piece_by_piece() -> None:
 def test_only_the_last_batch_says_how_far_the_picture_goes() -> None:
     writer, server = settled()
     writer.apply(Store(0, [1, 2, 3]))
-    writer.tell(Told("exact", seq=8))
+    writer.tell(LastReport("exact", seq=8))
     complete = []
     while (write := writer.next_write(2)) is not None:
         server.do(write)
@@ -163,7 +163,7 @@ def test_only_the_last_batch_says_how_far_the_picture_goes() -> None:
 
 def test_what_was_told_is_written_without_changes_too() -> None:
     writer, _ = settled(Store(0, [1]))
-    writer.tell(Told("stale", seq=9))
+    writer.tell(LastReport("stale", seq=9))
     write = writer.next_write(10)
     assert write is not None
 

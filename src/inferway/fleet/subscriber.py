@@ -31,7 +31,7 @@ from inferway.events.stream import EventStream, Replay, StreamState
 from inferway.events.wire import Batch
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.index.protocol import Index
+from inferway.index.protocol import Index, LastReport
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks
 
@@ -395,13 +395,9 @@ class EventSubscriber:
         is_new_state = self._told is None or state is not self._told[0]
         self._told = told
         if self._index.shared is not None:
-            self._index.shared.tell(
-                self.holder,
-                state,
-                seq=seq,
-                digest="" if stream.digest is None else stream.digest.hex(),
-                fit=state not in _UNFIT,
-            )
+            digest = "" if stream.digest is None else stream.digest.hex()
+            report = LastReport(state, seq, digest, fit=state not in _UNFIT)
+            self._index.shared.tell(self.holder, report)
         if is_new_state and self.on_state is not None:
             self.on_state()
 

@@ -152,6 +152,15 @@ class Index(Holdings, Protocol):
         """Return its metric families (`index.metrics`). Takes a millisecond or two."""
 
 
+class LastReport(msgspec.Struct, frozen=True):
+    """What the owner of a holder's events says of its picture, as of all ops applied so far."""
+
+    state: str  # events.stream.StreamState, for the readers
+    seq: int | None = None  # of the last event batch applied
+    digest: str = ""  # of that batch's bytes
+    fit: bool = True  # else (stale, blind) it is not written, and another gateway may
+
+
 class SharedIndex(Protocol):
     """What an index on a server needs, where several gateways read and write it."""
 
@@ -166,18 +175,8 @@ class SharedIndex(Protocol):
     def retire(self, holder: HolderId) -> None:
         """Forget a holder that has gone for good; its number may be introduced again."""
 
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        """Say how true the picture of `holder` is, as of the ops applied so far, for those who
-        share the index: the state, number and digest of the last batch. One that is not `fit`
-        (stale, blind) is not written, and another gateway may."""
+    def tell(self, holder: HolderId, report: LastReport) -> None:
+        """Say how true the picture of `holder` is, for those who share the index."""
 
     def shared_state(self, holder: HolderId) -> str | None:
         """Return how true the picture of another gateway is, if `match` answers for `holder` from

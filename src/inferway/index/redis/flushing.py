@@ -8,11 +8,9 @@ from collections import OrderedDict
 
 from redis.exceptions import RedisError
 
-from inferway.index.redis.lane import refused
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
+from inferway.index.redis.link import Link, refused
 from inferway.index.redis.scripts import WRITE
-from inferway.index.redis.writer import Answer, HolderWriter, Write
+from inferway.index.redis.writer import Answer, HolderWriter, Roll, Write
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")

@@ -15,14 +15,12 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 from inferway.index.metrics import index_families
-from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Op, Tier
+from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, LastReport, Op, Tier
 from inferway.index.redis.asking import Asking
 from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.keeping import Keeping
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
-from inferway.index.redis.values import RedisLimits, RedisStats, Standing, milliseconds
-from inferway.index.redis.writer import Told
+from inferway.index.redis.keeping import Keeping, SharedPicture, milliseconds
+from inferway.index.redis.link import Link, RedisLimits, RedisStats
+from inferway.index.redis.writer import Roll
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks
@@ -110,25 +108,17 @@ class RedisIndex:
         if writer is not None and writer.name is not None and writer.lease is not None:
             self._tasks.spawn(self._keeping.leave(writer.name, for_good=True))
 
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        """What this gateway's picture of `holder` is, as of the ops applied so far: for the
-        readers. One that is not `fit` (stale, blind) is not written, and another gateway may."""
+    def tell(self, holder: HolderId, report: LastReport) -> None:
+        """Take what this gateway's picture of `holder` is. One that is not `fit` (stale, blind) is
+        not written, and another gateway may."""
         writer = self._roll.writer(holder)
         was_able = writer.able
-        writer.tell(Told(state, seq, digest, fit))
+        writer.tell(report)
         if writer.able != was_able:
             self._keep_wanted.set()
         self._flushing.want(holder, writer)
 
-    def standing(self, holder: HolderId) -> Standing | None:
+    def standing(self, holder: HolderId) -> SharedPicture | None:
         """None: not known yet, or the server is away."""
         return None if self.away else self._keeping.standing(holder)
 

@@ -8,16 +8,15 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
+from inferway.index.redis.link import Link, RedisLimits
 from inferway.index.redis.scripts import KEEP, LEAVE
-from inferway.index.redis.values import STATES, RedisLimits, Standing, milliseconds
-from inferway.index.redis.writer import HolderWriter
+from inferway.index.redis.writer import HolderWriter, Roll
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -25,6 +24,21 @@ log = logging.getLogger("inferway.index")
 STALE = "stale"
 KEEP_HOLDERS = 256  # in one call
 _DIGITS = re.compile(rb"-?[0-9]{1,18}")
+
+# What a writer may tell (events.stream.StreamState); other words in the server mean "stale".
+STATES = frozenset({"exact", "partial", "repairing", "stale", "blind"})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPicture:
+    """How far a holder's picture is to be trusted, as of the last `keep`."""
+
+    state: str  # what its writer told of it; "stale" while nobody confirms it
+    gateway: str | None  # who writes it
+    epoch: int  # another number: another picture
+    seq: int | None  # of the last event batch in it
+    digest: str  # of that batch's bytes
+    num_blocks: int  # that a prompt can reach
 
 
 class Keeping:
@@ -47,11 +61,11 @@ class Keeping:
         self._gateway = gateway
         self._fence = fence
         self._wanted = wanted
-        self._standings: dict[HolderId, Standing] = {}
+        self._standings: dict[HolderId, SharedPicture] = {}
         self._bad: dict[HolderId, bytes] = {}  # the key that was warned of
         self._round = asyncio.Lock()
 
-    def standing(self, holder: HolderId) -> Standing | None:
+    def standing(self, holder: HolderId) -> SharedPicture | None:
         """As of the last round; None before the first."""
         return self._standings.get(holder)
 
@@ -119,7 +133,7 @@ class Keeping:
             if writer.busy:
                 self._flushing.want(holder, writer)
         told = (state or b"").decode(errors="replace") if lease is not None and lease == of else ""
-        self._standings[holder] = Standing(
+        self._standings[holder] = SharedPicture(
             state=told if told in STATES else STALE,
             gateway=gateway,
             epoch=_number(epoch) or 0,
@@ -142,6 +156,11 @@ class Keeping:
                 self._link.shown,
                 *(2 * (bad.decode(errors="replace"),)),
             )
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time as Redis takes it."""
+    return int(seconds * 1000)
 
 
 def _number(text: bytes | None) -> int | None:

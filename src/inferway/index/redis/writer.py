@@ -1,4 +1,5 @@
-"""One holder's way into Redis: what to write next, and what an answer means. No I/O, no clock.
+"""One holder's way into Redis: what to write next, and what an answer means; and all holders that
+this gateway knows. No I/O, no clock.
 
     lease    picture in Redis     what comes next
     none     not ours             nothing; operations still go into `chains`, for the day we write
@@ -15,14 +16,17 @@ more than `max_pending`, a new picture is the shorter way: so the queue is bound
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import chain, islice
 
 from inferway.index.protocol import (
     FULL_ATTENTION,
     Clear,
     Copy,
+    LastReport,
     Op,
     Remove,
     Store,
@@ -30,20 +34,9 @@ from inferway.index.protocol import (
     Window,
 )
 from inferway.index.redis.chains import Chains
-from inferway.index.redis.changes import Changes
-from inferway.model import BlockKey
+from inferway.model import BlockKey, HolderId
 
 Arg = bytes | str | int
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the owner of a holder's events says of its picture, as of all ops applied so far."""
-
-    state: str  # events.stream.StreamState, for the readers
-    seq: int | None = None  # of the last event batch applied
-    digest: str = ""  # of that batch's bytes
-    fit: bool = True  # whether the picture is fit to be shared: neither stale nor blind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +85,50 @@ SetName = str
 Change = tuple[SetName, str, Sequence[BlockKey]]
 
 
+class Changes:
+    """First what is being written (a whole picture, or what had changed when the last of it was
+    taken), then what changes meanwhile.
+
+    What is taken is looked up when it is written. A key of the first kind that has changed again
+    waits for its new turn, so that a set closed under "parent of" stays so after each of them.
+    """
+
+    def __init__(self, everything: Iterable[Iterable[BlockKey]] | None = None) -> None:
+        """`everything`, in pieces, is to be written first."""
+        self._new: dict[BlockKey, None] = {}
+        self._going: Iterator[BlockKey] | None = None
+        if everything is not None:
+            self._going = chain.from_iterable(everything)
+
+    def __bool__(self) -> bool:
+        return self._going is not None or bool(self._new)
+
+    def __len__(self) -> int:
+        """How many have changed since the last began to be written."""
+        return len(self._new)
+
+    def note(self, keys: Sequence[BlockKey]) -> None:
+        """These have changed, in this order."""
+        new = self._new
+        if not new.keys().isdisjoint(keys):
+            for key in keys:
+                new.pop(key, None)
+        new.update(dict.fromkeys(keys))
+
+    def take(self, limit: int) -> Sequence[BlockKey]:
+        """The next keys to write. Fewer than `limit` may be all for now, but not the last."""
+        if self._going is None:
+            if not self._new:
+                return ()
+            self._going, self._new = iter(self._new), {}
+        taken = list(islice(self._going, limit))
+        if len(taken) < limit:
+            self._going = None
+        if self._new:
+            return [key for key in taken if key not in self._new]
+        return taken
+
+
 @dataclass(slots=True, eq=False)
 class HolderWriter:
     """Written by `RedisIndex` alone. `name`: the holder's, the same in every gateway; None until
@@ -101,7 +138,7 @@ class HolderWriter:
     max_pending: int
     ttl_ms: int  # of what is written
     name: str | None = None
-    told: Told | None = None
+    told: LastReport | None = None
     lease: str | None = None
     mode: Mode = Mode.BEGIN
     batch: int = 0  # number of the last one made
@@ -164,7 +201,7 @@ class HolderWriter:
             self._rubble.pop()
         return False
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: LastReport) -> None:
         self._news |= told != self.told
         self.told = told
 
@@ -290,3 +327,52 @@ class HolderWriter:
         for lower in self._chains.lower_tiers:
             yield f"t{lower}", "+", [key for key, tier in tiers if tier == lower]
             yield f"t{lower}", "-", [key for key, tier in tiers if tier != lower]
+
+
+class Roll:
+    """A holder is here from its first operation on, and has a name once it is introduced."""
+
+    def __init__(self, prefix: str, stats: WriterStats, max_pending: int, ttl_ms: int) -> None:
+        self._prefix = prefix
+        self._make = partial(HolderWriter, stats, max_pending, ttl_ms)
+        self._writers: dict[HolderId, HolderWriter] = {}
+        self.named: tuple[HolderId, ...] = ()
+        self.names: tuple[str, ...] = ()  # theirs, in the same order, as the server has them
+
+    @property
+    def writers(self) -> Mapping[HolderId, HolderWriter]:
+        return self._writers
+
+    def writer(self, holder: HolderId) -> HolderWriter:
+        """Its own, made when it is first asked for."""
+        writer = self._writers.get(holder)
+        if writer is None:
+            writer = self._writers[holder] = self._make()
+        return writer
+
+    def introduce(self, holder: HolderId, name: str) -> None:
+        """Raises ValueError if another one has that name."""
+        if self._prefix + name in self.names:
+            raise ValueError(f"holder {name!r} is there already; each needs a name of its own")
+        self.writer(holder).name = self._prefix + name
+        self._rename()
+
+    def remove(self, holder: HolderId) -> HolderWriter | None:
+        """None: it was not here."""
+        writer = self._writers.pop(holder, None)
+        self._rename()
+        return writer
+
+    def leased(self, holder: HolderId) -> HolderWriter | None:
+        """Its writer, if the lease is ours."""
+        writer = self._writers.get(holder)
+        return writer if writer is not None and writer.lease is not None else None
+
+    def leased_names(self) -> list[str]:
+        """Of all holders whose lease is ours."""
+        return [w.name for w in self._writers.values() if w.lease is not None and w.name]
+
+    def _rename(self) -> None:
+        named = [(h, w.name) for h, w in self._writers.items() if w.name is not None]
+        self.named = tuple(holder for holder, _ in named)
+        self.names = tuple(name for _, name in named)
