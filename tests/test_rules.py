@@ -34,11 +34,6 @@ NESTED = {
         discovery/kubernetes/pool.py run
         fleet/journal/journal.py _batches
         fleet/journal/journal.py _redo
-        fleet/scraper.py _run
-        index/matching.py window_blocks
-        index/memory.py _in_lower_tiers
-        index/settling.py run
-        index/speculative.py extend
         prompts/body_size.py body_size
         prompts/content_format.py _names_of_messages
         prompts/expansion.py check_expansion

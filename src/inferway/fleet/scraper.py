@@ -120,9 +120,7 @@ class Scraper:
             for first in range(0, len(turns), TOGETHER):
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 together = turns[first : first + TOGETHER]
-                for turn in together:
-                    if self.turns.get(turn.engine.name) is turn:  # else it has left meanwhile
-                        await self._take(turn)
+                await self._take(together)
                 late = loop.time() - due
                 worst = max(worst, late)
                 # what is lost is lost
@@ -130,7 +128,12 @@ class Scraper:
             self.lag = worst
             self.after_round(loop.time())
 
-    async def _take(self, turn: Turn) -> None:
+    async def _take(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if self.turns.get(turn.engine.name) is turn:  # else it has left meanwhile
+                await self._take_one(turn)
+
+    async def _take_one(self, turn: Turn) -> None:
         if turn.task is not None:
             turn.passed_over += 1
             return

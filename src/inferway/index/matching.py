@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from inferway.index.shards import Shards
-from inferway.index.states import States
 from inferway.model import BlockKey
 
 StateOf = Callable[[BlockKey], int]
@@ -80,34 +79,31 @@ def walked_drop_outs(
 
 
 def window_blocks(
-    keys: Sequence[BlockKey],
-    blocks: int,
-    state_of: StateOf,
-    states: States,
-    bit: int,
-    windows: Mapping[int, int],
+    blocks: int, windows: Mapping[int, int], is_in: Callable[[int, int], bool]
 ) -> int:
-    """The longest prefix of at most `blocks` blocks whose end every window group covers.
+    """Return the longest prefix of at most `blocks` blocks whose end every window group covers.
+    `is_in`: whether the group of that number has the prompt's block of that number.
 
     As vLLM's hybrid coordinator does it: one group shortens the prefix, so the others are asked
     again, until all agree.
     """
-    while True:
+    before = -1
+    while blocks != before:
         before = blocks
         for group, needed in windows.items():
-            run = 0
-            for i in range(blocks - 1, -1, -1):
-                if not states.window_mask(state_of(keys[i]), group) & bit:
-                    run = 0
-                    continue
-                run += 1
-                if run == needed:
-                    blocks = i + run
-                    break
-            else:
-                blocks = run
-        if blocks == before:
-            return blocks
+            blocks = _covered(blocks, group, needed, is_in)
+    return blocks
+
+
+def _covered(blocks: int, group: int, needed: int, is_in: Callable[[int, int], bool]) -> int:
+    """The longest prefix of at most `blocks` blocks that ends in `needed` of the group's blocks, or
+    has no others."""
+    run = 0
+    for i in range(blocks - 1, -1, -1):
+        run = run + 1 if is_in(i, group) else 0
+        if run == needed:
+            return i + run
+    return run
 
 
 def runs(keys: Sequence[BlockKey], state_of: StateOf) -> Iterator[tuple[int, int, int]]:

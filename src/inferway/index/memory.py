@@ -193,9 +193,12 @@ class MemoryIndex:
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
         tree = self._tree
         for holder in self._holders.of(self._holders.windowed):
-            count = blocks.pop(holder.id, 0)
-            windows = holder.windows
-            count = window_blocks(keys, count, tree.state, tree.states, holder.bit, windows)
+            bit, count = holder.bit, blocks.pop(holder.id, 0)
+
+            def is_in(i: int, group: int, bit: int = bit) -> bool:
+                return bool(tree.states.window_mask(tree.state(keys[i]), group) & bit)
+
+            count = window_blocks(count, holder.windows, is_in)
             if count:
                 blocks[holder.id] = count
 
@@ -214,18 +217,25 @@ class MemoryIndex:
         discount: dict[HolderId, float] = {}
         places: dict[HolderId, dict[Tier, int]] = {}
         longest = max(count for _, count in tiered.values())
-        for state, start, end in runs(keys[:longest], self._tree.state):
-            for tier, mask in self._tree.states.best_tiers(state):
-                each = self._discounts[min(tier, len(self._discounts) - 1)]
-                for holder in self._holders.of(mask & wanted):
-                    holder_id, count = tiered[holder.bit]
-                    if count <= start:
-                        continue
-                    places.setdefault(holder_id, {}).setdefault(tier, start)
-                    if each:
-                        lower = each * (min(count, end) - start)
-                        discount[holder_id] = discount.get(holder_id, 0.0) + lower
+        for tier, mask, start, end in self._runs_in_lower_tiers(keys[:longest]):
+            each = self._discounts[min(tier, len(self._discounts) - 1)]
+            for holder in self._holders.of(mask & wanted):
+                holder_id, count = tiered[holder.bit]
+                if count <= start:
+                    continue
+                places.setdefault(holder_id, {}).setdefault(tier, start)
+                if each:
+                    lower = each * (min(count, end) - start)
+                    discount[holder_id] = discount.get(holder_id, 0.0) + lower
         return discount, places
+
+    def _runs_in_lower_tiers(
+        self, keys: Sequence[BlockKey]
+    ) -> Iterator[tuple[Tier, int, int, int]]:
+        """Yield (tier, who has them there at best, start, end) of stretches of blocks."""
+        for state, start, end in runs(keys, self._tree.state):
+            for tier, mask in self._tree.states.best_tiers(state):
+                yield tier, mask, start, end
 
     # how it is
 

@@ -42,16 +42,17 @@ class Settling:
             child = self.child
             while child and budget > 0:
                 budget -= 1
-                old = column[child]
-                if known[old] & bit and attached[old] & bit != wanted:
-                    if old != last_old:
-                        last_old, last_new = old, states.flip(old, bit)
-                    column[child] = last_new
-                    states.move(old, last_new)
-                    detached += -1 if wanted else 1
-                    if first[child]:
-                        self.parents.append(child)
-                child = following[child]
+                slot, child = child, following[child]
+                old = column[slot]
+                if not known[old] & bit or attached[old] & bit == wanted:
+                    continue
+                if old != last_old:
+                    last_old, last_new = old, states.flip(old, bit)
+                column[slot] = last_new
+                states.move(old, last_new)
+                detached += -1 if wanted else 1
+                if first[slot]:
+                    self.parents.append(slot)
             self.child = child
         return detached, budget
 

@@ -149,11 +149,12 @@ class SpeculativeOverlay:
                 bit = coming & -coming
                 coming ^= bit
                 holder = bit.bit_length() - 1
-                if matched.get(holder, 0) == start:
-                    end = start + 1
-                    while end < size and get(keys[end], 0) & bit:
-                        end += 1
-                    extended[holder] = end
+                if matched.get(holder, 0) != start:
+                    continue
+                end = start + 1
+                while end < size and get(keys[end], 0) & bit:
+                    end += 1
+                extended[holder] = end
         return extended
 
     def num_blocks(self, holder: HolderId) -> int:
