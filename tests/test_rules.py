@@ -80,9 +80,9 @@ SUFFIXED = {
 DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
-        Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
-        Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
+        Entry EventSource Exchange Finding Fleet Follower Gateway Job Journey Lines Link Lora
+        ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed Source
+        Standing Stored Tokenizer Turn Turns _Watch
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """

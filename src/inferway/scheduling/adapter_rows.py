@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 _NOTHING = Adapters()
 
 
-class _Told:
+class _AllRows:
     """Of all rows. Of names that are nowhere there is no mask."""
 
     __slots__ = ("each", "room", "running", "waiting")
@@ -58,7 +58,7 @@ class AdapterRows(Sequence[Adapters]):
     __slots__ = ("_at", "_told")
 
     def __init__(self, adapters: Sequence[Adapters]) -> None:
-        self._told = _Told(adapters)
+        self._told = _AllRows(adapters)
         self._at: NDArray[np.intp] | None = None  # which of all rows; None: all
 
     def tell(self, row: int, adapters: Adapters) -> None:

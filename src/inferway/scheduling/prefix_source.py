@@ -27,7 +27,7 @@ TRUST[BLIND] = 0.0
 TRUST.setflags(write=False)
 
 
-class HeldBlocks(msgspec.Struct, frozen=True):
+class PrefixMatchInfo(msgspec.Struct, frozen=True):
     """One value a row, of all of a request's prompts (llm-d: PrefixCacheMatchInfo)."""
 
     value: Column  # blocks held, less those in lower tiers and those that nothing confirms
@@ -39,7 +39,7 @@ class HeldBlocks(msgspec.Struct, frozen=True):
 class PrefixSource(Protocol):
     """The figures for a request."""
 
-    def match(self, candidates: Candidates) -> HeldBlocks | None:
+    def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
         """None: nobody has looked."""
 
     def value(self, candidates: Candidates) -> Column:
@@ -53,8 +53,8 @@ class PrefixSource(Protocol):
 class Precise:
     """The index."""
 
-    def match(self, candidates: Candidates) -> HeldBlocks:
-        return HeldBlocks(
+    def match(self, candidates: Candidates) -> PrefixMatchInfo:
+        return PrefixMatchInfo(
             self.value(candidates),
             candidates.matched_blocks,
             candidates.prompt_blocks,
@@ -78,12 +78,12 @@ class Approximate:
         self.prompt_blocks: Added[Column] = Added(f"{producer}/prompt-blocks")
         self.block_tokens: Added[Column] = Added(f"{producer}/block-tokens")
 
-    def match(self, candidates: Candidates) -> HeldBlocks | None:
+    def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
         held, total = candidates.get(self.held), candidates.get(self.prompt_blocks)
         tokens = candidates.get(self.block_tokens)
         if held is None or total is None or tokens is None:
             return None
-        return HeldBlocks(held, held, total, tokens)
+        return PrefixMatchInfo(held, held, total, tokens)
 
     def value(self, candidates: Candidates) -> Column:
         return self._or_zeros(candidates, self.held)

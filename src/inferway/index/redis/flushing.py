@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from inferway.index.redis.link import Link, refused
 from inferway.index.redis.scripts import WRITE
-from inferway.index.redis.writer import Answer, HolderWriter, Roll, Write
+from inferway.index.redis.writer import HolderWriter, Roll, Write, WriteAnswer
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -111,7 +111,7 @@ class Flushing:
             return
         self._resting.pop(holder, None)
         if write is writer.sent:  # else its lease was lost meanwhile
-            writer.answered(Answer(answer.decode()))
+            writer.answered(WriteAnswer(answer.decode()))
 
     def _refused(self, holder: HolderId, writer: HolderWriter, error: RedisError) -> None:
         """Out of memory, no permission, a replica: the picture gets old, so we let go of it."""

@@ -58,7 +58,7 @@ class Mode(StrEnum):
     LIVE = "live"
 
 
-class Answer(StrEnum):
+class WriteAnswer(StrEnum):
     """What scripts.WRITE answers."""
 
     OK = "ok"
@@ -238,15 +238,15 @@ class HolderWriter:
             self.sent = self._make(limit)
         return self.sent
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: WriteAnswer) -> None:
         """What the server said to the batch in `sent`."""
         sent, self.sent = self.sent, None
         if sent is None:
             return
-        if answer is Answer.FENCED:
+        if answer is WriteAnswer.FENCED:
             self.stats.fenced += 1
             self.leased(None)
-        elif answer is Answer.STEP:
+        elif answer is WriteAnswer.STEP:
             self.stats.repairs += 1
             self._begin()
         else:

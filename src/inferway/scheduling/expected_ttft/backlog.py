@@ -23,7 +23,7 @@ from inferway.model import Column
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     """A request that has not begun to answer, as far as we know."""
 
     place: int
@@ -41,9 +41,9 @@ class Backlog:
     first_tokens: Column = field(default_factory=lambda: np.zeros(0))  # of that one; 0: none waits
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
     # in the order they came
-    _queues: list[OrderedDict[Waiting, None]] = field(default_factory=list)
+    _queues: list[OrderedDict[QueuedRequest, None]] = field(default_factory=list)
     # Of those whose answer comes in one piece nobody sees the beginning: it is assumed.
-    _unseen: list[tuple[float, int, Waiting]] = field(default_factory=list)
+    _unseen: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
 
     def grow(self, places: int) -> None:
@@ -54,7 +54,7 @@ class Backlog:
         self.first_alone_ms = np.concatenate([self.first_alone_ms, missing + np.inf])
         self._queues += [OrderedDict() for _ in missing]
 
-    def add(self, waiting: Waiting, now: float) -> None:
+    def add(self, waiting: QueuedRequest, now: float) -> None:
         place, queue = waiting.place, self._queues[waiting.place]
         queue[waiting] = None
         self.tokens[place] += waiting.tokens
@@ -62,11 +62,11 @@ class Backlog:
         if len(queue) == 1:
             self._first(place, now)
 
-    def assume_begun_at(self, waiting: Waiting, then: float) -> None:
+    def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
         """Nobody will tell when its answer begins."""
         heappush(self._unseen, (then, next(self._tie), waiting))
 
-    def begun(self, waiting: Waiting, now: float) -> bool:
+    def begun(self, waiting: QueuedRequest, now: float) -> bool:
         """It answers, or has gone. False if that was known."""
         place, queue = waiting.place, self._queues[waiting.place]
         if waiting not in queue:
