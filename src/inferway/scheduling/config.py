@@ -20,6 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from inferway.errors import ConfigError
+from inferway.scheduling.llmd_compat import ELSEWHERE, GATES, GATES_ELSEWHERE, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
@@ -32,7 +33,6 @@ from inferway.scheduling.plugin import (
     Scorer,
 )
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.provided import GATES, GATES_ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
 from inferway.scheduling.third_party import guarded
@@ -116,12 +116,11 @@ def build(
     config: SchedulingConfig,
     place: str,
     types: Mapping[str, PluginType],
-    elsewhere: Mapping[str, str],
     random: Random | None = None,
 ) -> Scheduling:
-    """`types` may be asked for; `elsewhere`, llm-d's others, are refused with what they are. Raises
-    ConfigError naming place, value and what is known."""
-    return _Build(config, place, types, elsewhere, random or Random()).run()
+    """Build what the configuration at `place` asks for, of these types. Raises ConfigError naming
+    place, value and what is known."""
+    return _Build(config, place, types, random or Random()).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,6 @@ class _Build:
     config: SchedulingConfig
     place: str
     types: Mapping[str, PluginType]
-    elsewhere: Mapping[str, str]
     random: Random
     asked: dict[str, _Asked] = field(default_factory=dict)  # by name
     provided: dict[str, str] = field(default_factory=dict)  # what is always there: name -> type
@@ -197,9 +195,9 @@ class _Build:
         kind = self.types.get(name)
         if kind is not None:
             return kind
-        if name in self.elsewhere:
+        if name in ELSEWHERE:
             raise self._error(
-                f"{where}: {name!r} is known in llm-d, not built here: {self.elsewhere[name]}"
+                f"{where}: {name!r} is known in llm-d, not built here: {ELSEWHERE[name]}"
             )
         known = ", ".join(sorted([*self.types, *PROVIDED]))
         raise self._error(f"{where}: {name!r} is not known; known: {known}")

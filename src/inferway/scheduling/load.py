@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from inferway.config import Policy, ServeSettings, read_yaml
 from inferway.errors import ConfigError
-from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
+from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
@@ -73,7 +73,7 @@ def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:
         place, fields = given, read_yaml(Path(given))
     else:
         place, fields = "scheduling", dict(DEFAULT if given is None else given)
-    return build(parse_config(fields, place), place, known_types(), ELSEWHERE)
+    return build(parse_config(fields, place), place, known_types())
 
 
 def known_types() -> dict[str, PluginType]:

@@ -16,8 +16,8 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.expected_ttft.follower import RequestFollower
+from inferway.scheduling.expected_ttft.learning import COST_MS
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore

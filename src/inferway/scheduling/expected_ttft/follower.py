@@ -16,11 +16,18 @@ from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
-from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS
-from inferway.scheduling.expected_ttft.learning import BATCH, FIXED, OWN, PAIRS, Learning
+from inferway.scheduling.expected_ttft.learning import (
+    BATCH,
+    COST_MS,
+    FEATURES,
+    FIXED,
+    OWN,
+    PAIRS,
+    TERMS_MS,
+    Learning,
+)
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.scheduling.prompt_tokens import prompt_tokens
 
 _LEAST_MS = 1e-3
 # learning.TTFT_FEATURES, and what is no feature
@@ -77,7 +84,7 @@ class RequestFollower(Follower):
         learning.backlog.add(waiting, now)
         if not self._streams:
             learning.backlog.assume_begun_at(waiting, now + self._ttft / 1000)
-        tokens = max(prompt_tokens(self._request), 1)
+        tokens = max(self._request.num_prompt_tokens, 1)
         learning.caused.sent(place, now, work=work, new_tokens=own, tokens=tokens)
         return ()
 

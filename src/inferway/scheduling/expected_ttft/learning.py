@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.metrics import Histogram
+from inferway.model import Added, Column
 from inferway.scheduling.expected_ttft.backlog import Backlog
 from inferway.scheduling.expected_ttft.caused import Caused
 from inferway.scheduling.expected_ttft.costs import Costs
@@ -25,6 +27,13 @@ USUAL_TTFT = (20.0, 0.1, 0.1 / 64_000, 0.1, 5.0, 0.5)
 TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
+
+# What an expectation was made of: columns that `plugin` adds, and it and `follower` read.
+# One row for each endpoint: the features, and what each made up of the expectation.
+FEATURES: Added[NDArray[np.float64]] = Added("expected-ttft-features")
+TERMS_MS: Added[NDArray[np.float64]] = Added("expected-ttft-terms-ms")
+COST_MS: Added[Column] = Added("expected-cost-ms")  # TTFT, and what it costs others
+TRIED: Added[NDArray[np.bool_]] = Added("expected-ttft-tried")  # whether it is to be got to know
 
 # Buckets of times observed, divided by those expected: 1 is exact, 2 is twice as long.
 ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)

@@ -24,23 +24,25 @@ from inferway.metrics import Family, gauge, histogram
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS, TRIED
 from inferway.scheduling.expected_ttft.follower import RequestFollower
 from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
     BATCH,
+    COST_MS,
+    FEATURES,
     FIXED,
     OWN,
     PAIRS,
     REQUESTS,
     RUNNING,
+    TERMS_MS,
     TPOT_FEATURES,
+    TRIED,
     TTFT_FEATURES,
     Learning,
 )
 from inferway.scheduling.expected_ttft.places import Places, Rows
 from inferway.scheduling.prefix_source import TRUST
-from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, NoParameters, PluginType
 
 TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
@@ -69,7 +71,7 @@ class ExpectedTtft:
         costs = learning.ttft.table[:, rows]
         features = np.empty_like(costs)
         features[FIXED] = _ONE
-        prompt = float(prompt_tokens(request))
+        prompt = float(request.num_prompt_tokens)
         own = features[OWN] = _own_tokens(prompt, candidates)
         features[PAIRS] = own * (prompt - own * _HALF)
         late = self._waiting(features, costs[AHEAD], rows, candidates)

@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from inferway.model import Candidates, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Parameters, PluginType
 
 
@@ -34,7 +33,7 @@ class PrefixBased(Parameters, frozen=True):
     ) -> bool:
         if self.non_cached_tokens == 0 or target is None:
             return False
-        tokens = prompt_tokens(request)
+        tokens = request.num_prompt_tokens
         if tokens < max(self.prompt_tokens, self.non_cached_tokens):
             return False
         row = candidates.rows[target.endpoint.holder]

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice, Endpoint, Headers, Target
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.llm_request import BYTES_PER_TOKEN, LLMRequest
 from inferway.openai_api.requests import reads_cache
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
@@ -25,7 +25,6 @@ from inferway.scheduling.producers.prompt_bytes import (
     setting_bytes,
 )
 from inferway.scheduling.producers.sent_blocks import SentBlocks
-from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 Count = Annotated[int, Meta(ge=0)]

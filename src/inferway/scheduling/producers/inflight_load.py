@@ -14,7 +14,6 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
-from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 INFLIGHT_LOAD = "inflight-load-producer"
@@ -73,7 +72,7 @@ class InflightLoad:
         return _Counted(self, candidates, choice, last[1])
 
     def _own(self, request: LLMRequest, candidates: Candidates) -> Column:
-        tokens = prompt_tokens(request)
+        tokens = request.num_prompt_tokens
         match = self.prefix.match(candidates)
         if match is None:
             own = np.full(len(candidates.endpoints), float(tokens))
