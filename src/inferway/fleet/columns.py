@@ -41,16 +41,16 @@ class EndpointColumns(Candidates):
         self.scraped = np.concatenate([self.scraped, np.zeros(new)])
 
     def clear(self, holder: HolderId) -> None:
-        """Its number is another endpoint's now."""
+        """Forget what is known of a holder whose number is another endpoint's now."""
         for name, figure in FIGURES.items():
             if not figure.is_matched:
                 getattr(self, name)[holder] = figure.unknown
         self.scraped[holder] = 0.0
 
     def toward_the_mean(self, rows: Rows, before: float, share: float) -> None:
-        """Of these rows, those that were scraped `before` or never: what was scraped of them moves
-        by `share` toward the mean of the others. Nobody knows how busy they are by now, and they
-        must not look idle. Nothing happens while all are fresh, or none is."""
+        """Move what was scraped of these rows `before` or never by `share` toward the mean of the
+        other rows. Nobody knows how busy those endpoints are by now, and they must not look idle.
+        Nothing happens while all rows are fresh, or none is."""
         stale = self.scraped[rows] < before
         if not stale.any() or stale.all():
             return
@@ -87,7 +87,8 @@ class ModelRows:
         return tuple(self._row_of)
 
     def tell_adapters(self, holder: HolderId, adapters: Adapters) -> None:
-        """They have changed; told of endpoints of other models too."""
+        """Take over the endpoint's adapters, which have changed; those of other models' endpoints
+        are ignored."""
         row = self._row_of.get(holder)
         if row is not None:
             self._adapters.tell(row, adapters)

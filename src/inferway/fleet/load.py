@@ -70,7 +70,8 @@ class Load(RankLoad, frozen=True):
 
 
 def load_names(metrics: str) -> tuple[str, ...]:
-    """What of such a page `parse_load` reads, or will; empty if none of it is there."""
+    """Return which metrics of such a page `parse_load` reads, or will read; none if none of them is
+    there."""
     told = tuple(name for name in _ALL if _first_sample(metrics, name) != -1)
     return (*told, _LORA) if any(name.startswith("vllm:") for name in told) else told
 
@@ -146,9 +147,9 @@ def _names(joined: str) -> frozenset[str]:
 
 
 def samples(metrics: str, names: Sequence[str], most: int = MAX_SAMPLES) -> list[Sample]:
-    """Of the first of `names` that has any: those of its first `most` lines, but for lines of more
-    than MAX_LINE characters. Samples of a name stand together: what comes behind them is not looked
-    at."""
+    """Return the samples of the first of `names` that has any: those of its first `most` lines, but
+    for lines of more than MAX_LINE characters. Samples of a name stand together: what comes behind
+    them is not looked at."""
     for name in names:
         at = _first_sample(metrics, name)
         if at != -1:

@@ -35,7 +35,7 @@ Ask = Callable[[Engine, bool], Awaitable[bool]]
 
 
 def interval_of(num_engines: int) -> float:
-    """Seconds between two turns of an engine, of so many."""
+    """Return the seconds between two turns of an engine, of so many."""
     return max(LEAST_SECONDS, num_engines * SECONDS_PER_ENGINE)
 
 
@@ -72,15 +72,15 @@ class Scraper:
 
     @property
     def interval(self) -> float:
-        """Seconds between two turns of an engine."""
+        """The seconds between two turns of an engine."""
         return self.given_interval or interval_of(len(self.turns))
 
     def add(self, engine: Engine) -> None:
-        """From the next round on; instead of another of its name."""
+        """Ask the engine from the next round on, instead of another of its name."""
         self.turns[engine.name] = ScrapeTurn(engine)
 
     def remove(self, engine: Engine) -> None:
-        """It is not asked any more, nor is its answer waited for."""
+        """Ask the engine no more, and do not wait for its answer."""
         turn = self.turns.get(engine.name)
         if turn is None or turn.engine is not engine:
             return
@@ -100,7 +100,7 @@ class Scraper:
         await asyncio.gather(*running, return_exceptions=True)
 
     def suspect(self, name: str) -> None:
-        """A request has just failed there: it is asked at once, or as soon as it has answered."""
+        """Ask an engine at once where a request has just failed, or as soon as it has answered."""
         turn = self.turns.get(name)
         if turn is None:
             return  # it has left meanwhile

@@ -44,7 +44,8 @@ class EndpointTable:
     # what a request asks
 
     def candidates(self, model: str) -> Candidates:
-        """The live endpoints of `model`, matched columns empty. Raises NoEndpointError."""
+        """Return the live endpoints of `model`, with matched columns empty. Raises
+        NoEndpointError."""
         rows = self._rows.get(model)
         if rows is None:
             gone = [e.name for e in self._engines if model in e.model_names]
@@ -53,14 +54,16 @@ class EndpointTable:
         return rows.candidates(self._columns)
 
     def everyone(self) -> Candidates:
-        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
+        """Return the live endpoints, whatever they serve. Raises NoEndpointError if there is
+        none."""
         if self._everyone is None:
             raise NoEndpointError("no pods available in datastore")
         return self._everyone.candidates(self._columns)
 
     def sole_model(self) -> str:
-        """One that all live endpoints serve, and no adapter: for requests that name none, which
-        vLLM answers so. Raises InvalidRequestError if there is no such model, NoEndpointError."""
+        """Return the model that all live endpoints serve, which is no adapter: for requests that
+        name none, which vLLM answers so. Raises InvalidRequestError if there is no such model,
+        NoEndpointError if there is no endpoint."""
         everyone = len(self.everyone().endpoints)
         bases = {card.name for engine in self._engines for card in engine.base_models}
         for name, rows in self._rows.items():
@@ -73,7 +76,7 @@ class EndpointTable:
         )
 
     def engines_of(self, model: str) -> frozenset[str]:
-        """The names of the live engines of `model`; none if there is none."""
+        """Return the names of the live engines of `model`; none if there is none."""
         rows = self._rows.get(model)
         return frozenset() if rows is None else rows.engines
 
@@ -82,13 +85,13 @@ class EndpointTable:
         return int(self._columns.block_sizes[holder]) or None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        """A request is on its way there; so many of its tokens must be computed."""
+        """Count a request that is on its way there, of which so many tokens must be computed."""
         columns, row = self._columns, endpoint.holder
         columns.in_flight[row] += 1
         columns.recent_tokens[row] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
-        """It has ended."""
+        """Count a request no more, which has ended."""
         self._columns.in_flight[endpoint.holder] -= 1
 
     def in_flight(self, engine: Engine) -> int:
@@ -99,13 +102,14 @@ class EndpointTable:
         return sum(self._index.num_blocks(endpoint.holder) for endpoint in engine.endpoints)
 
     def state(self, endpoint: Endpoint) -> StreamState:
-        """How true what scheduling believes of its cache is, as of the last change or scrape."""
+        """Return how true what scheduling believes of its cache is, as of the last change or
+        scrape."""
         return STATES[int(self._columns.states[endpoint.holder])]
 
     # who is in it
 
     def add(self, engine: Engine, source: EventSource | None) -> Endpoint:
-        """A new endpoint of `engine`: of the rank that `source` is of, if it is of one.
+        """Return a new endpoint of `engine`: of the rank that `source` is of, if it is of one.
 
         vLLM 0.32 takes the header's number as a place among the ranks that this very API server
         manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
@@ -131,7 +135,7 @@ class EndpointTable:
         return endpoint
 
     def retire(self, engine: Engine, now: float) -> None:
-        """Its endpoints are none any more."""
+        """Take the engine's endpoints out of the table."""
         for endpoint in engine.endpoints:
             self._index.apply([Clear(endpoint.holder)])
             if self._index.shared is not None:
@@ -140,12 +144,13 @@ class EndpointTable:
             self._left[endpoint.holder] = engine
 
     def rested(self, now: float) -> list[Engine]:
-        """Of each number that is free from now on, whose it was."""
+        """Return whose it was for each number that is free from now on."""
         freed = self._numbers.rested(now, lambda row: not self._columns.in_flight[row])
         return [self._left.pop(holder) for holder in freed]
 
     def set_serving(self, serving: Mapping[str, Sequence[Engine]]) -> None:
-        """Which engines serve each model now, and in blocks of what size. None: its rows go."""
+        """Say which engines serve each model now, and so in blocks of what size. A model without
+        any loses its rows."""
         for engine in self._engines:
             for endpoint in engine.endpoints:
                 self._columns.block_sizes[endpoint.holder] = engine.block_size or 0
@@ -176,7 +181,7 @@ class EndpointTable:
                 rows.tell_adapters(endpoint.holder, engine.load.adapters)
 
     def note_load(self, engine: Engine, now: float) -> None:
-        """As its metrics have just told."""
+        """Take over the load that the engine's metrics have just told."""
         table = self._columns
         for endpoint in engine.endpoints:
             row, told = endpoint.holder, engine.load.of(endpoint.rank, len(engine.endpoints))
@@ -188,7 +193,8 @@ class EndpointTable:
             table.scraped[row] = now
 
     def note_states(self, engine: Engine) -> None:
-        """What `match` answers may be another gateway's picture: then its state counts."""
+        """Take over how true the picture of the engine's cache is. What `match` answers may be
+        another gateway's picture: then that one's state counts."""
         shared = self._index.shared
         for endpoint in engine.endpoints:
             stream = engine.stream(endpoint)
@@ -198,7 +204,8 @@ class EndpointTable:
             self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
     def age(self, now: float, interval: float) -> None:
-        """What time does: `interval` seconds are between two looks at an engine's load."""
+        """Let recent tokens and old scrapes fade; `interval` seconds are between two looks at an
+        engine's load."""
         table = self._columns
         table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
         self._faded = now

@@ -17,7 +17,7 @@ def drop_outs(
     masks: Sequence[int],
     holders: int,
 ) -> list[tuple[int, int]]:
-    """(holders, how many blocks they have), in rising order, for those with the first block.
+    """Return (holders, how many blocks they have), in rising order, for those with the first one.
 
     `masks` of `states` of slots must only ever lose bits along a prompt. So what two blocks have
     in common is what all between them have, and a search by halving finds every place where it
@@ -63,7 +63,8 @@ def drop_outs(
 def walked_drop_outs(
     keys: Sequence[BlockKey], state_of: StateOf, masks: Sequence[int], holders: int
 ) -> list[tuple[int, int]]:
-    """As `drop_outs`, block by block: for `masks` that may gain bits along a prompt."""
+    """Return what `drop_outs` returns, block by block: for `masks` that may gain bits along a
+    prompt."""
     found: list[tuple[int, int]] = []
     left = holders
     for i, key in enumerate(keys):
@@ -107,7 +108,7 @@ def _covered(blocks: int, group: int, needed: int, is_in: Callable[[int, int], b
 
 
 def runs(keys: Sequence[BlockKey], state_of: StateOf) -> Iterator[tuple[int, int, int]]:
-    """(state, start, end) of stretches of blocks with one state."""
+    """Yield (state, start, end) of stretches of blocks with one state."""
     start, last = 0, -1
     for i, key in enumerate(keys):
         state = state_of(key)

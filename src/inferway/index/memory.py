@@ -101,8 +101,8 @@ class MemoryIndex:
             self._make_room(self._eviction)
 
     def sweep(self, max_blocks: int) -> bool:
-        """Does what operations left over, looking at about so many blocks (~1 µs each). Whether
-        there is more to do."""
+        """Do what operations left over, looking at about so many blocks (~1 µs each). Returns
+        whether there is more to do."""
         tree, budget = self._tree, self._settle(max_blocks)
         budget = tree.free_lapsed(budget)
         if self._clearing is None and tree.states.dead:
@@ -164,7 +164,7 @@ class MemoryIndex:
         return [self.match_now(keys) for keys in prompts]
 
     def match_now(self, keys: Sequence[BlockKey]) -> Found:
-        """As `match`, for callers on this very event loop."""
+        """Return what `match` returns, at once: for callers on this very event loop."""
         if not keys:
             return _NOTHING
         tree, holders = self._tree, self._holders
@@ -267,8 +267,8 @@ class MemoryIndex:
 
     @property
     def num_keys(self) -> int:
-        """How many different blocks are known; with those of cleared holders until they are
-        swept, and those that only stand for the parent of another."""
+        """How many different blocks are known; with those of cleared holders until they are swept,
+        and those that only stand for the parent of another."""
         return self._tree.slots.num_used
 
     @property
@@ -277,7 +277,7 @@ class MemoryIndex:
         return len(self._tree.states)
 
     def num_bytes(self) -> int:
-        """About what the index takes, bridges not counted. Takes a millisecond or two."""
+        """Return about what the index takes, bridges not counted. Takes a millisecond or two."""
         shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()

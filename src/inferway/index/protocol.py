@@ -98,8 +98,8 @@ class Found(msgspec.Struct, frozen=True):
     lower: Mapping[HolderId, Mapping[Tier, int]] = {}
 
     def within(self, holder: HolderId, tier: Tier) -> int:
-        """How many keys the holder has from the start on without a hole in `tier` or better ones.
-        Windows are not looked at again: with them it may be fewer."""
+        """Return how many keys the holder has from the start on without a hole in `tier` or better
+        ones. Windows are not looked at again: with them it may be fewer."""
         places = self.lower.get(holder, {}).items()
         return min(
             [place for lower, place in places if lower > tier], default=self.blocks.get(holder, 0)

@@ -31,8 +31,8 @@ class Settling:
         self.child = 0  # the next of them
 
     def run(self, slots: Slots, states: States, budget: int) -> tuple[int, int]:
-        """Looks at so many children at most. Returns how many of them became detached, minus
-        those that became attached, and what is left of the budget."""
+        """Look at so many children at most. Returns how many of them became detached, minus those
+        that became attached, and what is left of the budget."""
         column, following, first = slots.states, slots.next, slots.first
         known, attached, bit = states.known, states.attached, self.bit
         last_old = last_new = -1
@@ -61,7 +61,7 @@ class Settling:
         return not self.child and not self.parents
 
     def released(self, slot: int, sibling: int) -> None:
-        """`slot` is about to be freed; `sibling` comes after it."""
+        """Note that `slot` is about to be freed; `sibling` comes after it."""
         if self.child == slot:
             self.child = sibling
 

@@ -55,8 +55,8 @@ CONFIGURATIONS: Final[Mapping[Policy, Mapping[str, Any]]] = {
 
 
 def scheduling_of(settings: ServeSettings) -> Scheduling:
-    """How the settings choose endpoints, by `policy`, `scheduling` or neither. Raises ConfigError
-    for a configuration that cannot be built."""
+    """Build the scheduling of the settings, by `policy`, `scheduling` or neither. Raises
+    ConfigError for a configuration that cannot be built."""
     if settings.policy == "least-load":
         return Scheduling(LeastLoaded())
     if settings.policy is not None:
@@ -77,8 +77,8 @@ def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:
 
 
 def known_types() -> dict[str, PluginType]:
-    """Ours, and those of installed packages. Raises ConfigError for a package that brings what is
-    none, or a name that is taken."""
+    """Return our plugin types, and those of installed packages. Raises ConfigError for a package
+    that brings what is none, or a name that is taken."""
     types = dict(BUILTIN)
     for entry in entry_points(group=ENTRY_POINTS):
         where = f"entry point {entry.name!r} of {entry.dist.name if entry.dist else 'a package'}"

@@ -40,13 +40,13 @@ class PrefixSource(Protocol):
     """The figures for a request."""
 
     def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
-        """None: nobody has looked."""
+        """Return the figures; None if nobody has looked."""
 
     def value(self, candidates: Candidates) -> Column:
-        """`match(...).value`, or zeros. Not to be written to."""
+        """Return `match(...).value`, or zeros. Not to be written to."""
 
     def total(self, candidates: Candidates) -> Column:
-        """`match(...).total`, or zeros. Not to be written to."""
+        """Return `match(...).total`, or zeros. Not to be written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Approximate:
 
 
 def prefix_source(producer: str, default: str, building: Building) -> PrefixSource:
-    """`producer`: what `prefixMatchInfoProducerName` says, "" if nothing; then it is the one of
-    type `default`. Raises ConfigError."""
+    """Return the source that `producer` names, which is what `prefixMatchInfoProducerName` says;
+    "": the producer of type `default`. Raises ConfigError."""
     name = producer or building.the(default)
     kind = building.type_of(name)
     if kind == PRECISE:

@@ -36,7 +36,7 @@ class Narrowing:
     _left: OrderedDict[tuple[int, bytes], _Left] = field(default_factory=OrderedDict)
 
     def kept(self, candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:
-        """`candidates` themselves if all are kept."""
+        """Return the candidates that are kept; `candidates` themselves if all are."""
         if np.count_nonzero(keep) == len(keep):
             return candidates
         key = (id(candidates.endpoints), keep.tobytes())
@@ -74,7 +74,8 @@ class Profile:
     _narrowing: Narrowing = field(default_factory=Narrowing, repr=False, compare=False)
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        """The targets, best first. Raises NoEndpointError naming who removed the last one."""
+        """Return the targets, best first. Raises NoEndpointError naming who removed the last
+        one."""
         if self.filters:
             candidates = self._filtered(request, candidates)
         scores = self._scores(request, candidates)
@@ -117,7 +118,7 @@ class LeastLoaded:
     _turn: count[int] = field(default_factory=count)
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        """The targets, best first."""
+        """Return the targets, best first."""
         load: list[float] = (candidates.in_flight + candidates.others).tolist()
         rows = sorted(range(len(load)), key=load.__getitem__)
         equals = load.count(load[rows[0]])

@@ -34,12 +34,12 @@ class Building:
     types: Mapping[str, str] = field(default_factory=dict)  # of all that are asked for, by name
 
     def type_of(self, name: str) -> str:
-        """The type of the plugin of that name. One that nobody asked for has its type's name
+        """Return the type of the plugin of that name. One that nobody asked for has its type's name
         (`PluginType.needs`)."""
         return self.types.get(name, name)
 
     def the(self, kind: str) -> str:
-        """The name of the plugin of that type: where there are several, or none, its own."""
+        """Return the name of the plugin of that type: where there are several, or none, its own."""
         names = [name for name, its in self.types.items() if its == kind]
         return names[0] if len(names) == 1 else kind
 

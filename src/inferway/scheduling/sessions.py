@@ -63,7 +63,7 @@ class Session(Protocol):
     """A strategy."""
 
     def endpoint(self, request: LLMRequest) -> str | None:
-        """The name of the endpoint that the request's session is at, if it has one."""
+        """Return the name of the endpoint that the request's session is at, if it has one."""
 
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
@@ -78,7 +78,8 @@ class SessionKeeping:
     _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
 
     def row(self, request: LLMRequest, candidates: Candidates) -> int | None:
-        """Of the session's endpoint; None if it has none, or that is no candidate."""
+        """Return the row of the session's endpoint; None if it has none, or that is no
+        candidate."""
         name = self.session.endpoint(request)
         return None if name is None else self._rows(candidates.endpoints).get(name)
 
@@ -116,7 +117,7 @@ class SessionAffinityFilter(SessionKeeping):
 
 
 def session(parameters: SessionParameters) -> Session:
-    """Raises ConfigError."""
+    """Return the strategy that the parameters ask for. Raises ConfigError."""
     if parameters.strategy == "encoded_endpoint_header":
         header = _header(parameters.encoded_endpoint_header_config.header) or TOKEN_HEADER.encode()
         return TokenSession(header, parameters.profile_name)
@@ -218,7 +219,7 @@ class NamedSession:
         return _Binding(self, name, choice, is_gone)
 
     def bind(self, name: bytes, endpoint: str, now: float, *, is_gone: bool) -> None:
-        """The session's request goes to `endpoint`."""
+        """Have the session at `endpoint`, where its request goes."""
         at = self._at.get(name)
         if at is None or at[0] == endpoint or is_gone:
             self._at[name] = (endpoint, now)

@@ -68,7 +68,7 @@ class MetricsPage(Collector):
         ProcessCollector(registry=self._registry)
 
     def serve_with(self, server: HttpServer) -> None:
-        """The server is made after its routes, and counts too."""
+        """Show the numbers of the server, which is made after its routes."""
         self.joined_by(server.families)
 
     def joined_by(self, families: Families) -> None:

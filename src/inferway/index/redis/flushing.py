@@ -35,13 +35,13 @@ class Flushing:
         self._settled = asyncio.Event()
 
     def want(self, holder: HolderId, writer: HolderWriter) -> None:
-        """It may have something to write."""
+        """Look at a holder that may have something to write."""
         if writer.lease is not None and holder not in self._busy:
             self._busy[holder] = None
             self._wanted.set()
 
     def cleared(self, holder: HolderId, writer: HolderWriter) -> None:
-        """It has memory to free."""
+        """Look at a holder that has memory to free."""
         self._rubble[holder] = writer
         self._wanted.set()
 
@@ -54,7 +54,7 @@ class Flushing:
         return self._resting.get(holder, 0.0) > now
 
     def resume(self) -> None:
-        """The connection may be up again."""
+        """Try again, for the connection may be up."""
         self._wanted.set()
 
     async def flushed(self) -> None:
@@ -65,7 +65,7 @@ class Flushing:
             await self._settled.wait()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Write and free memory until the task is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

@@ -63,13 +63,14 @@ class RedisIndex:
         self._tasks = Tasks(log, f"a task of the shared index {link.shown} ended")
 
     async def start(self) -> None:
-        """Connects. A server that is not there is a warning, and is looked for again."""
+        """Connect. A server that is not there is a warning, and is looked for again."""
         await self._keeping.keep_or_warn()
         self._tasks.spawn(self._keeping.run())
         self._tasks.spawn(self._flushing.run())
 
     async def close(self) -> None:
-        """Writes what is queued and gives up the leases, if that goes quickly. Idempotent."""
+        """Write what is queued and give up the leases, if that goes quickly. A second call does
+        nothing."""
         if not self.away:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -94,14 +95,14 @@ class RedisIndex:
         return not self._link.is_up
 
     def introduce(self, holder: HolderId, name: str) -> None:
-        """From now on `holder` is matched, and written if the lease is ours. Raises ValueError
-        if another one has that name."""
+        """Match `holder` from now on, and write it if the lease is ours. Raises ValueError if
+        another one has that name."""
         self._roll.introduce(holder, name)
         self._keep_wanted.set()
 
     def retire(self, holder: HolderId) -> None:
-        """The holder is gone for good; its number may be introduced under another name. What
-        this gateway has written of it is removed."""
+        """Forget a holder that is gone for good; its number may be introduced under another name.
+        What this gateway has written of it is removed."""
         writer = self._roll.remove(holder)
         self._keeping.forget(holder)
         self._flushing.forget(holder)
@@ -119,7 +120,8 @@ class RedisIndex:
         self._flushing.want(holder, writer)
 
     def standing(self, holder: HolderId) -> SharedPicture | None:
-        """None: not known yet, or the server is away."""
+        """Return how far the holder's picture is to be trusted; None while that is not known, or
+        the server is away."""
         return None if self.away else self._keeping.standing(holder)
 
     def shared_state(self, holder: HolderId) -> str | None:
@@ -147,7 +149,8 @@ class RedisIndex:
         return await self._asking.match_all(prompts)
 
     def num_blocks(self, holder: HolderId) -> int:
-        """As our own picture says if we write it, else as the server's did at the last `keep`."""
+        """Return how many blocks it has, as our own picture says if we write it, else as the
+        server's did at the last `keep`."""
         writer = self._roll.leased(holder)
         if writer is not None:
             return writer.num_blocks
@@ -163,19 +166,19 @@ class RedisIndex:
         return [] if writer is None else writer.held(keys, tier, group)
 
     def num_evicted(self, holder: HolderId) -> int:  # noqa: ARG002
-        """Nothing is ever dropped for want of room: see docs/redis.md for what it takes."""
+        """Return 0: nothing is ever dropped for want of room; docs/redis.md has what it takes."""
         return 0
 
     # for metrics and tests
 
     @property
     def num_leases(self) -> int:
-        """Of how many holders we are the writer."""
+        """How many holders this gateway writes."""
         return len(self._roll.leased_names())
 
     @property
     def num_pending(self) -> int:
-        """Keys that wait to be written."""
+        """How many keys wait to be written."""
         return sum(writer.num_pending for writer in self._roll.writers.values())
 
     def families(self) -> Iterator[Family]:
@@ -202,5 +205,5 @@ class RedisIndex:
         await self._flushing.flushed()
 
     async def keep(self) -> None:
-        """One round: connections, leases, standings. Raises RedisError."""
+        """Do one round: connections, leases, standings. Raises RedisError."""
         await self._keeping.keep()

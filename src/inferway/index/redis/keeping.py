@@ -66,7 +66,7 @@ class Keeping:
         self._round = asyncio.Lock()
 
     def standing(self, holder: HolderId) -> SharedPicture | None:
-        """As of the last round; None before the first."""
+        """Return the holder's picture as of the last round; None before the first."""
         return self._standings.get(holder)
 
     def forget(self, holder: HolderId) -> None:
@@ -74,7 +74,7 @@ class Keeping:
         self._bad.pop(holder, None)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Do a round now and then until the task is cancelled."""
         while True:
             self._wanted.clear()
             if await self.keep_or_warn():
@@ -92,7 +92,7 @@ class Keeping:
         return True
 
     async def keep(self) -> None:
-        """One round: connections, leases, standings. Raises RedisError."""
+        """Do one round: connections, leases, standings. Raises RedisError."""
         async with self._round:
             await self._link.mend()
             self._flushing.resume()
@@ -102,7 +102,7 @@ class Keeping:
                 await self._keep([h for h in part if h in self._roll.writers], now)
 
     async def leave(self, name: str, *, for_good: bool = False) -> None:
-        """Gives up the lease, if it is ours. What cannot be given up now lapses by itself."""
+        """Give up the lease, if it is ours. What cannot be given up now lapses by itself."""
         with suppress(RedisError):
             await self._link.writing.ask(LEAVE, (name,), (self._gateway, int(for_good)))
 

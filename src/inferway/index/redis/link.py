@@ -86,7 +86,7 @@ class Link:
         self._warned = False  # that the server is away is in the log
 
     async def mend(self) -> None:
-        """Does nothing if it is up. Raises RedisError."""
+        """Open all connections; does nothing if they are up. Raises RedisError."""
         if self.is_up:
             return
         for lane in (self.keeping, self.writing, self.asking):
@@ -104,7 +104,7 @@ class Link:
             await lane.close()
 
     def trouble(self, error: RedisError) -> None:
-        """Something has failed. Once per outage in the log."""
+        """Note that something has failed, once per outage in the log."""
         self.is_up = False
         self._broken.set()
         if not self._warned:
@@ -115,11 +115,11 @@ class Link:
             )
 
     def in_time(self) -> None:
-        """A match was answered."""
+        """Note that a match was answered."""
         self._late = 0
 
     def too_late(self) -> None:
-        """A match was not answered in time."""
+        """Note that a match was not answered in time."""
         self._stats.late += 1
         self._late += 1
         if self._late >= PATIENCE:
@@ -165,7 +165,7 @@ class Lane:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connects, anew if it was open, and loads the scripts. Raises RedisError."""
+        """Connect, anew if it was open, and load the scripts. Raises RedisError."""
         await self.close()
         self._connection = connection = self._make()
         try:
@@ -185,8 +185,8 @@ class Lane:
         args: Sequence[Arg],
         within: float | None = None,
     ) -> Any:
-        """The script's answer. Raises RedisError, and TimeoutError if there is none `within` so
-        many seconds. Needs no task of its own, unlike asyncio.timeout: the HTTP server runs a
+        """Return the script's answer. Raises RedisError, and TimeoutError if there is none `within`
+        so many seconds. Needs no task of its own, unlike asyncio.timeout: the HTTP server runs a
         handler outside of one until it first waits."""
         if self.failure is not None:
             raise LostError(str(self.failure))
@@ -203,14 +203,14 @@ class Lane:
             timer.cancel()
 
     def fail(self, failure: RedisError) -> None:
-        """As if the connection had broken."""
+        """Fail all calls, as if the connection had broken."""
         self.failure = failure
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call.fails(failure)
 
     async def close(self) -> None:
-        """Calls under way fail. Idempotent."""
+        """Close the connection; calls under way fail. A second call does nothing."""
         self.fail(self.failure or LostError("closed"))
         task, self._task = self._task, None
         if task is not None:
@@ -277,7 +277,7 @@ def refused(error: RedisError) -> bool:
 
 
 def shown(url: str) -> str:
-    """The URL without user, password and options."""
+    """Return the URL without user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

@@ -108,7 +108,7 @@ class Changes:
         return len(self._new)
 
     def note(self, keys: Sequence[BlockKey]) -> None:
-        """These have changed, in this order."""
+        """Note that these have changed, in this order."""
         new = self._new
         if not new.keys().isdisjoint(keys):
             for key in keys:
@@ -116,7 +116,8 @@ class Changes:
         new.update(dict.fromkeys(keys))
 
     def take(self, limit: int) -> Sequence[BlockKey]:
-        """The next keys to write. Fewer than `limit` may be all for now, but not the last."""
+        """Return the next keys to write. Fewer than `limit` may be all for now, but not the
+        last."""
         if self._going is None:
             if not self._new:
                 return ()
@@ -155,7 +156,7 @@ class HolderWriter:
 
     @property
     def num_pending(self) -> int:
-        """Keys that wait to be written."""
+        """How many keys wait to be written."""
         return sum(len(changes) for changes in self._changes.values())
 
     @property
@@ -169,7 +170,7 @@ class HolderWriter:
         return self.lease is not None and (self.sent is not None or not self._nothing_new())
 
     def num_bytes(self) -> int:
-        """About, without what waits to be written."""
+        """Return about what it takes, without what waits to be written."""
         return self._chains.num_bytes()
 
     # what is known
@@ -189,12 +190,12 @@ class HolderWriter:
                 self._windows[group] = blocks
 
     def held(self, keys: Sequence[BlockKey], tier: Tier, group: int) -> list[BlockKey]:
-        """Those of `keys` that lie there, in their order."""
+        """Return those of `keys` that lie there, in their order."""
         return [key for key in keys if self._chains.lies_in(key, tier, group)]
 
     def clear_up(self) -> bool:
-        """Frees a piece of what was cleared: a million blocks at once take 60 ms. Whether there
-        was one."""
+        """Free a piece of what was cleared: a million blocks at once take 60 ms. Returns whether
+        there was one."""
         while self._rubble:
             for _ in self._rubble[-1]:
                 return True
@@ -224,14 +225,16 @@ class HolderWriter:
     # what is written
 
     def leased(self, lease: str | None) -> None:
-        """The server says whose lease it is; None: not ours. A new one begins a new picture."""
+        """Take whose lease it is, as the server says; None: not ours. A new one begins a new
+        picture."""
         if lease != self.lease:
             self.lease = lease
             self.sent = None
             self._begin()
 
     def next_write(self, limit: int) -> Write | None:
-        """The batch to send now, of at most `limit` keys; the last one again until `answered`."""
+        """Return the batch to send now, of at most `limit` keys; the last one again until
+        `answered`."""
         if self.lease is None or self.name is None:
             return None
         if self.sent is None and not self._nothing_new():
@@ -239,7 +242,7 @@ class HolderWriter:
         return self.sent
 
     def answered(self, answer: WriteAnswer) -> None:
-        """What the server said to the batch in `sent`."""
+        """Take what the server said to the batch in `sent`."""
         sent, self.sent = self.sent, None
         if sent is None:
             return
@@ -259,8 +262,8 @@ class HolderWriter:
         return None if self.lease is None or self.busy else self.batch
 
     def audit(self, settled: int | None, batch: int, num_held: int) -> None:
-        """The server said that `batch` was the last, with so many keys in `held`. If all was
-        settled when it was asked, and is, both must be ours; a server that has lost something,
+        """Take what the server said: that `batch` was the last, with so many keys in `held`. If all
+        was settled when it was asked, and is, both must be ours; a server that has lost something,
         or all, is written anew."""
         if settled is None or settled != self.settled:
             return
@@ -344,7 +347,7 @@ class Roll:
         return self._writers
 
     def writer(self, holder: HolderId) -> HolderWriter:
-        """Its own, made when it is first asked for."""
+        """Return the holder's own writer, made when it is first asked for."""
         writer = self._writers.get(holder)
         if writer is None:
             writer = self._writers[holder] = self._make()
@@ -358,18 +361,18 @@ class Roll:
         self._rename()
 
     def remove(self, holder: HolderId) -> HolderWriter | None:
-        """None: it was not here."""
+        """Forget a holder. Returns its writer; None if it was not here."""
         writer = self._writers.pop(holder, None)
         self._rename()
         return writer
 
     def leased(self, holder: HolderId) -> HolderWriter | None:
-        """Its writer, if the lease is ours."""
+        """Return the holder's writer, if the lease is ours."""
         writer = self._writers.get(holder)
         return writer if writer is not None and writer.lease is not None else None
 
     def leased_names(self) -> list[str]:
-        """Of all holders whose lease is ours."""
+        """Return the names of all holders whose lease is ours."""
         return [w.name for w in self._writers.values() if w.lease is not None and w.name]
 
     def _rename(self) -> None:

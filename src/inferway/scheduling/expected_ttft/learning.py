@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from inferway.metrics import Histogram
 from inferway.model import Added, Column
-from inferway.scheduling.expected_ttft.backlog import Backlog
+from inferway.scheduling.expected_ttft.backlog import Backlog, Others
 from inferway.scheduling.expected_ttft.caused import Caused
 from inferway.scheduling.expected_ttft.costs import Costs
-from inferway.scheduling.expected_ttft.others import Others
 
 # The features of a time to the first token, and what they cost before anything is known, in ms:
 # about an 8B model on one GPU. Only how they stand to each other matters, and not for long.
@@ -51,7 +50,7 @@ class Learning:
     accuracy: list[Histogram] = field(default_factory=list)
 
     def grow(self, places: int) -> None:
-        """Room for so many."""
+        """Have room for so many places."""
         self.ttft.grow(places)
         self.tpot.grow(places)
         self.backlog.grow(places)
@@ -61,7 +60,7 @@ class Learning:
         self.accuracy += [Histogram(ACCURACY_BUCKETS) for _ in missing]
 
     def forget(self, place: int) -> None:
-        """Another engine takes the place; nothing is on its way to the old one."""
+        """Forget a place that another engine takes; nothing is on its way to the old one."""
         self.ttft.forget(place)
         self.tpot.forget(place)
         self.others.forget(place)
@@ -69,7 +68,7 @@ class Learning:
         self.accuracy[place] = Histogram(ACCURACY_BUCKETS)
 
     def advance(self, now: float) -> None:
-        """Time has passed."""
+        """Let everything know what time it is."""
         self.backlog.advance(now)
         self.ttft.refresh(now)
         self.tpot.refresh(now)

@@ -106,7 +106,8 @@ class ExpectedTtft:
             self._try(candidates, rows, features, cost, prompt)
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        """The least cost of all, divided by the row's; half that where another is to be tried."""
+        """Return the least cost of all, divided by the row's; half that where another is to be
+        tried."""
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
@@ -120,7 +121,7 @@ class ExpectedTtft:
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> RequestFollower | None:
-        """Who learns from it."""
+        """Return who learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
         return RequestFollower(self.learning, self.places, request, candidates)

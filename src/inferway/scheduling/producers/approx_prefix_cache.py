@@ -135,7 +135,7 @@ class _Sending(Follower):
 
 
 def approx_prefix_cache(parameters: ApproxPrefixCacheParameters, name: str) -> ApproxPrefixCache:
-    """`name`: of its columns. Raises ConfigError."""
+    """Return the producer, whose columns go by `name`. Raises ConfigError."""
     tokens = parameters.max_prefix_tokens_to_match
     block = parameters.block_size or parameters.block_size_tokens
     if 0 < tokens < block:

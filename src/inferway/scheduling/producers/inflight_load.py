@@ -20,8 +20,8 @@ INFLIGHT_LOAD = "inflight-load-producer"
 
 
 def token_column(producer: str) -> Added[Column]:
-    """Tokens in flight on the endpoint, and those that this request would add. One column: nobody
-    asks for one without the other."""
+    """Return the column with the tokens in flight on the endpoint, and those that this request
+    would add. One column: nobody asks for one without the other."""
     return Added(f"{producer}/tokens")
 
 
@@ -97,7 +97,7 @@ class InflightLoad:
 
 
 def most_output_tokens(request: LLMRequest) -> int | None:
-    """What the request allows; None if it does not say."""
+    """Return how many tokens the request allows; None if it does not say."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         most: int | None = getattr(request.body, name, None)
         if most is not None:
