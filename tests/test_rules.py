@@ -31,12 +31,6 @@ SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")
 NESTED = {
     "inferway": """
         demo/run.py _scored
-        fleet/scraper.py _run
-        frontends/http/load_metrics.py expectation_families
-        index/matching.py window_blocks
-        index/memory.py _in_lower_tiers
-        index/settling.py run
-        index/speculative.py extend
         prompts/body_size.py body_size
         prompts/content_format.py _names_of_messages
         prompts/expansion.py check_expansion
@@ -83,13 +77,13 @@ SUFFIXED = {
 DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored Endpoints EventSource Exchange
-        Fleet Gateway Job Journey Latency Link ModelNames Picker Places Publisher
-        QueueFullError Refused Standing Turn Turns _Told
+        Fleet Gateway Job Journey Link ModelNames Picker Places Publisher QueueFullError
+        Refused Standing Turn Turns
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
-        Outcome Plan Row System Target World _Message _Tour
+        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
+        Memory Outcome Plan Row System Target World _Message _Tour
     """,
 }
 

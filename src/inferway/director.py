@@ -192,10 +192,10 @@ class ByPrompt:
             candidates = director.eligible.with_room(candidates, entry)
         candidates.now = director.clock()
         director.matcher.fill(candidates, journey.matched)
+        if shape is not None:
+            shape.produce(request, candidates)
         for producer in director.scheduling.producers:
             producer.produce(request, candidates)
-        if shape is not None:
-            shape.weigh(candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         decision = Decision(targets, reason, choice.headers)

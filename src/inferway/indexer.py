@@ -53,7 +53,7 @@ from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ModelSource, PromptSource, ServedModel
 from inferway.prompts.token_ids import checked_token_ids
-from inferway.scheduling.policies import scheduling_of
+from inferway.scheduling.load import scheduling_of
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.eligible import Standing
 from inferway.steps.match import Lookup, Matched, Matcher

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 import zmq
 import zmq.asyncio
+from tests.fleet_unit.shared_index import SharedMemory
 
 from inferway.blocks.keys import BlockHasher
 from inferway.events.event import Batch, BlockStored
@@ -22,6 +23,7 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.subscriber import OnBatch, Subscription
 from inferway.fleet.zmq_subscriber import ReplayLimits, ZmqSubscriber, sockets_context
 from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import LastReport
 
 HOLDER = 2
 SIZE = 2
@@ -683,23 +685,11 @@ def test_a_replay_socket_that_does_not_answer_gives_its_slot_back() -> None:
 
 
 def test_the_index_is_told_of_each_state_and_batch() -> None:
-    told: list[tuple[int, str, int | None, str, bool]] = []
-
-    class Listening(MemoryIndex):
-        def tell(
-            self,
-            holder: int,
-            state: str,
-            *,
-            seq: int | None = None,
-            digest: str = "",
-            fit: bool = True,
-        ) -> None:
-            told.append((holder, str(state), seq, digest, fit))
+    index = SharedMemory()
 
     async def scenario() -> None:
         publisher = Publisher()
-        follower = subscriber(publisher.source, Listening())
+        follower = subscriber(publisher.source, index)
         follower.start()
         await publisher.subscribed()
         await settled(follower, StreamState.EXACT)
@@ -711,12 +701,12 @@ def test_the_index_is_told_of_each_state_and_batch() -> None:
         await publisher.close()
 
     run(scenario)
-    digest = digest_of(encoded(stored(0, 1))).hex()
+    digest, told = digest_of(encoded(stored(0, 1))).hex(), index.told
 
-    assert told[0] == (HOLDER, "blind", None, "", False)
-    assert (HOLDER, "exact", None, "", True) in told
-    assert (HOLDER, "exact", 0, digest, True) in told
-    assert told[-1] == (HOLDER, "stale", 0, digest, False)
+    assert told[0] == (HOLDER, LastReport("blind", None, "", False))
+    assert (HOLDER, LastReport("exact", None, "", True)) in told
+    assert (HOLDER, LastReport("exact", 0, digest, True)) in told
+    assert told[-1] == (HOLDER, LastReport("stale", 0, digest, False))
 
 
 def test_closing_twice_is_closing_once() -> None:

@@ -20,7 +20,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-# The common ways to choose an endpoint; scheduling/policies.py says what each one means.
+# The common ways to choose an endpoint; scheduling/load.py says what each one means.
 Policy = Literal["expected-ttft", "kv-aware", "round-robin", "least-load"]
 
 

@@ -247,7 +247,8 @@ class Fleet:
     def _why_none_is_matched(self) -> Reason | None:
         if not self._settings.scoring:
             return Reason.LOAD_ONLY
-        return Reason.INDEX_AWAY if self._index.away else None
+        shared = self._index.shared
+        return Reason.INDEX_AWAY if shared is not None and shared.away else None
 
     # how the engines are watched
 

@@ -256,7 +256,7 @@ class Prober:
         """Return whether a live prompt may be sent there a second time, because nobody has to wait
         for it."""
         engine = self._engines[endpoint.engine]
-        return self._session is not None and engine.healthy and engine.load.waiting == 0
+        return self._session is not None and engine.healthy and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:

@@ -22,7 +22,7 @@ from inferway.events.follower import EngineFollower, Steps
 from inferway.events.stream import EventStream, Replay, StreamState
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.index.protocol import Index
+from inferway.index.protocol import Index, LastReport
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
 
@@ -65,13 +65,13 @@ class EventSubscriber(ABC):
         self.holder = holder = subscription.holder
         on_record = journal.record if journal is not None else None
         self.blocks = EngineBlocks(
-            holder, subscription.block_size, holdings=index.holdings, on_record=on_record
+            holder, subscription.block_size, holdings=index, on_record=on_record
         )
         self.follower = EngineFollower(
             self.blocks,
             adapter=adapter,
             can_replay=source.replay is not None,
-            holdings=index.holdings,
+            holdings=index,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
             on_batch_done=journal.batch_done if journal is not None else None,
             on_skip=self._warn,
@@ -190,14 +190,10 @@ class EventSubscriber(ABC):
             return
         is_new_state = self._told is None or state is not self._told[0]
         self._told = told
-        digest = stream.digest
-        self._index.tell(
-            self.holder,
-            state,
-            seq=seq,
-            digest="" if digest is None else digest.hex(),
-            fit=state not in _UNFIT,
-        )
+        if self._index.shared is not None:
+            digest = "" if stream.digest is None else stream.digest.hex()
+            report = LastReport(state, seq, digest, fit=state not in _UNFIT)
+            self._index.shared.tell(self.holder, report)
         if is_new_state and self.on_state is not None:
             self.on_state()
 

@@ -1,16 +1,14 @@
-"""One request whose answer is to have a shape, on its way: the director's follower of it."""
+"""One request whose answer is to have a shape, on its way: a producer and a follower of it."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from inferway.gate.turns import ANYBODY, Asker
 from inferway.model import Candidates, Headers, Target
-from inferway.scheduling.columns import EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.columns import COMPILE_MS
 from inferway.scheduling.plugin import Ending, Follower
 from inferway_structured.grammar import Unenforced
 from inferway_structured.report import UNENFORCED_HEADER, left_free, named
@@ -54,14 +52,11 @@ class Shape(Follower):
         self._engine: str | None = None
         self._status = 0
 
-    def weigh(self, candidates: Candidates) -> None:
-        """Adds what compiling would still take beyond the prompt: engines do both at once."""
-        cost, ttft = candidates.get(COST_MS), candidates.get(EXPECTED_TTFT_MS)
-        if cost is None or ttft is None:
-            return
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:  # noqa: ARG002
+        """Add COMPILE_MS, if compiling its specs takes any engine long."""
         missing = self._gate.missing_ms(self.asked, candidates.endpoints)
         if missing is not None:
-            cost += np.maximum(missing - ttft, 0.0)
+            candidates.add(COMPILE_MS, missing)
 
     def on_attempt(self, target: Target, now: float) -> Headers:
         if self._engine is not None:

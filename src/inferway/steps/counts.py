@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from inferway.metrics import Family, Row, counter, table
 
 
 @dataclass(slots=True)
@@ -27,6 +29,35 @@ class EngineTokens:
         self.delivered += min(num_cached, num_tokens)
 
 
+_TOKENS: tuple[Row[EngineTokens], ...] = (
+    (
+        counter,
+        "prompt_tokens",
+        "Prompt tokens of the requests that the engine answered.",
+        lambda tokens: tokens.prompt,
+    ),
+    (
+        counter,
+        "matched_tokens",
+        "Prompt tokens that the gateway believed to be in the engine's cache, of requests"
+        " that it answered.",
+        lambda tokens: tokens.matched,
+    ),
+    (
+        counter,
+        "checked_tokens",
+        "Matched tokens of the requests whose answers say what the engine took from its cache.",
+        lambda tokens: tokens.checked,
+    ),
+    (
+        counter,
+        "delivered_tokens",
+        "Prompt tokens that the engine took from its cache, as its answers say.",
+        lambda tokens: tokens.delivered,
+    ),
+)
+
+
 @dataclass(slots=True)
 class DirectorStats:
     """Plain integers; one collector reads them when it is scraped."""
@@ -47,3 +78,14 @@ class DirectorStats:
         """Those that are no more: where engines are pods, each has a name of its own."""
         for gone in self.tokens.keys() - set(engines):
             del self.tokens[gone]
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of decisions, and of the tokens of each engine's prompts."""
+        yield counter(
+            "decisions",
+            "Routing decisions by reason: why a request went to its engine.",
+            ["reason"],
+            {(reason,): n for reason, n in self.decisions.items()},
+        )
+        tokens = {(engine,): each for engine, each in self.tokens.items()}
+        yield from table(_TOKENS, ["engine"], tokens)

@@ -10,7 +10,7 @@ import numpy as np
 from inferway.errors import NoEndpointError, SaturatedError
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.narrowing import Narrowing
+from inferway.scheduling.profile import Narrowing
 from inferway.steps.entry import Entry
 
 Within = Callable[[Endpoint], bool]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
+from inferway.metrics import Family, Row, counter, table
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import Exchange, Sink
 
@@ -34,6 +36,38 @@ class PoolStats:
     failed: int = 0
     aborted: int = 0
     open: int = 0
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of requests to engines."""
+        return table(_FIGURES, [], {(): self})
+
+
+_FIGURES: tuple[Row[PoolStats], ...] = (
+    (
+        counter,
+        "upstream_sent",
+        "Requests that were sent to engines, further tries included.",
+        lambda stats: stats.sent,
+    ),
+    (
+        counter,
+        "upstream_failed",
+        "Requests to engines that got no complete answer.",
+        lambda stats: stats.failed,
+    ),
+    (
+        counter,
+        "upstream_aborted",
+        "Requests to engines that the gateway ended because the client left or a timeout passed.",
+        lambda stats: stats.aborted,
+    ),
+    (
+        counter,
+        "upstream_connects",
+        "Connections that were opened to engines.",
+        lambda stats: stats.connected,
+    ),
+)
 
 
 class Pool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferway.frontends.http.families import Family, counter, gauge
 from inferway.gate.counts import GateCounts
 from inferway.gate.gate import Gate
-from inferway_structured.helper.helper import Helper
+from inferway.metrics import Family, counter, gauge
+from inferway.prompts.metrics import helper_families
+from inferway_structured.helper.helper import HelperStats
 
 
 def structured_families(gate: Gate | None) -> Iterator[Family]:
@@ -42,13 +43,12 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
         "Shapes that are refused now because they have crashed an engine or a trial compile.",
         value=0 if gate is None else len(gate.quarantine),
     )
+    yield from helper_families({} if gate is None else _helpers(gate))
 
 
-def structured_helpers(gate: Gate | None) -> dict[str, Helper]:
+def _helpers(gate: Gate) -> dict[str, HelperStats]:
     """By their work."""
-    if gate is None:
-        return {}
-    helpers = {} if gate.trial is None else {"structured-trial": gate.trial.helper}
+    helpers = {} if gate.trial is None else {"structured-trial": gate.trial.helper.stats}
     if gate.library is not None and gate.library.helper is not None:
-        helpers["structured"] = gate.library.helper
+        helpers["structured"] = gate.library.helper.stats
     return helpers

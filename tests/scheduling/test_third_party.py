@@ -1,4 +1,4 @@
-"""Scorers of other packages are held to what scorers promise."""
+"""Plugins of other packages are held to what plugins promise."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import Candidates, Choice, Column, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.outsider import held
-from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.plugin import Admitter, Ending, Filter, Following, Producer, Scorer
+from inferway.scheduling.pickers import MaxScore
+from inferway.scheduling.plugin import (
+    Ending,
+)
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.scorers.queue import Queue
+from inferway.scheduling.scorers.load import Queue
+from inferway.scheduling.third_party import guarded
 
 
 class Theirs:
@@ -29,7 +32,7 @@ class Theirs:
 
 
 def scores(column: object, weight: float = 1.0) -> list[float]:
-    profile = Profile(MaxScore(), (Weighted(held(Theirs(column), Scorer), weight),))
+    profile = Profile(MaxScore(), (Weighted(guarded(Theirs(column)), weight),))
     targets = profile.choose(request(), candidates(3)).targets
     by_row = {target.endpoint.holder: target.score for target in targets}
     return [by_row[row] for row in range(3)]
@@ -63,9 +66,7 @@ def test_its_own_column_is_not_written_to() -> None:
 def test_one_that_fails_rates_all_zero_and_the_log_has_it_once(
     column: object, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profile = Profile(
-        MaxScore(), (Weighted(held(Theirs(column), Scorer), 1.0), Weighted(Queue(), 1.0))
-    )
+    profile = Profile(MaxScore(), (Weighted(guarded(Theirs(column)), 1.0), Weighted(Queue(), 1.0)))
     table = candidates(waiting=[9, 0, 9])
 
     with caplog.at_level(logging.ERROR):
@@ -80,7 +81,7 @@ def test_one_that_fails_rates_all_zero_and_the_log_has_it_once(
 def test_ours_is_called_as_it_is() -> None:
     ours = Queue()
 
-    assert held(ours, Scorer) is ours
+    assert guarded(ours) is ours
 
 
 class Fails:
@@ -91,7 +92,7 @@ class Fails:
     def fail(self, *_: object) -> Any:
         raise self.error
 
-    keep = produce = refusal = fail
+    keep = produce = refusal = families = fail
     on_attempt = on_head = on_first_chunk = on_end = fail
 
     def follow(self, *_: object) -> Any:
@@ -101,10 +102,11 @@ class Fails:
 def test_one_that_fails_never_stands_in_the_way(caplog: pytest.LogCaptureFixture) -> None:
     plugin, table, target = Fails(), candidates(2), Target(candidates(1).endpoints[0], 1.0, 0, 0)
 
-    assert held(plugin, Filter).keep(request(), table).tolist() == [True, True]
-    held(plugin, Producer).produce(request(), table)
-    assert held(plugin, Admitter).refusal(request(), table) is None
-    follower = held(plugin, Following).follow(request(), table, Choice((target,)))
+    assert guarded(plugin).keep(request(), table).tolist() == [True, True]
+    guarded(plugin).produce(request(), table)
+    assert guarded(plugin).refusal(request(), table) is None
+    assert list(guarded(plugin).families()) == []
+    follower = guarded(plugin).follow(request(), table, Choice((target,)))
     assert follower is not None
     assert follower.on_attempt(target, 0.0) == follower.on_head(200) == ()
     follower.on_first_chunk(1.0)
@@ -120,6 +122,45 @@ class DoesNotFollow(Fails):
 
 
 def test_one_that_does_not_follow_is_told_nothing() -> None:
-    following = held(DoesNotFollow(), Following)
+    following = guarded(DoesNotFollow())
 
     assert following.follow(request(), candidates(1), Choice(())) is None
+
+
+class Counting:
+    def __init__(self, *families: object) -> None:
+        self.given = families
+
+    def families(self) -> Any:
+        yield from self.given
+
+
+def family(value: Any = 1.0, label: Any = "x", name: str = "acme_seen") -> GaugeMetricFamily:
+    made = GaugeMetricFamily(name, "Requests that were seen.", labels=["zone"])
+    made.add_metric([label], value)
+    return made
+
+
+def test_families_of_its_own_are_on_the_page() -> None:
+    assert list(guarded(Counting(family())).families()) == [family()]
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        "acme_seen 1",
+        family(value="many"),
+        family(label=7),
+        family(name="inferway_engine_up"),
+        None,
+    ],
+    ids=["text", "value", "label", "name", "none"],
+)
+def test_families_that_cannot_be_shown_are_left_out_and_the_log_has_it_once(
+    faulty: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = guarded(Counting(family(), faulty))
+
+    assert [list(plugin.families()) for _ in range(2)] == [[], []]
+    (message,) = caplog.messages
+    assert message.startswith("the plugin Counting failed; the gateway goes on without it")
