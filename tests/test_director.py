@@ -679,6 +679,7 @@ class Turn:
     while_it_waits: Callable[[], None] | None = None
     asked: list[tuple[str, int]] = field(default_factory=list)
     limits_engines: bool = True
+    waited: float = 0.0
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:  # noqa: ARG002
         self.asked.append((model, priority))

@@ -85,7 +85,7 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
+        AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Engine
         Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
         Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
         Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch

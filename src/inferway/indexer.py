@@ -5,15 +5,13 @@
         print(scores.best)
 
 It asks the engines what they serve, listens to their KV events, and renders prompts as they do;
-nothing is sent anywhere to be answered. The gateway (`app`) is built around one: what this
-says is what it routes by.
+nothing is sent anywhere to be answered. The gateway (`app`) is built on one: its director routes
+by the same `fleet` and `matcher`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +21,6 @@ import msgspec
 import zmq.asyncio
 
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
-from inferway.director import Director
 from inferway.errors import (
     ConfigError,
     HelperError,
@@ -51,24 +48,14 @@ from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ModelSource, PromptSource, ServedModel
 from inferway.prompts.token_ids import checked_token_ids
-from inferway.scheduling.policies import scheduling_of
-from inferway.scheduling.scheduling import Scheduling
-from inferway.steps.eligible import Standing
 from inferway.steps.match import Lookup, Matched, Matcher
-from inferway.steps.rewrite import Rewrites
-from inferway.tasks import Later
-
-# By when an engine's events have come that its first token tells of: 0.06 to 0.17 s were seen with
-# engines that computed on the CPU, next to nothing otherwise.
-EVENT_SECONDS = 0.25
-
-log = logging.getLogger("inferway")
 
 # An engine whose block size nobody has told yet is listened to all the same: its first event
 # tells. Until then this is what is expected.
 ASSUMED_BLOCK_SIZE = 16
 
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work
+MAX_BYTES_ON_LOOP = 256 * 1024
 CAUGHT_UP_SECONDS = 0.02  # between two looks
 
 _Parsed = TypeVar("_Parsed")
@@ -126,14 +113,9 @@ class Indexer:
         renderer: Renderer | None = None,
         context: zmq.asyncio.Context | None = None,
         on_batch: OnEngineBatch | None = None,
-        standing: Standing | None = None,
-        behind_proxy: bool = False,
     ) -> None:
-        """`on_batch` sees each batch of events that was applied. `standing` says which engines get
-        no requests now. `behind_proxy`: requests come from a proxy, and its headers count. Raises
-        ConfigError."""
+        """`on_batch` sees each batch of events that was applied. Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
-        scheduling = _scheduling(self.settings)
         self.index = build_index(self.settings.index)
         self.state_dir = StateDir.of(self.settings)
         self._own_renderer = renderer is None
@@ -151,18 +133,8 @@ class Indexer:
             self._load_prompts,
             self._subscribe,
         )
-        self.director = Director(
-            self.fleet,
-            Matcher(self.index, SpeculativeOverlay(_next_turn), breathe=partial(asyncio.sleep, 0)),
-            scheduling,
-            time.monotonic,
-            rewrites=Rewrites(self.settings.model_rewrites),
-            priorities=self.settings.objectives,
-            scoring=self.settings.scoring,
-            behind_proxy=behind_proxy,
-            off_loop=_in_thread,
-            later=Later(EVENT_SECONDS),
-            standing=standing,
+        self.matcher = Matcher(
+            self.index, SpeculativeOverlay(_next_turn), breathe=partial(asyncio.sleep, 0)
         )
 
     async def start(self) -> None:
@@ -231,7 +203,7 @@ class Indexer:
         """Of a text, as /v1/completions would tokenize it. Raises RequestError that names the
         argument; NoEndpointError, RenderError or IndexAwayError if it cannot be known now."""
         body = _body({"prompt": prompt, "cache_salt": cache_salt}, model)
-        request = await self.director.parse(parse_completion, body)
+        request = await _parsed(parse_completion, body)
         return await self.score_request(request, engines, lora)
 
     async def score_chat(
@@ -248,7 +220,7 @@ class Indexer:
         fields: dict[str, Any] = dict(chat) if isinstance(chat, Mapping) else {"messages": chat}
         if cache_salt is not None:
             fields["cache_salt"] = cache_salt
-        request = await self.director.parse(parse_chat, _body(fields, model))
+        request = await _parsed(parse_chat, _body(fields, model))
         return await self.score_request(request, engines, lora)
 
     async def score_tokens(
@@ -272,7 +244,7 @@ class Indexer:
             ids = checked_token_ids(tokens, "tokens")
         else:
             ids = await asyncio.to_thread(checked_token_ids, tokens, "tokens")
-        lookup = await self.director.matcher.look_up(served, Tokenized([ids]), cache_salt)
+        lookup = await self.matcher.look_up(served, Tokenized([ids]), cache_salt)
         return self._scores(served, lookup, engines)
 
     async def score_request(
@@ -281,7 +253,7 @@ class Indexer:
         """Of a parsed request; several prompts are added up. Prompts on their way to an engine do
         not count. Raises as `score_prompt` does."""
         served = self._served(body.model or self.fleet.sole_model(), lora)
-        return self._scores(served, await self.director.matcher.match(served, body), engines)
+        return self._scores(served, await self.matcher.match(served, body), engines)
 
     # how it is found out
 
@@ -316,7 +288,7 @@ class Indexer:
 
     def _scores(self, served: ServedModel, lookup: Lookup, engines: Sequence[str] | None) -> Scores:
         candidates = self.fleet.candidates(served.name)
-        self.director.matcher.fill(candidates, lookup.prompts, speculate=False)
+        self.matcher.fill(candidates, lookup.prompts, speculate=False)
         wanted = None if engines is None else self._wanted(engines)
         scores = {
             endpoint.name: _engine_score(candidates, row, lookup.prompts)
@@ -372,13 +344,6 @@ def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:
     return load_settings(None, {"engines": parsed})
 
 
-def _scheduling(settings: ServeSettings) -> Scheduling:
-    scheduling = scheduling_of(settings)
-    for note in scheduling.notes:
-        log.info("%s", note)
-    return scheduling
-
-
 def _body(fields: Mapping[str, Any], model: str) -> bytes:
     """As a client would send it: there is one place that checks requests."""
     try:
@@ -413,7 +378,9 @@ async def _start_helper(templates: RequestTemplates) -> None:
         raise ConfigError(f"trust_request_chat_template: {e}") from e
 
 
-async def _in_thread(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
+async def _parsed(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
+    if len(body) <= MAX_BYTES_ON_LOOP:
+        return parse(body)
     return await asyncio.to_thread(parse, body)
 
 

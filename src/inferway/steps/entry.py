@@ -10,6 +10,8 @@ from inferway.model import Headers
 class Entry(Protocol):
     """One request's."""
 
+    waited: float  # seconds, for its turn
+
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         """Whether it had to wait; `headers` may say for how long it would. Raises InferwayError."""
 

@@ -1,7 +1,7 @@
 """One request from its first byte to its last: forwarded or only picked, with a prompt that we know
 or without. Frontends drive it; who decides where it goes is one of few (`Decides`).
 
-journey.decide()            where it goes               director.ByPrompt, steps.unread.ByLoad
+journey.decide()            where it goes               director.ByPrompt, director.ByLoad
 journey.attempt(target)     books the slot, speculates on the prompt: steps/attempt
 journey.on_head / on_chunk  what the engine answers passes by
 journey.close(outcome)      frees the slot and the speculation, exactly once
@@ -63,6 +63,8 @@ class Host(Protocol):
     def later(self) -> Later | None: ...
     @property
     def gate(self) -> Gate | None: ...
+    @property
+    def observers(self) -> Sequence[Observer]: ...
 
 
 class Decides(Protocol):
@@ -79,6 +81,11 @@ class Routed(msgspec.Struct, frozen=True):
     prompts: MatchedPrompts  # empty when not rendered
     decision: Decision
     candidates: Candidates
+
+
+# Is told of each request that was decided by its prompt, and of the seconds that took; returns who
+# is to be told what becomes of it.
+Observer = Callable[[Routed, float], Follower | None]
 
 
 class Journey:
@@ -102,7 +109,6 @@ class Journey:
         "record",
         "routed",
         "shape",
-        "streamed",
         "tells_its_reuse",
     )
 
@@ -113,7 +119,6 @@ class Journey:
         self.routed: Routed | None = (
             None  # until the answer has begun; None: its prompt is not ours
         )
-        self.streamed = False  # it is to be answered in pieces
         self.closed = False
         self.record = Record(host.clock())
         self.shape: Shape | None = None  # that is asked of the answer
@@ -149,9 +154,18 @@ class Journey:
     async def decide(self, entry: Entry | None = None) -> Decision:
         """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
         NoEndpointError, or what `entry` raises."""
+        host, record = self._host, self.record
         decision = await self._decides.decide(self, entry)
-        self._host.stats.decided(decision.reason)
-        self.record.reason = decision.reason
+        if entry is not None:
+            record.waited = entry.waited
+        record.decided_in = host.clock() - record.opened_at - record.waited
+        record.reason = decision.reason
+        host.stats.decided(decision.reason)
+        if self.routed is not None:
+            for observe in host.observers:
+                follower = observe(self.routed, record.decided_in)
+                if follower is not None:
+                    self._listeners.append(follower)
         return decision
 
     def rename(self, asked: str, body: bytes) -> None:
@@ -264,7 +278,7 @@ class Journey:
             if outcome == "upstream_error":
                 self._suspect(endpoint)
         if self._listeners:
-            ending = Ending(outcome, self._host.clock(), usage, self.streamed)
+            ending = Ending(outcome, self._host.clock(), usage, record.is_streamed)
             for listener in self._listeners:
                 listener.on_end(ending)
 

@@ -27,6 +27,8 @@ class Record:
     attempts: int = 0
     begun_at: float = 0.0  # when the first piece of the answer came; 0.0: none has come
     waited: float = 0.0  # seconds, for its turn (flow)
+    decided_in: float = 0.0  # seconds, until it was known where it goes, without that wait
+    is_streamed: bool = False  # it is to be answered in pieces
     prompt_tokens: int = 0  # as we have counted them; 0: unknown
     is_timed: bool = False  # something is generated, and `steps.token_times` counts it
     # Of a streamed answer, written by `steps.token_times`:

@@ -119,7 +119,7 @@ class Stream:
             rewrites=rewrites or Rewrites(),
             behind_proxy=True,
         )
-        self.picker = Picker(self.director, self.fleet)
+        self.picker = Picker(self.director, lambda: self.fleet.everyone())
         self.exchange = Exchange(Rules(self.fleet.find, counts=self.picker.counts, **rules))
 
     @property

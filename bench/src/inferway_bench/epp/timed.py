@@ -103,7 +103,7 @@ async def _serve(port: int, engines: list[str]) -> None:
     assert gateway.picker is not None
     plain = gateway.picker.picker
     gateway.picker.picker = timed = TimedPicker(
-        *(plain.director, plain.endpoints, plain.observers, plain.decided_in), counts=plain.counts
+        *(plain.director, plain.everyone, plain.decided_in), counts=plain.counts
     )
     timed.watch = Watch()
     print("listening on", port, flush=True)

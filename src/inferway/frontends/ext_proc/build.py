@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from inferway.config import PickerSettings, ServeSettings
+from inferway.director import Director
+from inferway.fleet.fleet import Fleet
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
@@ -13,9 +15,7 @@ from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
 from inferway.frontends.http.access_log import AccessLog
-from inferway.frontends.observers import Observer
 from inferway.frontends.request_counts import RequestCounts
-from inferway.indexer import Indexer
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 
@@ -28,8 +28,8 @@ _COSTS: dict[str, Callable[[Usage], float]] = {
 
 def build_picker(
     settings: ServeSettings,
-    indexer: Indexer,
-    observers: Sequence[Observer],
+    director: Director,
+    fleet: Fleet,
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
     requests: RequestCounts,
@@ -40,13 +40,13 @@ def build_picker(
     counts = PickerCounts()
     return PickerServer(
         Picker(
-            *(indexer.director, indexer.fleet, observers, decided_in),
+            *(director, fleet.everyone, decided_in),
             counts=counts,
             requests=requests,
             trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
         ),
         Rules(
-            find=indexer.fleet.find,
+            find=fleet.find,
             max_body_bytes=settings.limits.body_bytes,
             most_targets=1 + picker.fallbacks,
             heed_subset=picker.heed_subset,

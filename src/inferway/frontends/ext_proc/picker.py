@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Protocol
 
-from inferway.director import Director
+from inferway.director import Director, by_load
 from inferway.errors import (
     FleetError,
     InferwayError,
@@ -22,32 +21,20 @@ from inferway.errors import (
 from inferway.frontends.ext_proc.answers import status_of_refusal
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
-from inferway.frontends.observers import Observer, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
-from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
-from inferway.steps import unread
 from inferway.steps.eligible import Within
 from inferway.steps.entry import Entry
 from inferway.steps.journey import Journey, Routed
-from inferway.steps.objectives import named_tenant, objectives
+from inferway.steps.objectives import named_tenant
 from inferway.steps.record import Record
-from inferway.steps.shape import shape_of_unread
-from inferway.steps.unread import ByLoad, by_load
 
 _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
-
-
-class Endpoints(unread.Endpoints, Protocol):
-    """What is there (fleet.Fleet)."""
-
-    def everyone(self) -> Candidates:
-        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
 
 
 @dataclass(slots=True)
@@ -55,10 +42,8 @@ class Picker:
     """Finds out what an exchange asks."""
 
     director: Director
-    endpoints: Endpoints
-    observers: Sequence[Observer] = ()
+    everyone: Callable[[], Candidates]  # live endpoints, whatever they serve, or NoEndpointError
     decided_in: Callable[[float], None] = lambda _: None  # seconds
-    random: Random = field(default_factory=Random)
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trust: Trust = NO_TRUST
@@ -78,16 +63,14 @@ class Picker:
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
-            seconds = time.perf_counter() - started
-            self.decided_in(seconds)
-            observe(self.observers, ask.request_id, journey, seconds)
+            self.decided_in(journey.record.decided_in)
         except BaseException as e:
             if isinstance(e, FleetError):
                 self.counts.attempts["failure", "", ""] += 1
             self._close(journey, e)
             raise
         assert journey.routed is not None
-        counts = self._counted(journey.routed, seconds)
+        counts = self._counted(journey.routed, journey.record.decided_in)
         record = _Record(counts, journey, started, self.requests.ended)
         return Pick(
             *(journey, decision.targets),
@@ -136,10 +119,12 @@ class Picker:
         found = await self._read(ask)
         if found is not None:
             return await self._unread_of_model(ask, found, within)
-        candidates = self.endpoints.everyone()
+        candidates = self.everyone()
         if within is not None:
             candidates = self.director.eligible.allowed(candidates, within)
-        journey = Journey(self.director, ask.body or b"", _Anywhere(candidates, self.random))
+        journey = Journey(
+            self.director, ask.body or b"", _Anywhere(candidates, self.director.random)
+        )
         ask.noted.record = journey.record
         return Pick(journey, (await journey.decide()).targets)
 
@@ -163,31 +148,17 @@ class Picker:
         try:
             if found.model is None:
                 return None
-            self.endpoints.model(self.director.rewrites.target(found.model))
+            self.director.fleet.model(self.director.rewrites.target(found.model))
         except UnknownModelError:
             return None
         return found
 
     async def _unread_of_model(self, ask: Ask, found: UnreadBody, within: Within | None) -> Pick:
-        director = self.director
-
         async def read() -> UnreadBody:
             return found
 
-        headers = ask.head.headers
-        asked = objectives(headers, director.priorities, None)
-        asker = Asker(named_tenant(headers), asked.priority)
-        decides = ByLoad(
-            headers=headers,
-            objectives=asked,
-            read=read,
-            endpoints=self.endpoints,
-            candidates_of=partial(director.candidates, within=within),
-            rewrites=director.rewrites,
-            random=self.random,
-            shape_of=partial(shape_of_unread, director.gate, ask.head.path, asker),
-        )
-        journey = Journey(director, found.raw, decides)
+        tenant = named_tenant(ask.head.headers)
+        journey = self.director.open_unread(ask.head, found.raw, read, within=within, tenant=tenant)
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
@@ -228,7 +199,7 @@ class _Record:
             self.first_seconds,
             answer_bytes,
             self.journey.usage,
-            streamed=self.journey.streamed,
+            streamed=self.journey.record.is_streamed,
         )
 
 

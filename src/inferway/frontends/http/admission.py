@@ -143,11 +143,10 @@ def build_admission(
     settings: ServeSettings,
     keys: Keys,
     fleet: Fleet,
-    standing: Standing,
     clock: Callable[[], float],
 ) -> Admission:
-    """`standing` says which engines get no requests now; `clock` counts seconds."""
-    traffic = Traffic(clock, standing, Retries(settings.retries))
+    """`clock` counts seconds."""
+    traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)

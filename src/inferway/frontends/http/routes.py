@@ -18,12 +18,12 @@ and /metrics are there alone (`Routes.admin`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
+from inferway.director import Director
 from inferway.errors import (
     ClientGoneError,
     FleetError,
@@ -49,7 +49,7 @@ from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
 from inferway.frontends.http.tracing import Tracing
 from inferway.frontends.http.withheld import withheld
-from inferway.frontends.observers import Observer, observe, pod_score
+from inferway.frontends.observers import pod_score
 from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.turns import Asker
 from inferway.indexer import Indexer
@@ -76,12 +76,12 @@ class Routes:
     def __init__(
         self,
         indexer: Indexer,
+        director: Director,
         pool: Pool,
         metrics: MetricsPage,
         admission: Admission,
         entrance: Entrance,
         requests: RequestCounts,
-        observers: Sequence[Observer] = (),
         *,
         forwards: bool = True,
         admin_apart: bool = False,
@@ -89,16 +89,15 @@ class Routes:
     ) -> None:
         """`admin_apart`: what is for admins is not answered here, but by `admin`."""
         self._indexer = indexer
-        self._director, self._fleet = indexer.director, indexer.fleet
+        self._director, self._fleet = director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
-        self._observers = observers
         self._admission = admission
         self._tracing = tracing
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
-        self._models = ModelPages(indexer.fleet, lambda: indexer.director.rewrites)
+        self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
         self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
         state: Table = {
             "/health": {"GET": self._health},
@@ -118,7 +117,7 @@ class Routes:
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
-            EXPLAIN: {"POST": Explain(indexer.director, self._asker)},
+            EXPLAIN: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),
@@ -207,7 +206,6 @@ class Routes:
         return handler
 
     async def _infer(self, request: Request, responder: Responder) -> None:
-        started = time.perf_counter()
         admission = self._admission
         caller = admission.caller(request)
         tenant = admission.tenant(caller, request)
@@ -217,9 +215,7 @@ class Routes:
         try:
             responder.check_client()
             decision = await journey.decide(place)
-            seconds = time.perf_counter() - started - (place.waited if place is not None else 0.0)
-            self._metrics.decided_in(seconds)
-            observe(self._observers, request.id.decode(), journey, seconds)
+            self._metrics.decided_in(journey.record.decided_in)
         except BaseException as e:
             journey.close(_outcome(e))
             if place is not None:
@@ -227,11 +223,9 @@ class Routes:
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
-        if self._tracing is not None:
-            self._tracing.follow(responder, journey, decision, seconds)
         record, shape = journey.record, journey.shape
-        if place is not None:
-            record.waited = place.waited
+        if self._tracing is not None:
+            self._tracing.follow(responder, journey, decision, record.decided_in)
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, journey, decision, self._pool),

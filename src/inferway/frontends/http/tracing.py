@@ -26,9 +26,9 @@ from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import Handler
 from inferway.frontends.http.trace_context import read_traceparent
-from inferway.frontends.observers import Decided
 from inferway.model import Decision, Headers, Target
 from inferway.scheduling.plugin import Ending, Follower
+from inferway.steps.journey import Journey
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -117,7 +117,7 @@ class Tracing:
         """Spans are sent in their own time."""
 
     def follow(
-        self, responder: Responder, journey: Decided, decision: Decision, seconds: float
+        self, responder: Responder, journey: Journey, decision: Decision, seconds: float
     ) -> None:
         """A span for each attempt of `journey`; it took so long until it was decided."""
         from opentelemetry.trace import set_span_in_context
