@@ -26,8 +26,9 @@ from inferway.events.wire import Batch, normalise
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import sockets_context
+from inferway.frontends.access_log import AccessLog
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.fleet_gate import FleetGate
-from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.admission import build_admission, read_keys
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
@@ -37,11 +38,12 @@ from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading
 from inferway.frontends.http.routes import Routes
-from inferway.frontends.http.server import AnswerLog, Handler, HttpServer
-from inferway.frontends.http.tracing import Tracing, otlp
+from inferway.frontends.http.server import Handler, HttpServer
+from inferway.frontends.http.traced import traced
 from inferway.frontends.observers import build_observers
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.frontends.request_counts import RequestCounts
+from inferway.frontends.tracing import Tracing, otlp
 from inferway.indexer import Indexer
 from inferway.model import HolderId
 from inferway.openai_api.trust import Trust
@@ -113,10 +115,8 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._logs: list[AnswerLog] = [self._requests, *logs]
-        self._access_log: AccessLog | None = None
         if settings.access_log is not None:
-            self._access_log = AccessLog(settings.log_format, probes=settings.access_log_probes)
-            self._logs.append(self._access_log)
+            self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
     @property
     def port(self) -> int:
@@ -199,7 +199,6 @@ class Gateway:
             requests=self._requests,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            tracing=tracing,
         )
         server = self._http_server(
             self._wrapped(routes, tracing), routes.awaits_body, settings.host, settings.port
@@ -218,7 +217,7 @@ class Gateway:
         self._closes("adoption of orphans", self._adopter.close)
         self._find_engines()
         if self._picks:
-            await self._pick(metrics)
+            await self._pick(metrics, tracing)
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
@@ -237,7 +236,7 @@ class Gateway:
         """What stands before the routes."""
         handler: Handler = routes
         if tracing is not None:
-            handler = tracing.around(handler, routes.paths)
+            handler = traced(handler, tracing, routes.paths)
         if self.settings.cors_origins:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
@@ -304,7 +303,7 @@ class Gateway:
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
-    async def _pick(self, metrics: MetricsPage) -> None:
+    async def _pick(self, metrics: MetricsPage, tracing: Tracing | None) -> None:
         from inferway.frontends.ext_proc.build import build_picker  # an extra
         from inferway.frontends.ext_proc.metrics import picker_families
 
@@ -315,7 +314,8 @@ class Gateway:
             self._is_ready,
             metrics.decided_in,
             self._requests,
-            self._access_log,
+            self._logs,
+            tracing,
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from inferway.frontends.answer_log import CLIENT_GONE, EndedAnswer
 from inferway.frontends.http.families import Histogram
 from inferway.steps.record import Record
 from inferway.steps.token_times import Passed, timing
 
-CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
 OTHER = "other"  # the label of models that nobody serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go
 
@@ -41,15 +40,6 @@ _REQUEST = (
 )
 _QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 0, not in between
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
-
-
-class Answered(Protocol):
-    """What is read of an answer that has ended (http.responder.Responder)."""
-
-    @property
-    def record(self) -> Record | None: ...
-    @property
-    def status(self) -> int: ...
 
 
 def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
@@ -106,7 +96,7 @@ class ModelRequests:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """One for the process: a log of answers (http.server.AnswerLog) that keeps numbers. `clock` is
+    """One for the process: a log of answers (answer_log.AnswerLog) that keeps numbers. `clock` is
     the director's."""
 
     clock: Callable[[], float]
@@ -119,13 +109,15 @@ class RequestCounts:
         record.is_timed = True
         return model.passed
 
-    def add(self, responder: Answered) -> None:
-        """An answer has ended."""
-        if responder.record is not None:
-            self.ended(responder.record, responder.status)
+    def add(self, answer: EndedAnswer) -> None:
+        """An answer has ended. One of a request that was sent on for no model is nobody's: a proxy
+        also passes what is none of ours."""
+        record = answer.record
+        if record is not None and (record.target_model or not record.reason):
+            self.ended(record, answer.status)
 
     def ended(self, record: Record, status: int) -> None:
-        """So has its request. `status` 0: its client has gone before there was one."""
+        """A request has ended. `status` 0: its client has gone before there was one."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         if status == 200 and record.outcome == "ok" and record.is_timed:
             model.answered(record, self.clock())

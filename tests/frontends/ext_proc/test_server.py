@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.frontends.ext_proc.journeys import Untouched
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc import tls
 from inferway.frontends.ext_proc.exchange import Ask, Pick, Rules
 from inferway.frontends.ext_proc.health import (
@@ -56,12 +57,16 @@ BODY = b'{"model":"m","prompt":"p"}'
 class Running:
     """A picker of two pods, and who asks it."""
 
-    def __init__(self, ready: bool = True, **options: Any) -> None:
+    def __init__(self, ready: bool = True, logs: Sequence[AnswerLog] = (), **options: Any) -> None:
         self.stream = Stream(PODS)
         self.ready = ready
         self.server = PickerServer(
             self.stream.picker,
-            Rules(self.stream.fleet.find, max_body_bytes=5 << 20),
+            Rules(
+                self.stream.fleet.find,
+                max_body_bytes=5 << 20,
+                logs=[self.stream.picker.requests, *logs],
+            ),
             Health(lambda: self.ready, look_seconds=0.01),
             **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},
         )

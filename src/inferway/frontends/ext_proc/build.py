@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inferway.config import PickerSettings, ServeSettings
 from inferway.director import Director
 from inferway.fleet.fleet import Fleet
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
-from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.request_counts import RequestCounts
+from inferway.frontends.tracing import Tracing
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 
@@ -33,7 +34,8 @@ def build_picker(
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
     requests: RequestCounts,
-    access_log: AccessLog | None,
+    logs: Sequence[AnswerLog],
+    tracing: Tracing | None,
 ) -> PickerServer:
     """Raises ConfigError."""
     picker = settings.picker
@@ -55,6 +57,7 @@ def build_picker(
             conformance=picker.conformance,
             mode_override=picker.mode_override,
             counts=counts,
+            logs=logs,
         ),
         Health(is_ready),
         host=settings.host,
@@ -62,7 +65,7 @@ def build_picker(
         health_port=picker.grpc_health_port,
         credentials=_credentials(picker),
         health_beside=picker.health_checking,
-        access_log=access_log,
+        tracing=tracing,
     )
 
 

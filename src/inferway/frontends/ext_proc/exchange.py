@@ -32,10 +32,11 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.access_log import Noted
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
+from inferway.frontends.ext_proc.noted import Noted, last_value
 from inferway.frontends.ext_proc.reading import (
     DESTINATION,
     LOAD_BALANCER,
@@ -49,6 +50,7 @@ from inferway.frontends.ext_proc.reading import (
 from inferway.frontends.http.forward import Journey
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.frontends.http.sse import is_event_stream
+from inferway.frontends.tracing import TRACESTATE
 from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
@@ -81,6 +83,7 @@ class Rules:
     conformance: bool = False  # a client's header may choose the endpoint
     mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
+    logs: Sequence[AnswerLog] = ()  # are told of each answer that has ended
 
 
 class Pick(NamedTuple):
@@ -89,9 +92,7 @@ class Pick(NamedTuple):
     journey: Journey
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
-    began: Callable[[], None] = lambda: None  # the answer's body
     passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
-    ended: Callable[[str, int, int], None] = lambda *_: None  # how; status, bytes of the answer
     judged: PassingAnswer | None = None  # if it is to have a shape
 
 
@@ -102,7 +103,7 @@ class Ask(NamedTuple):
     body: bytes | None
     request_id: str
     subset: frozenset[str] | None  # addresses; None: all
-    noted: Noted  # who finds out puts the journey's record there
+    noted: Noted  # who finds out puts the journey's record there, and its model's counts
     is_read: bool = True  # false: a conformance test's, whatever its body is
 
 
@@ -120,13 +121,11 @@ class Exchange:
     __slots__ = (
         "_address",
         "_answer_bytes",
-        "_beginning",
         "_body",
         "_conformance",
         "_ended",
-        "_ending",
         "_failed",
-        "_head",
+        "_is_closed",
         "_journey",
         "_judged",
         "_names_request",
@@ -154,9 +153,7 @@ class Exchange:
         self._journey: Journey | None = None
         self._judged: PassingAnswer | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
-        self._beginning: Callable[[], None] = lambda: None
         self._passing: Callable[[bytes], None] = lambda _: None
-        self._ending: Callable[[str, int, int], None] = lambda *_: None
         self._status = 0
         self._streams = False  # the answer is a stream of events
         self._answer_bytes = 0
@@ -167,6 +164,7 @@ class Exchange:
         self._names_request = False  # its id is ours
         self._response_mode = FULL_DUPLEX_STREAMED
         self._unseen = False  # the answer's body does not come
+        self._is_closed = False
 
     @property
     def over(self) -> bool:
@@ -184,7 +182,7 @@ class Exchange:
         if self._state is not _State.START:
             return ()
         received = message.request_headers
-        self._head = self.noted.head = request_head(headers_of(received.headers))
+        self.noted.head = request_head(headers_of(received.headers))
         self.noted.client = client_of(message)
         self._subset = subset_of(message) if self._rules.heed_subset else None
         bodiless = received.end_of_stream
@@ -223,16 +221,16 @@ class Exchange:
     def _asks(self, body: bytes | None) -> None:
         self._body.clear()
         self._state = _State.ASK
-        headers = self._head.headers
-        given = _last(headers, b"x-request-id").decode("latin-1")
+        head = self.noted.head
+        given = (last_value(head.headers, b"x-request-id") or b"").decode("latin-1")
         self._names_request = not given
         self.noted.request_id = request_id = given or str(uuid4())
-        chosen = _last(headers, _CHOSEN) if self._rules.conformance else b""
+        chosen = last_value(head.headers, _CHOSEN) if self._rules.conformance else None
         if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
         self.ask = Ask(
-            *(self._head, body, request_id, self._subset, self.noted),
+            *(head, body, request_id, self._subset, self.noted),
             is_read=not self._conformance,
         )
 
@@ -241,7 +239,7 @@ class Exchange:
         asked, self.ask = self.ask, None
         assert asked is not None
         self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
-        self._beginning, self._passing, self._ending = pick.began, pick.passed, pick.ended
+        self._passing = pick.passed
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
         if not targets:
@@ -257,6 +255,8 @@ class Exchange:
         addresses = ",".join([target.endpoint.address for target in targets])
         body = None if asked.body is None else journey.body
         removed = _steering(asked.head.headers) - {name for name, _ in told}
+        if self.noted.span is not None and self.noted.span.is_root:
+            removed.add(TRACESTATE)  # it is of another trace, or of none
         length = None if body is None else len(body)
         answered = [answers.request_headers(addresses, told, sorted(removed), length)]
         if body is not None:
@@ -336,8 +336,6 @@ class Exchange:
         body, ended = received.body, received.end_of_stream
         if self._journey is not None:
             if body:
-                if not self._answer_bytes:
-                    self._beginning()
                 if self._streams:
                     self._passing(body)
                 self._answer_bytes += len(body)
@@ -378,15 +376,27 @@ class Exchange:
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:
-        """The stream has ended; frees what the request holds. Only the first call counts."""
-        if self._journey is not None:
-            if self._unseen:  # how the answer ended is not known
-                outcome = "upstream_error" if self._failed else "ok"
-            self._journey.close(outcome)
-            self._journey = None
-            passed = not self._unseen and self._response_mode != NONE
-            self.noted.end(outcome, self._status, self._answer_bytes if passed else None)
-            self._ending(outcome, self._status, self._answer_bytes)
+        """The stream has ended; frees what the request holds, and tells the logs. Only the first
+        call counts."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        noted, journey = self.noted, self._journey
+        try:
+            if journey is not None:
+                self._journey = None
+                outcome = noted.outcome or outcome
+                if self._unseen:  # how the answer ended is not known
+                    outcome = "upstream_error" if self._failed else "ok"
+                journey.close(outcome)
+                passed = not self._unseen and self._response_mode != NONE
+                noted.end(outcome, self._status, self._answer_bytes if passed else None)
+        finally:
+            if noted.counts is not None and noted.record is not None:
+                noted.counts.ended(noted.record, noted.seconds, self._answer_bytes)
+            if noted.is_answered:
+                for log in self._rules.logs:
+                    log.add(noted)
 
 
 _ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[bytes]]] = {
@@ -409,11 +419,6 @@ def _unranked(endpoint: Endpoint | None) -> Target:
     """Somebody we have not picked: nothing is known of what it holds of the prompt."""
     assert endpoint is not None
     return Target(endpoint, 0.0, 0, 0)
-
-
-def _last(headers: Headers, wanted: bytes) -> bytes:
-    """Its value, of several the last one's; empty without it."""
-    return next((value for name, value in reversed(headers) if name == wanted), b"")
 
 
 def _steering(headers: Headers) -> set[bytes]:

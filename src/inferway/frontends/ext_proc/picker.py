@@ -3,7 +3,6 @@ bodies that carry no prompt, to who serves their model, and requests without a b
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,15 +12,13 @@ from random import Random
 from inferway.director import Director, by_load
 from inferway.errors import (
     FleetError,
-    InferwayError,
     InvalidRequestError,
-    RequestError,
     UnknownModelError,
 )
-from inferway.frontends.ext_proc.answers import status_of_refusal
+from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
-from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
+from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
 from inferway.model import Candidates, Decision, Reason
@@ -55,41 +52,37 @@ class Picker:
         if parse is None or ask.body is None:
             return await self._unread(ask, within)
         parse = self.trust.checked(parse)
-        started = time.perf_counter()
         tenant = named_tenant(ask.head.headers)
         journey = self.director.open(
             *(ask.head, ask.body, ask.request_id), parse=parse, within=within, tenant=tenant
         )
-        ask.noted.record = journey.record
         try:
-            decision = await journey.decide()
-            self.decided_in(journey.record.decided_in)
-        except BaseException as e:
-            if isinstance(e, FleetError):
-                self.counts.attempts["failure", "", ""] += 1
-            self._close(journey, e)
+            decision = await self._decide(ask, journey)
+        except FleetError:
+            self.counts.attempts["failure", "", ""] += 1
             raise
+        self.decided_in(journey.record.decided_in)
         assert journey.routed is not None
-        counts = self._counted(journey.routed, journey.record.decided_in)
-        record = _Record(counts, journey, started, self.requests.ended)
+        ask.noted.counts = self._counted(journey.routed, journey.record.decided_in)
         return Pick(
             *(journey, decision.targets),
             usage=lambda: journey.usage,
-            began=record.began,
             passed=self._passed(ask.head.path, journey.record),
-            ended=record.ended,
             judged=_judged(journey.shape),
         )
 
-    def _close(self, journey: Journey, error: BaseException) -> None:
-        """It has come to no decision. The stream of who has gone is cancelled."""
-        if isinstance(error, asyncio.CancelledError):
-            outcome, status = "client_gone", CLIENT_GONE
-        else:
-            outcome = "refused" if isinstance(error, RequestError) else "error"
-            status = status_of_refusal(error) if isinstance(error, InferwayError) else 500
-        journey.close(outcome)
-        self.requests.ended(journey.record, status)
+    async def _decide(self, ask: Ask, journey: Journey) -> Decision:
+        """Raises InferwayError, or CancelledError if the client has gone, with the journey
+        closed."""
+        ask.noted.record = journey.record
+        try:
+            decision = await journey.decide()
+        except BaseException as e:
+            journey.close(outcome_of(e))
+            raise
+        if ask.noted.span is not None:
+            ask.noted.span.follow(journey)
+        return decision
 
     def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:
         """Who hears of a stream's pieces."""
@@ -125,8 +118,7 @@ class Picker:
         journey = Journey(
             self.director, ask.body or b"", _Anywhere(candidates, self.director.random)
         )
-        ask.noted.record = journey.record
-        return Pick(journey, (await journey.decide()).targets)
+        return Pick(journey, (await self._decide(ask, journey)).targets)
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
         """None: no model is named that somebody serves; or it is no object, and what is wrong with
@@ -159,48 +151,16 @@ class Picker:
 
         tenant = named_tenant(ask.head.headers)
         journey = self.director.open_unread(ask.head, found.raw, read, within=within, tenant=tenant)
-        ask.noted.record = journey.record
-        try:
-            decision = await journey.decide()
-        except BaseException as e:
-            self._close(journey, e)
-            raise
+        decision = await self._decide(ask, journey)
         return Pick(
             *(journey, decision.targets),
             passed=self._passed(ask.head.path, journey.record),
-            ended=lambda _, status, __: self.requests.ended(journey.record, status),
             judged=_judged(journey.shape),
         )
 
 
 def _judged(shape: Shape | None) -> PassingAnswer | None:
     return None if shape is None else PassingAnswer(shape)
-
-
-@dataclass(slots=True)
-class _Record:
-    """How long a request takes, for its model's counts."""
-
-    counts: ModelCounts
-    journey: Journey
-    started: float
-    tell: Callable[[Record, int], None]  # who counts requests by model and status
-    first_seconds: float | None = None
-
-    def began(self) -> None:
-        """The first piece of its answer is here."""
-        self.first_seconds = time.perf_counter() - self.started
-
-    def ended(self, outcome: str, status: int, answer_bytes: int) -> None:
-        self.tell(self.journey.record, status)
-        self.counts.ended(
-            outcome,
-            time.perf_counter() - self.started,
-            self.first_seconds,
-            answer_bytes,
-            self.journey.usage,
-            streamed=self.journey.record.is_streamed,
-        )
 
 
 @dataclass(frozen=True, slots=True)

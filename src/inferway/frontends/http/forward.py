@@ -69,8 +69,6 @@ class Journey(Protocol):
 class Client(Protocol):
     """Who gets the answer (responder.Responder, or who stands before it)."""
 
-    engine: str
-
     @property
     def started(self) -> bool: ...
     @property
@@ -183,7 +181,6 @@ class _Forwarding:
         if extra:
             names = {name for name, _ in extra}
             lines = request_lines(request, names) + header_block(extra)
-        self._responder.engine = endpoint.engine
         self._exchange = exchange = self._pool.send(
             endpoint.url, request.method, request.target, lines, self._journey.body, self
         )

@@ -12,6 +12,7 @@ to pause while the client does not read, and when the client has gone.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from inferway.errors import (
@@ -29,6 +30,7 @@ from inferway.upstream.headers import header_block
 
 if TYPE_CHECKING:
     from inferway.frontends.http.connection import ClientConnection
+    from inferway.frontends.tracing import RequestSpan
 
 _NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
 _BODILESS = frozenset({204, 304})
@@ -59,11 +61,11 @@ class Responder:
         "body_bytes",
         "cut",
         "ended",
-        "engine",
         "extra",
         "record",
         "request",
         "source",
+        "span",
         "started",
         "status",
     )
@@ -79,9 +81,9 @@ class Responder:
         self.body_bytes = 0
         self.started = False
         self.ended = False  # also when the client has gone, or after `abort`
-        self.engine = "-"  # for the access log
-        self.record: Record | None = None  # the same; None: no journey has begun
-        self.cut = ""  # the outcome of an answer that is not whole, for the access log
+        self.record: Record | None = None  # None: no journey has begun
+        self.span: RequestSpan | None = None  # None: no span has begun
+        self.cut = ""  # the outcome of an answer that is not whole
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: Source) -> None:
@@ -243,7 +245,37 @@ class Responder:
         self.source = None  # it knows us: a cycle would wait for the garbage collector
         self._connection.answered(self)
 
+    # ------------------------------------------------------------ answer_log.EndedAnswer
+
     @property
     def client(self) -> str:
         """The client's address, without its port; `unix` on a Unix socket."""
         return self._connection.client
+
+    @property
+    def method(self) -> str:
+        return self.request.method
+
+    @property
+    def path(self) -> str:
+        return self.request.path
+
+    @property
+    def request_id(self) -> str:
+        return self.request.id.decode()
+
+    @property
+    def traceparent(self) -> bytes | None:
+        return self.request.fields.get(b"traceparent")
+
+    @property
+    def seconds(self) -> float:
+        """Since the request was complete."""
+        return time.perf_counter() - self.request.started
+
+    @property
+    def outcome(self) -> str:
+        """How it ended; empty if only its status says that."""
+        if self.cut or self.record is None:
+            return self.cut
+        return self.record.outcome

@@ -25,12 +25,12 @@ import msgspec
 
 from inferway.director import Director
 from inferway.errors import (
-    ClientGoneError,
     FleetError,
     MethodNotAllowedError,
     RequestError,
     UnknownPathError,
 )
+from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.http.admin import AdminPages
 from inferway.frontends.http.admission import Admission
 from inferway.frontends.http.entrance import Entrance
@@ -47,7 +47,6 @@ from inferway.frontends.http.signposts import PathsPage, VersionPage, unknown_pa
 from inferway.frontends.http.structured.explain import PATH as EXPLAIN
 from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
-from inferway.frontends.http.tracing import Tracing
 from inferway.frontends.http.withheld import withheld
 from inferway.frontends.observers import pod_score
 from inferway.frontends.request_counts import RequestCounts
@@ -85,7 +84,6 @@ class Routes:
         *,
         forwards: bool = True,
         admin_apart: bool = False,
-        tracing: Tracing | None = None,
     ) -> None:
         """`admin_apart`: what is for admins is not answered here, but by `admin`."""
         self._indexer = indexer
@@ -93,7 +91,6 @@ class Routes:
         self._pool = pool
         self._metrics = metrics
         self._admission = admission
-        self._tracing = tracing
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
@@ -217,15 +214,15 @@ class Routes:
             decision = await journey.decide(place)
             self._metrics.decided_in(journey.record.decided_in)
         except BaseException as e:
-            journey.close(_outcome(e))
+            journey.close(outcome_of(e))
             if place is not None:
                 place.leave()
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
         record, shape = journey.record, journey.shape
-        if self._tracing is not None:
-            self._tracing.follow(responder, journey, decision, record.decided_in)
+        if responder.span is not None:
+            responder.span.follow(journey)
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, journey, decision, self._pool),
@@ -306,13 +303,6 @@ class Routes:
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
-
-
-def _outcome(error: BaseException) -> str:
-    """Of a request that has not come as far as an engine."""
-    if isinstance(error, ClientGoneError):
-        return "client_gone"
-    return "refused" if isinstance(error, RequestError) else "error"
 
 
 def _send_ready(responder: Responder, why: str | None, told: Mapping[str, Any]) -> None:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import Any
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.eager import resumed
 from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
@@ -26,14 +27,6 @@ from inferway.frontends.http.turns import Turns
 # there up to its first real wait, without a task of its own: what needs one before that
 # (asyncio.timeout, wait_for, current_task) awaits asyncio.sleep(0) first.
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
-
-
-class AnswerLog(Protocol):
-    """Is told of each answer that has ended (access_log, tracing)."""
-
-    def add(self, responder: Responder) -> None: ...
-    def flush(self) -> None:
-        """Called each second, and at the end."""
 
 
 _SWEEP_SECONDS = 1.0

@@ -16,18 +16,14 @@ import time
 
 import msgspec
 
-from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.trace_context import trace_id_of
+from inferway.frontends.answer_log import CLIENT_GONE, PROBES, EndedAnswer
 from inferway.frontends.log_lines import LogFormat, quoted, stamp
-from inferway.frontends.request_counts import CLIENT_GONE
+from inferway.frontends.tracing import trace_id_of
 from inferway.steps.record import Record
-
-# Paths that a load balancer, Kubernetes or Prometheus asks again and again.
-PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
 
 LOGGER = "inferway.access"
 _FLUSH_LINES = 256
-MAX_PATH = 200
+_MAX_PATH = 200
 _MAX_MODEL = 128
 
 
@@ -69,15 +65,11 @@ class AccessLog:
         self._left_out = frozenset() if probes else PROBES
         self._lines: list[str] = []
 
-    def add(self, responder: Responder) -> None:
-        """`responder` has ended."""
-        self.note(line_of(responder))
-
-    def note(self, line: Line) -> None:
-        """An answer has ended."""
-        if line.path in self._left_out:
+    def add(self, answer: EndedAnswer) -> None:
+        """`answer` has ended."""
+        if answer.path in self._left_out:
             return
-        self._lines.append(self._write(line))
+        self._lines.append(self._write(line_of(answer)))
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
 
@@ -88,33 +80,31 @@ class AccessLog:
             self._logger.info("%s", "\n".join(lines))
 
 
-def line_of(responder: Responder) -> Line:
-    """`responder` has ended."""
-    request, record = responder.request, responder.record
-    status, outcome = responder.status, responder.cut
-    if not outcome and record is not None:
-        outcome = record.outcome
+def line_of(answer: EndedAnswer) -> Line:
+    """Return the line of an answer that has ended."""
+    status, record = answer.status, answer.record
     line = Line(
         stamp(time.time()),
         "info",
         LOGGER,
-        responder.client,
-        request.method,
-        request.path[:MAX_PATH],
+        answer.client,
+        answer.method,
+        answer.path[:_MAX_PATH],
         status,
-        outcome or _outcome_of(status),
-        total_ms=milliseconds(time.perf_counter() - request.started),
-        bytes=responder.body_bytes,
-        request_id=request.id.decode(),
+        answer.outcome or _outcome_of(status),
+        total_ms=_milliseconds(answer.seconds),
+        bytes=answer.body_bytes,
+        request_id=answer.request_id,
     )
-    if b"traceparent" in request.fields:
-        line.trace_id = trace_id_of(request.fields[b"traceparent"])
+    traceparent = answer.traceparent
+    if traceparent is not None:
+        line.trace_id = trace_id_of(traceparent)
     if record is not None:
-        tell(line, record)
+        _tell(line, record)
     return line
 
 
-def tell(line: Line, record: Record) -> None:
+def _tell(line: Line, record: Record) -> None:
     """What the request's journey has found out."""
     line.model = _bounded(record.model)
     if record.target_model != record.model:
@@ -127,7 +117,7 @@ def tell(line: Line, record: Record) -> None:
         line.matched_blocks = target.matched_blocks
         line.prompt_blocks = target.prompt_blocks
     if record.begun_at:
-        line.ttft_ms = milliseconds(record.begun_at - record.opened_at)
+        line.ttft_ms = _milliseconds(record.begun_at - record.opened_at)
     if usage is not None:
         line.prompt_tokens = usage.prompt
         line.cached_tokens = usage.cached
@@ -140,7 +130,7 @@ def _bounded(name: str) -> str:
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
-def milliseconds(seconds: float) -> float:
+def _milliseconds(seconds: float) -> float:
     """In tenths; round() takes three times as long."""
     return int(seconds * 1e4) / 10
 
