@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 from tests.scheduling import tables
+from tests.slots import NotingSlot
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.director import Director, by_load
 from inferway.errors import NoEndpointError, SaturatedError, UnknownModelError
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Endpoint, Headers, HolderId, Reason, RequestHead, Target
+from inferway.model import Candidates, Endpoint, HolderId, Reason, RequestHead, Target
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.scheduling.profile import kv_aware
@@ -137,29 +138,11 @@ async def test_a_rewrite_that_leads_nowhere_is_not_the_client_s_fault() -> None:
         await journey(b'{"model": "gone"}').decide()
 
 
-class Full:
-    """An entry that lets in, and has no engine with room."""
-
-    limits_engines = True
-    waited = 0.0
-
-    def __init__(self, *room: str) -> None:
-        self.room = room
-        self.asked: list[str] = []
-
-    async def enter(self, model: str, headers: Headers, priority: int) -> bool:  # noqa: ARG002
-        self.asked.append(model)
-        return True
-
-    def takes(self, engine: str) -> bool:
-        return engine in self.room
-
-
 async def test_it_has_its_turn_and_goes_where_there_is_room() -> None:
     names = [endpoint.engine for endpoint in Fleet().candidates("m").endpoints]
-    entry = Full(names[1])
+    slot = NotingSlot({names[0]})
 
-    assert engines((await journey().decide(entry)).targets) == [names[1]]
-    assert entry.asked == ["m"]
+    assert engines((await journey().decide(slot)).targets) == [names[1]]
+    assert slot.asked == [("m", 0)]
     with pytest.raises(SaturatedError):
-        await journey().decide(Full())
+        await journey().decide(NotingSlot(names))

@@ -86,7 +86,7 @@ SUFFIXED = {
 DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Engine
-        Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
+        EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
         Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
         Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
     """,

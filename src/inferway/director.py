@@ -29,6 +29,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from inferway.errors import InvalidRequestError, SaturatedError, UnknownPathError
+from inferway.flow.standing import Standing
+from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
 from inferway.gate.turns import Asker
@@ -44,8 +46,7 @@ from inferway.prompts.served import ServedModel
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.attempt import Later
 from inferway.steps.counts import DirectorStats
-from inferway.steps.eligible import Eligible, Standing, Within
-from inferway.steps.entry import Entry
+from inferway.steps.eligible import Eligible, Within
 from inferway.steps.journey import Fleet, Journey, Observer, Routed
 from inferway.steps.match import Matcher, with_prompts
 from inferway.steps.objectives import objectives
@@ -178,7 +179,7 @@ class ByPrompt:
     priority: int | None
     tenant: str
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision:
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
         """See `Journey.decide`."""
         director, within = self.director, self.within
         journey.reads_prompt = True
@@ -197,7 +198,7 @@ class ByPrompt:
         journey.shape = shape = await shape_of(
             *(director.gate, self.head.path, request.body, len(raw), candidates.endpoints, asker)
         )
-        waited = entry is not None and await entry.enter(
+        waited = slot is not None and await slot.enter(
             model.name, self.head.headers, request.objectives.priority
         )
         reason = Reason.LOAD_ONLY
@@ -209,8 +210,8 @@ class ByPrompt:
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._that_fit(journey, candidates, model, request)
-        if entry is not None and entry.limits_engines:
-            candidates = director.eligible.with_room(candidates, entry)
+        if slot is not None and slot.limits_engines:
+            candidates = director.eligible.with_room(candidates, slot)
         candidates.now = director.clock()
         director.matcher.fill(candidates, journey.matched)
         for producer in director.scheduling.producers:
@@ -279,7 +280,7 @@ class ByLoad:
     objectives: Objectives
     tenant: str
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision:
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
         """See `Journey.decide`."""
         director, within, priority = self.director, self.within, self.objectives.priority
         read = await self.read()
@@ -294,12 +295,12 @@ class ByLoad:
                 *(director.gate, self.head.path, read.members, len(read.raw), endpoints, asker)
             )
         journey.shape = shape
-        if entry is not None:
+        if slot is not None:
             director.candidates(model, within)  # before it waits for nothing
-            await entry.enter(model, self.head.headers, priority)
+            await slot.enter(model, self.head.headers, priority)
         targets = by_load(director.candidates(model, within), director.random)
-        if entry is not None:
-            targets = tuple([each for each in targets if entry.takes(each.endpoint.engine)])
+        if slot is not None:
+            targets = tuple([each for each in targets if slot.takes(each.endpoint.engine)])
             if not targets:  # where it had a place is gone
                 raise SaturatedError("all engines are full; try again")
         if shape is not None:

@@ -14,15 +14,41 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Protocol
 
 from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
 from inferway.flow.queue import FairQueue, Waiter
+from inferway.model import Headers
 
 # model -> the engines that take requests for it now
 EnginesOf = Callable[[str], Collection[str]]
 
 MAX_RETRY_AFTER = 60
+
+
+class Slot(Protocol):
+    """One request's place within the limits, from when it enters until it leaves: `enter` awaits
+    its turn (frontends.http.flow_control.Ticket)."""
+
+    waited: float  # seconds, for its turn
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        """Return whether it had to wait; `headers` may say for how long it would. Raises
+        SaturatedError, or ClientGoneError if its client has not waited."""
+
+    @property
+    def limits_engines(self) -> bool:
+        """Whether `takes` may say no now."""
+
+    def takes(self, engine: str) -> bool:
+        """Return whether the engine has room for it."""
+
+    def move(self, engine: str) -> None:
+        """It goes to this engine, which takes it."""
+
+    def leave(self) -> None:
+        """It has ended. Only the first call counts."""
 
 
 @dataclass(slots=True)

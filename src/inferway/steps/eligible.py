@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
 from inferway.errors import NoEndpointError, SaturatedError
+from inferway.flow.standing import Standing
+from inferway.flow.turnstile import Slot
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.narrowing import Narrowing
-from inferway.steps.entry import Entry
 
 Within = Callable[[Endpoint], bool]
-
-
-class Standing(Protocol):
-    """Which engines get new requests (flow.standing)."""
-
-    @property
-    def is_plain(self) -> bool:
-        """All of them."""
-
-    def allowed(self, engines: Iterable[str], now: float) -> Collection[str]: ...
 
 
 class Eligible:
@@ -73,9 +63,9 @@ class Eligible:
             )
         return left
 
-    def with_room(self, candidates: Candidates, entry: Entry) -> Candidates:
+    def with_room(self, candidates: Candidates, slot: Slot) -> Candidates:
         """Raises SaturatedError."""
-        left = self.kept(candidates, lambda endpoint: entry.takes(endpoint.engine))
+        left = self.kept(candidates, lambda endpoint: slot.takes(endpoint.engine))
         if not left.endpoints:  # where it had a place is gone
             raise SaturatedError("all engines are full; try again")
         return left

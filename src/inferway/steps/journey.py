@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
 from inferway.index.speculative import SpeculativeOverlay
@@ -28,7 +29,6 @@ from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.steps.attempt import Attempt, Later, Places
 from inferway.steps.counts import DirectorStats
-from inferway.steps.entry import Entry
 from inferway.steps.match import MatchedPrompts
 from inferway.steps.record import Record
 
@@ -70,7 +70,7 @@ class Host(Protocol):
 class Decides(Protocol):
     """Finds out where a request goes, and writes on its journey what it has found out."""
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision: ...
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision: ...
 
 
 class Routed(msgspec.Struct, frozen=True):
@@ -151,13 +151,13 @@ class Journey:
         """Whether the answer's bytes are not as many as the engine's."""
         return self._names is not None
 
-    async def decide(self, entry: Entry | None = None) -> Decision:
-        """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
-        NoEndpointError, or what `entry` raises."""
+    async def decide(self, slot: Slot | None = None) -> Decision:
+        """Where to send it, after it has had its turn at `slot`. Raises RequestError (answer it),
+        NoEndpointError, or what `slot` raises."""
         host, record = self._host, self.record
-        decision = await self._decides.decide(self, entry)
-        if entry is not None:
-            record.waited = entry.waited
+        decision = await self._decides.decide(self, slot)
+        if slot is not None:
+            record.waited = slot.waited
         record.decided_in = host.clock() - record.opened_at - record.waited
         record.reason = decision.reason
         host.stats.decided(decision.reason)

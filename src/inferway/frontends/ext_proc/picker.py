@@ -15,6 +15,7 @@ from inferway.errors import (
     InvalidRequestError,
     UnknownModelError,
 )
+from inferway.flow.turnstile import Slot
 from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
@@ -26,7 +27,6 @@ from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
 from inferway.steps.eligible import Within
-from inferway.steps.entry import Entry
 from inferway.steps.journey import Journey, Routed
 from inferway.steps.objectives import named_tenant
 from inferway.steps.record import Record
@@ -171,6 +171,6 @@ class _Anywhere:
     candidates: Candidates
     random: Random
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision:
-        del journey, entry
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
+        del journey, slot
         return Decision(by_load(self.candidates, self.random), Reason.UNREAD)

@@ -20,9 +20,8 @@ from inferway.config import ServeSettings
 from inferway.errors import ForbiddenError, UnauthorizedError
 from inferway.fleet.fleet import Fleet
 from inferway.flow.callers import Caller, Callers, read_callers, without_credentials
-from inferway.flow.retries import Retries
+from inferway.flow.failover import Retries, Traffic
 from inferway.flow.standing import Standing
-from inferway.flow.traffic import Traffic
 from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.listening import UNIX

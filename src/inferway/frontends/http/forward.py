@@ -34,8 +34,8 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.flow.traffic import Traffic
-from inferway.frontends.http.attempts import Attempts, Place
+from inferway.flow.failover import Attempts, Traffic
+from inferway.flow.turnstile import Slot
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
@@ -92,13 +92,13 @@ def forward(
     pool: Pool,
     *,
     traffic: Traffic | None = None,
-    place: Place | None = None,
+    slot: Slot | None = None,
     explain: bool = True,
     record: Record | None = None,
     passed: Passed | None = None,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
-    headers that say how it was decided if `explain`, else no error names an engine. `place` is
+    headers that say how it was decided if `explain`, else no error names an engine. `slot` is
     left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
     its `record`.
 
@@ -106,12 +106,12 @@ def forward(
     """
     if responder.ended or not decision.targets:
         journey.close("client_gone" if responder.ended else "error")
-        if place is not None:
-            place.leave()
+        if slot is not None:
+            slot.leave()
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), place)
+    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), slot)
     forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
     responder.attach(forwarding)
     try:

@@ -208,15 +208,15 @@ class Routes:
         tenant = admission.tenant(caller, request)
         journey = self._entrance.open(request, tenant, caller.priority)
         responder.record = journey.record
-        place = admission.ticket(responder, tenant)
+        slot = admission.ticket(responder, tenant)
         try:
             responder.check_client()
-            decision = await journey.decide(place)
+            decision = await journey.decide(slot)
             self._metrics.decided_in(journey.record.decided_in)
         except BaseException as e:
             journey.close(outcome_of(e))
-            if place is not None:
-                place.leave()
+            if slot is not None:
+                slot.leave()
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
@@ -227,7 +227,7 @@ class Routes:
         forward(
             *(request, client, journey, decision, self._pool),
             traffic=admission.traffic,
-            place=place,
+            slot=slot,
             explain=caller.admin,
             record=record,
             passed=self._requests.follow(record) if request.path in GENERATING else None,

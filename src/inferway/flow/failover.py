@@ -1,44 +1,77 @@
-"""A request's tries: which engine has it, how that went, and whether another may have it. No I/O.
+"""Which engine has a request, how that went, and whether another one may be tried.
 
-Which targets are left, and whether one more may be tried, is `flow`'s to say: an engine that has
-failed too often is passed over, and further tries have a budget.
+Only before the first byte of an answer, `attempts` engines at most, and while further tries are no
+more than a share of the requests under way: a fleet that is going down must not get two and three
+times the load for it. The floor lets a gateway with few requests try again at all. An engine that
+has failed too often is passed over (`standing`).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from inferway.flow.traffic import Traffic
+from inferway.config import RetrySettings
+from inferway.flow.standing import Standing
+from inferway.flow.turnstile import Slot
 from inferway.model import Target
 
 log = logging.getLogger("inferway.forward")
 
 
-class Place(Protocol):
-    """Where limits count a request (flow_control.Ticket)."""
+@dataclass(slots=True)
+class Retries:
+    """What all requests share."""
 
-    def takes(self, engine: str) -> bool: ...
-    def move(self, engine: str) -> None: ...
-    def leave(self) -> None: ...
+    settings: RetrySettings = field(default_factory=RetrySettings)
+    active: int = 0  # requests under way
+    retrying: int = 0  # of them, those in a further try
+    made: int = 0
+    refused: int = 0  # for want of budget
+    statuses: frozenset[int] = field(init=False)  # that are tried elsewhere
+
+    def __post_init__(self) -> None:
+        self.set_settings(self.settings)
+
+    def set_settings(self, settings: RetrySettings) -> None:
+        self.settings = settings
+        self.statuses = frozenset(settings.statuses)
+
+    def may_begin(self) -> bool:
+        """Whether one more request may have a second try; counted if not."""
+        most = max(self.settings.floor, self.settings.share * self.active)
+        if self.retrying + 1 <= most:
+            return True
+        self.refused += 1
+        return False
+
+
+@dataclass(slots=True)
+class Traffic:
+    """`clock` counts seconds."""
+
+    clock: Callable[[], float]
+    standing: Standing = field(default_factory=Standing)
+    retries: Retries = field(default_factory=Retries)
 
 
 class Attempts:
     """Of one request, until `over`, which must be called."""
 
-    __slots__ = ("_has_failed", "_is_over", "_left", "_place", "_traffic", "engine", "number")
+    __slots__ = ("_has_failed", "_is_over", "_left", "_slot", "_traffic", "engine", "number")
 
-    def __init__(self, targets: tuple[Target, ...], traffic: Traffic, place: Place | None) -> None:
-        """The request goes to the first of `targets`. `place` None: nothing is limited."""
+    def __init__(self, targets: tuple[Target, ...], traffic: Traffic, slot: Slot | None) -> None:
+        """The request goes to the first of `targets`. `slot` None: nothing is limited."""
         self.number = 1
         self.engine = targets[0].endpoint.engine  # that has it
         self._left = targets[1:]
         self._has_failed = False
         self._is_over = False
         self._traffic = traffic
-        self._place = place
+        self._slot = slot
         traffic.retries.active += 1
-        if place is not None or traffic.standing.breakers:
+        if slot is not None or traffic.standing.breakers:
             self._moved()
 
     def succeeded(self) -> None:
@@ -70,8 +103,8 @@ class Attempts:
         left = self._left
         if self.number >= retries.settings.attempts or not left:
             return None
-        if self._place is not None:
-            left = tuple(target for target in left if self._place.takes(target.endpoint.engine))
+        if self._slot is not None:
+            left = tuple(target for target in left if self._slot.takes(target.endpoint.engine))
         if not standing.is_plain:
             names = [target.endpoint.engine for target in left]
             allowed = standing.allowed(names, self._traffic.clock())
@@ -101,10 +134,10 @@ class Attempts:
         retries.active -= 1
         if self.number > 1:
             retries.retrying -= 1
-        if self._place is not None:
-            self._place.leave()
+        if self._slot is not None:
+            self._slot.leave()
 
     def _moved(self) -> None:
-        if self._place is not None:
-            self._place.move(self.engine)
+        if self._slot is not None:
+            self._slot.move(self.engine)
         self._traffic.standing.sent(self.engine, self._traffic.clock())
