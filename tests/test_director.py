@@ -46,8 +46,7 @@ from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.idle import idle
 from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
-from inferway.steps.counts import EngineTokens
-from inferway.steps.journey import Journey
+from inferway.steps.journey import EngineTokens, Journey
 from inferway.steps.match import Matcher
 from inferway.steps.rewrite import Rewrites
 

@@ -30,10 +30,9 @@ from inferway.frontends.access_log import AccessLog
 from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.fleet_gate import FleetGate
 from inferway.frontends.http.admission import build_admission, read_keys
-from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
-from inferway.frontends.http.listening import within_file_limit
+from inferway.frontends.http.listening import Certificate, within_file_limit
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading

@@ -45,9 +45,8 @@ from inferway.prompts.context import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.attempt import Later
-from inferway.steps.counts import DirectorStats
 from inferway.steps.eligible import Eligible, Within
-from inferway.steps.journey import Fleet, Journey, Observer, Routed
+from inferway.steps.journey import DirectorStats, Fleet, Journey, Observer, Routed
 from inferway.steps.match import Matcher, with_prompts
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites, looked_up

@@ -110,7 +110,7 @@ class AlarmObserver:
         if alarm is None:
             alarm = self.alarms[model] = SilentZeroAlarm(model)
         # Prompts on their way count for scheduling; what engines told is what is asked here.
-        if any(item.held for items in routed.prompts.values() for item in items):
+        if any(item.found.blocks for items in routed.prompts.values() for item in items):
             alarm.matched()
             return
         if not routed.decision.reason.is_whole:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from inferway.frontends.answer_log import CLIENT_GONE, EndedAnswer
 from inferway.frontends.http.families import Histogram
-from inferway.steps.record import Record
-from inferway.steps.token_times import Passed, timing
+from inferway.steps.record import Passed, Record, timing
 
 OTHER = "other"  # the label of models that nobody serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go

@@ -86,14 +86,15 @@ class Attempt:
                 ]
             )
             num_reused = min(target.matched_blocks, reusable) * size
-            known = sum([item.held.get(holder, 0) for item in items])
+            known = sum([item.found.blocks.get(holder, 0) for item in items])
             if known < reusable and places.heal(endpoint):
                 self._ask_for_report()
         self.prompt_tokens = num_tokens
         self.reused_tokens = num_reused
         places.book(endpoint, num_tokens - num_reused)
         self._speculations = [
-            overlay.add(holder, item.prompt.block_keys, item.held.get(holder, 0)) for item in items
+            overlay.add(holder, item.prompt.block_keys, item.found.blocks.get(holder, 0))
+            for item in items
         ]
 
     def _ask_for_report(self) -> None:

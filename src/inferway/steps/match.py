@@ -49,10 +49,6 @@ class Matched(msgspec.Struct, frozen=True):
     found: Found
     is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
-    @property
-    def held(self) -> Mapping[HolderId, int]:
-        return self.found.blocks
-
 
 # By block size of the model's engines: each of the request's prompts.
 MatchedPrompts = Mapping[int, Sequence[Matched]]
@@ -170,7 +166,7 @@ class Matcher:
             of_size = candidates.block_sizes == block_size
             candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
-                held = item.held
+                held = item.found.blocks
                 if speculate and item.is_read:
                     held = self.overlay.extend(item.prompt.block_keys, held)
                 _add(held_blocks, candidates.rows, of_size, held)

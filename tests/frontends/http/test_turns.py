@@ -10,7 +10,7 @@ from tests.frontends.http.clients import connected, echo, get, serving
 from tests.upstream.engines import in_loop
 
 from inferway.frontends.http.connection import MAX_QUEUED
-from inferway.frontends.http.turns import CALLS_A_TURN, Turns
+from inferway.frontends.http.server import CALLS_A_TURN, Turns
 
 
 async def test_few_have_theirs_in_each_in_the_order_of_asking() -> None:

@@ -6,34 +6,91 @@ the admin key     is anybody's                 who bears it
 API keys          401                          who bears the admin key, or a key with `admin`
 
 What a key says of tenant and priority holds, and headers that say so count only where there are no
-keys. A key that was checked ends here.
+keys. A key that was checked ends here: it travels to no engine and into no log.
+
+A cache is an oracle: who may ask how much of a prompt is cached can find out, block by block, what
+others have asked. So scores, and the headers that say how a request was decided, are the
+operator's, once a key is configured. Without keys, whoever reaches the gateway is an admin; the
+page of a stranger, open in a browser on the same machine, is not meant by that:
+
+A page of another site        the browser says so: `Origin`, which is not our host, or
+                              `Sec-Fetch-Site` (Fetch Metadata)
+A page whose host's name      `Host` has that name. A gateway that listens on loopback alone is
+was made ours afterwards      asked for as an address or as localhost
+(DNS rebinding)
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import hmac
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from inferway.config import ServeSettings
-from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
 from inferway.fleet.fleet import Fleet
 from inferway.flow.callers import Caller, Callers, read_callers, without_credentials
 from inferway.flow.failover import Retries, Traffic
 from inferway.flow.standing import Standing
-from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.web_pages import check_no_web_page
+from inferway.model import Headers
 from inferway.steps.objectives import named_tenant
+
+log = logging.getLogger("inferway.forward")
+
+_AUTHORIZATION = b"authorization"
+_FOREIGN = (b"cross-site", b"same-site")
+_LOCAL_HOST = re.compile(rb"(?:[\w-]+\.)*localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]", re.IGNORECASE)
+_PORT = re.compile(rb":[0-9]*$")
+_CURE = "web pages may not ask this path without the admin key; set admin_key_env"
 
 _EVERYBODY = Caller(admin=True)
 _ANYBODY = Caller()
 _ADMIN = Caller(admin=True)
 _NAMED_ADMIN = Caller(tenant="admin", priority=0, admin=True, name="admin")
+
+
+class AdminKey:
+    """One key; nothing of it can be read back."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, key: str) -> None:
+        self._digest = _digest(key.encode("utf-8", "surrogateescape"))
+
+    def is_carried(self, headers: Headers) -> bool:
+        """Whether a request with these headers comes from an admin."""
+        return any(name == _AUTHORIZATION and self._is_it(value) for name, value in headers)
+
+    def check(self, headers: Headers) -> None:
+        """Raises UnauthorizedError, which says what is missing and nothing of what was sent."""
+        if self.is_carried(headers):
+            return
+        sent = [value for name, value in headers if name == _AUTHORIZATION]
+        if not sent:
+            raise UnauthorizedError(
+                "this path wants the gateway's admin key: send `Authorization: Bearer KEY`"
+            )
+        if not any(_bearer(value) for value in sent):
+            raise UnauthorizedError("authorization: expected `Bearer KEY`, got something else")
+        raise UnauthorizedError("authorization: this is not the gateway's admin key")
+
+    def without(self, headers: Headers) -> Headers:
+        """What may travel on to an engine."""
+        return [h for h in headers if h[0] != _AUTHORIZATION or not self._is_it(h[1])]
+
+    def _is_it(self, authorization: bytes) -> bool:
+        # Digests have one length, so that the time tells nothing of the key's.
+        return hmac.compare_digest(_digest(_bearer(authorization)), self._digest)
 
 
 @dataclass(slots=True)
@@ -164,3 +221,46 @@ def admins_are_local(settings: ServeSettings) -> bool:
     if host.startswith(UNIX):
         return settings.admin_port is not None
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
+    """`error`, naming no engine: the same status and code. The log then has what it said."""
+    if not isinstance(error, FleetError) or error.in_public is None:
+        return error
+    log.warning(
+        "request %s was answered with an error whose details its caller may not see: %s",
+        request_id.decode(),
+        error,
+    )
+    told = copy.copy(error)
+    told.args = (f"{error.in_public}; the gateway's log has the reason",)
+    return told
+
+
+def check_no_web_page(request: Request, *, is_local: bool) -> None:
+    """Raises ForbiddenError. `is_local`: the gateway listens on loopback alone."""
+    fields = request.fields
+    host, origin = fields.get(b"host", b""), fields.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
+        raise ForbiddenError(f"origin {_text(origin)}: not this gateway's own; {_CURE}")
+    if fields.get(b"sec-fetch-site") in _FOREIGN:
+        raise ForbiddenError(f"sec-fetch-site: a page of another site; {_CURE}")
+    if is_local and host and not _LOCAL_HOST.fullmatch(_PORT.sub(b"", host)):
+        raise ForbiddenError(
+            f"host {_text(host)}: expected localhost or an address, as the gateway listens on"
+            f" loopback; {_CURE}"
+        )
+
+
+def _text(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))
+
+
+def _bearer(authorization: bytes) -> bytes:
+    """The credentials; empty for another scheme (RFC 9110 11.1: its case does not matter)."""
+    scheme, _, credentials = authorization.strip().partition(b" ")
+    return credentials.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -36,15 +36,14 @@ from inferway.errors import (
 )
 from inferway.flow.failover import Attempts, Traffic
 from inferway.flow.turnstile import Slot
+from inferway.frontends.http.admission import withheld
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
 from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comments
-from inferway.frontends.http.withheld import withheld
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
-from inferway.steps.record import Record
-from inferway.steps.token_times import Passed
+from inferway.steps.record import Passed, Record
 from inferway.upstream.exchange import Exchange
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool

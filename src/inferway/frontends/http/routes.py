@@ -32,7 +32,7 @@ from inferway.errors import (
 )
 from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.http.admin import AdminPages
-from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.admission import Admission, withheld
 from inferway.frontends.http.entrance import Entrance
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.lora import PATHS as LORA
@@ -47,7 +47,6 @@ from inferway.frontends.http.signposts import PathsPage, VersionPage, unknown_pa
 from inferway.frontends.http.structured.explain import PATH as EXPLAIN
 from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
-from inferway.frontends.http.withheld import withheld
 from inferway.frontends.observers import pod_score
 from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.turns import Asker

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -15,12 +16,10 @@ from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.eager import resumed
-from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
-from inferway.frontends.http.listening import Listener
+from inferway.frontends.http.listening import Certificate, Listener
 from inferway.frontends.http.message import BodyMemory, Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.turns import Turns
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -29,6 +28,7 @@ from inferway.frontends.http.turns import Turns
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 
 
+CALLS_A_TURN = 16  # of connections; what each does is bounded by itself
 _SWEEP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,39 @@ class HttpStats:
     timed_out: int = 0
     crashed: int = 0  # the handler raised what it should not
     body_bytes: int = 0  # of answers
+
+
+class Turns:
+    """Of connections that have more to read or to answer than fits in one turn of the loop, few are
+    called in each, whatever their number, in the order in which they have asked: a client may have
+    thousands."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._due = False
+
+    @property
+    def are_short(self) -> bool:
+        """Whether more wait than the next turn has place for."""
+        return len(self._waiting) > CALLS_A_TURN
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Calls it in a turn to come."""
+        self._waiting.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        try:
+            for _ in range(min(CALLS_A_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # a fault of one costs the others their place in this turn
+            self._begin()
 
 
 class HttpServer:
