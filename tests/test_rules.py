@@ -86,9 +86,9 @@ SUFFIXED = {
 DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Engine
-        EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
-        Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
+        EventSource Exchange Finding Follower Gateway HeldBlocks Job Latency
+        Lines Link Lora ModelNames Picker Pool Proof Publisher QueueFullError Refused Removed
+        Source Standing Stored Tokenizer Turn Waiting _Told _Watch
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """

@@ -44,9 +44,9 @@ from inferway.openai_api.unread import UnreadBody
 from inferway.prompts.context import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.scheduling import Scheduling
-from inferway.steps.attempt import Later
+from inferway.steps.attempt import EndpointBook, Later
 from inferway.steps.eligible import Eligible, Within
-from inferway.steps.journey import DirectorStats, Fleet, Journey, Observer, Routed
+from inferway.steps.journey import DirectorStats, Journey, Observer, Routed
 from inferway.steps.match import Matcher, with_prompts
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites, looked_up
@@ -66,7 +66,7 @@ class OffLoop(Protocol):
     def __call__(self, parse: Callable[[bytes], _Parsed], body: bytes, /) -> Awaitable[_Parsed]: ...
 
 
-class FleetView(Fleet, Protocol):
+class FleetView(EndpointBook, Protocol):
     """What the director needs of the fleet (fleet.Fleet)."""
 
     def model(self, name: str) -> ServedModel:

@@ -28,19 +28,9 @@ from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.steps.attempt import Attempt, Later, Places
+from inferway.steps.attempt import Attempt, EndpointBook, Later
 from inferway.steps.match import MatchedPrompts
 from inferway.steps.record import Record
-
-
-class Fleet(Places, Protocol):
-    """What a journey needs of the fleet (fleet.Fleet)."""
-
-    def reports(self, endpoint: Endpoint) -> None:
-        """A request is about to go there that asks by itself for a report of what it reuses."""
-
-    def suspect(self, endpoint: Endpoint) -> None:
-        """A request has just failed there."""
 
 
 @dataclass(slots=True)
@@ -95,7 +85,7 @@ class Host(Protocol):
     """What all journeys share (director.Director)."""
 
     @property
-    def fleet(self) -> Fleet: ...
+    def fleet(self) -> EndpointBook: ...
     @property
     def matcher(self) -> Speculating: ...
     @property

@@ -47,7 +47,7 @@ from inferway.frontends.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.frontends.http.forward import Journey
+from inferway.frontends.http.forward import RequestLifecycle
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.frontends.http.sse import is_event_stream
 from inferway.frontends.tracing import TRACESTATE
@@ -89,7 +89,7 @@ class Rules:
 class Pick(NamedTuple):
     """What was found out."""
 
-    journey: Journey
+    journey: RequestLifecycle
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
     passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
@@ -150,7 +150,7 @@ class Exchange:
         self._state = _State.START
         self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
-        self._journey: Journey | None = None
+        self._journey: RequestLifecycle | None = None
         self._judged: PassingAnswer | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
         self._passing: Callable[[bytes], None] = lambda _: None

@@ -51,8 +51,8 @@ from inferway.upstream.pool import Pool
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
 
 
-class Journey(Protocol):
-    """What a request is to its director, from here on (steps.journey.Journey)."""
+class RequestLifecycle(Protocol):
+    """What a frontend does with a request that was decided (steps.journey.Journey)."""
 
     @property
     def body(self) -> bytes: ...
@@ -86,7 +86,7 @@ class Client(Protocol):
 def forward(
     request: Request,
     responder: Client,
-    journey: Journey,
+    journey: RequestLifecycle,
     decision: Decision,
     pool: Pool,
     *,
@@ -146,7 +146,7 @@ class _Forwarding:
         self,
         request: Request,
         responder: Client,
-        journey: Journey,
+        journey: RequestLifecycle,
         pool: Pool,
         attempts: Attempts,
         explain: bool,

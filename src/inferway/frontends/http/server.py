@@ -48,7 +48,7 @@ class HttpStats:
     body_bytes: int = 0  # of answers
 
 
-class Turns:
+class LoopTurns:
     """Of connections that have more to read or to answer than fits in one turn of the loop, few are
     called in each, whatever their number, in the order in which they have asked: a client may have
     thousands."""
@@ -105,7 +105,7 @@ class HttpServer:
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.awaits_body = awaits_body
-        self.turns = Turns()
+        self.turns = LoopTurns()
         self.next_turn: Callable[[Callable[[], object]], object] = self.turns.ask
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
