@@ -35,10 +35,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "director": {"steps", "gate", "flow", *_MIDDLE},
     "upstream": _MIDDLE,
     "fleet": {"upstream", *_MIDDLE},
-    "indexer": {"director", "steps", "gate", "fleet", *_MIDDLE},
+    "scores": {"steps", "fleet", *_MIDDLE},
+    "indexer": {"scores", "steps", "fleet", *_MIDDLE},
     "flow": {"config", *_PURE_BASE},
     "frontends": {
-        *{"indexer", "director", "steps", "gate", "upstream", "fleet", "flow"},
+        *{"indexer", "scores", "director", "steps", "gate", "upstream", "fleet", "flow"},
         *_MIDDLE,
     },
     "simulator": {"prompts", "openai_api", "blocks", *_PURE_BASE, "config"},

@@ -25,30 +25,26 @@ from inferway.errors import (
     ConfigError,
     HelperError,
     InvalidRequestError,
-    NoEndpointError,
     PromptTooLongError,
-    RenderError,
-    UnknownModelError,
 )
 from inferway.events.wire import Batch
-from inferway.fleet.columns import STATES
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.subscriber import REPLAYS_AT_ONCE, EventSubscriber, sockets_context
 from inferway.index.build import build_index
-from inferway.index.protocol import CPU, GPU
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Endpoint, HolderId, Reason, TokenIds, Tokenized
+from inferway.model import Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
 from inferway.prompts.load import load_prompts
 from inferway.prompts.on_demand import OnDemandPrompts
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
-from inferway.prompts.served import ModelSource, PromptSource, ServedModel
+from inferway.prompts.served import ModelSource, PromptSource
 from inferway.prompts.token_ids import checked_token_ids
-from inferway.steps.match import Lookup, Matched, Matcher
+from inferway.scores import Scores, scores_of, served_model
+from inferway.steps.match import Matcher
 
 # An engine whose block size nobody has told yet is listened to all the same: its first event
 # tells. Until then this is what is expected.
@@ -62,49 +58,11 @@ _Parsed = TypeVar("_Parsed")
 OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
 
 
-class EngineScore(msgspec.Struct, frozen=True):
-    """What one engine, or one data-parallel rank of it, holds of a prompt: of its beginning, up
-    to the first block that is missing. A tail that fills no block never counts."""
-
-    engine: str
-    rank: int | None  # None: the engine has one, or balances its own
-    state: str  # how true what we believe of it is: exact, partial, repairing, stale or blind
-    block_size: int  # in tokens
-    total_blocks: int  # of the prompt
-    blocks: int  # of them held, in whatever tier
-    score: float  # the same, each block weighed by the best tier it lies in
-    tiers: tuple[int, int, int]  # blocks held in GPU; GPU or CPU; GPU, CPU or storage
-
-    @property
-    def name(self) -> str:
-        """The key in `Scores.engines`."""
-        return self.engine if self.rank is None else f"{self.engine}/{self.rank}"
-
-    @property
-    def tokens(self) -> int:
-        """Held, in whatever tier."""
-        return self.blocks * self.block_size
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """What the live engines of a model hold of a prompt."""
-
-    model: str  # as engines call it in their answers
-    prompt_tokens: int  # as far as they are known
-    reason: Reason  # whether the prompt is known to its end
-    engines: Mapping[str, EngineScore]  # by name; those that hold nothing too
-
-    @property
-    def best(self) -> EngineScore | None:
-        """The highest score; None if nobody holds anything."""
-        best = max(self.engines.values(), key=lambda engine: engine.score, default=None)
-        return best if best is not None and best.blocks else None
-
-
 class Indexer:
-    """Of engines given by URL (as `--engine` takes it) or by settings; or of ServeSettings, for all
-    the rest that can be said. `start` and `close`, or `async with`. What is given as an object
-    stays the giver's, who closes it."""
+    """Knows what engines hold: engines given by URL (as `--engine` takes it) or by settings; or
+    ServeSettings, for all the rest that can be said. It owns the index, the fleet and the matcher;
+    `start` and `close` it, or use `async with`. What is given as an object stays the giver's, who
+    closes it."""
 
     def __init__(
         self,
@@ -138,9 +96,9 @@ class Indexer:
         )
 
     async def start(self) -> None:
-        """Asks every engine what it is, and begins to listen. Engines that are not there are
-        looked for again. What they hold comes in afterwards; see `caught_up`. Raises ConfigError,
-        with all that was opened closed again."""
+        """Ask every engine what it is, and begin to listen. Engines that are not there are looked
+        for again. What they hold comes in afterwards; see `caught_up`. Raises ConfigError, with all
+        that was opened closed again."""
         try:
             if self.request_templates is not None:
                 await _start_helper(self.request_templates)
@@ -152,8 +110,8 @@ class Indexer:
             raise
 
     async def caught_up(self, seconds: float) -> bool:
-        """Whether all that can be known of the live engines' caches has come in; waits for that,
-        but not for longer."""
+        """Return whether all that can be known of the live engines' caches has come in; waits for
+        that, but no longer than so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._is_caught_up():
@@ -169,7 +127,7 @@ class Indexer:
         )
 
     async def close(self) -> None:
-        """Closes what `start` has opened, in reverse. Idempotent."""
+        """Close what `start` has opened, in reverse. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -200,8 +158,9 @@ class Indexer:
         lora: str | None = None,
         cache_salt: str | None = None,
     ) -> Scores:
-        """Of a text, as /v1/completions would tokenize it. Raises RequestError that names the
-        argument; NoEndpointError, RenderError or IndexAwayError if it cannot be known now."""
+        """Return the scores of a text, as /v1/completions would tokenize it. Raises RequestError
+        that names the argument; NoEndpointError, RenderError or IndexAwayError if they cannot be
+        known now."""
         body = _body({"prompt": prompt, "cache_salt": cache_salt}, model)
         request = await _parsed(parse_completion, body)
         return await self.score_request(request, engines, lora)
@@ -214,9 +173,9 @@ class Indexer:
         lora: str | None = None,
         cache_salt: str | None = None,
     ) -> Scores:
-        """Of messages, or of a whole body as /v1/chat/completions takes it (tools, template
-        arguments), whose `model` and `cache_salt` those given here replace. Raises as
-        `score_prompt` does."""
+        """Return the scores of messages, or of a whole body as /v1/chat/completions takes it
+        (tools, template arguments), whose `model` and `cache_salt` those given here replace. Raises
+        as `score_prompt` does."""
         fields: dict[str, Any] = dict(chat) if isinstance(chat, Mapping) else {"messages": chat}
         if cache_salt is not None:
             fields["cache_salt"] = cache_salt
@@ -231,9 +190,9 @@ class Indexer:
         lora: str | None = None,
         cache_salt: str | None = None,
     ) -> Scores:
-        """Of token ids, as the engine would see them; no tokenizer is needed. Raises as
-        `score_prompt` does."""
-        served = self._served(model, lora)
+        """Return the scores of token ids, as the engine would see them; no tokenizer is needed.
+        Raises as `score_prompt` does."""
+        served = served_model(self.fleet, model, lora)
         most = served.contexts.most
         if most is not None and len(tokens) > most:
             raise PromptTooLongError(
@@ -245,76 +204,17 @@ class Indexer:
         else:
             ids = await asyncio.to_thread(checked_token_ids, tokens, "tokens")
         lookup = await self.matcher.look_up(served, Tokenized([ids]), cache_salt)
-        return self._scores(served, lookup, engines)
+        return scores_of(self.fleet, self.matcher, served, lookup, engines)
 
     async def score_request(
         self, body: Body, engines: Sequence[str] | None = None, lora: str | None = None
     ) -> Scores:
-        """Of a parsed request; several prompts are added up. Prompts on their way to an engine do
-        not count. Raises as `score_prompt` does."""
-        served = self._served(body.model or self.fleet.sole_model(), lora)
-        return self._scores(served, await self.matcher.match(served, body), engines)
-
-    # how it is found out
-
-    def _served(self, model: str, lora: str | None) -> ServedModel:
-        served = self.fleet.model(model)
-        if lora is not None:
-            try:
-                served = self.fleet.model(lora)
-            except UnknownModelError as e:
-                raise UnknownModelError(f"lora: no engine serves {lora!r}", param="lora") from e
-            if served.lora is None or model not in {lora, *self._parents(lora)}:
-                raise InvalidRequestError(
-                    f"lora: {lora!r} is not an adapter of {model!r}", param="lora"
-                )
-        if not served.block_sizes:
-            self.fleet.candidates(served.name)  # engines that are gone have not told theirs either
-            raise RenderError(
-                f"model {served.name!r}: its engines have not told their block size; give"
-                " --engine URL,block_size=N",
-                reason=Reason.NO_BLOCK_SIZE,
-            )
-        return served
-
-    def _parents(self, adapter: str) -> set[str]:
-        """The names of what it was made from."""
-        return {
-            base.name
-            for engine in self.fleet.engines
-            if adapter in engine.model_names
-            for base in engine.base_models
-        }
-
-    def _scores(self, served: ServedModel, lookup: Lookup, engines: Sequence[str] | None) -> Scores:
-        candidates = self.fleet.candidates(served.name)
-        self.matcher.fill(candidates, lookup.prompts, speculate=False)
-        wanted = None if engines is None else self._wanted(engines)
-        scores = {
-            endpoint.name: _engine_score(candidates, row, lookup.prompts)
-            for row, endpoint in enumerate(candidates.endpoints)
-            if wanted is None or endpoint.engine in wanted or endpoint.name in wanted
-        }
-        if not scores:
-            raise NoEndpointError(
-                f"model {served.name!r}: none of its live engines is among those asked for; live: "
-                + ", ".join(endpoint.name for endpoint in candidates.endpoints)
-            )
-        prompts: Sequence[Matched] = next(iter(lookup.prompts.values()), ())
-        num_tokens = sum(len(item.prompt.token_ids) for item in prompts)
-        return Scores(served.answers_as or served.name, num_tokens, lookup.reason, scores)
-
-    def _wanted(self, names: Sequence[str]) -> frozenset[str]:
-        """Names of engines stand for all their ranks."""
-        known = {engine.name for engine in self.fleet.engines}
-        known |= {e.name for engine in self.fleet.engines for e in engine.endpoints}
-        for name in names:
-            if name not in known:
-                raise InvalidRequestError(
-                    f"engines: no engine is called {name!r}; known: {', '.join(sorted(known))}",
-                    param="engines",
-                )
-        return frozenset(names)
+        """Return the scores of a parsed request; several prompts are added up. Prompts on their way
+        to an engine do not count. Raises as `score_prompt` does."""
+        served = served_model(self.fleet, body.model or self.fleet.sole_model(), lora)
+        return scores_of(
+            self.fleet, self.matcher, served, await self.matcher.match(served, body), engines
+        )
 
     # what the fleet is given
 
@@ -339,36 +239,17 @@ class Indexer:
 
 
 def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:
-    """Checked, as those of `inferway serve` are."""
+    """Return settings that are checked as those of `inferway serve` are."""
     parsed = [parse_engine(e) if isinstance(e, str) else e for e in engines]
     return load_settings(None, {"engines": parsed})
 
 
 def _body(fields: Mapping[str, Any], model: str) -> bytes:
-    """As a client would send it: there is one place that checks requests."""
+    """Return the body as a client would send it: there is one place that checks requests."""
     try:
         return msgspec.json.encode({**fields, "model": model})
     except (TypeError, ValueError) as e:
         raise InvalidRequestError(f"body: it has no form in JSON: {e}") from e
-
-
-def _engine_score(
-    candidates: Candidates, row: int, prompts: Mapping[int, Sequence[Matched]]
-) -> EngineScore:
-    endpoint, block_size = candidates.endpoints[row], int(candidates.block_sizes[row])
-    items = prompts.get(block_size, ())
-    holder, blocks = endpoint.holder, int(candidates.matched_blocks[row])
-    gpu, cpu = (sum(item.found.within(holder, tier) for item in items) for tier in (GPU, CPU))
-    return EngineScore(
-        engine=endpoint.engine,
-        rank=endpoint.rank,
-        state=str(STATES[int(candidates.states[row])]),
-        block_size=block_size,
-        total_blocks=int(candidates.prompt_blocks[row]),
-        blocks=blocks,
-        score=float(candidates.matched_value[row]),
-        tiers=(gpu, cpu, blocks),
-    )
 
 
 async def _start_helper(templates: RequestTemplates) -> None:
