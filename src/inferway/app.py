@@ -134,7 +134,7 @@ class Gateway:
         return self._publisher.endpoint if self._publisher else None
 
     async def start(self) -> None:
-        """Opens everything. Raises ConfigError, with all that was opened closed again."""
+        """Open everything. Raises ConfigError, with all that was opened closed again."""
         try:
             await self._start()
         except BaseException:
@@ -142,24 +142,24 @@ class Gateway:
             raise
 
     async def close(self) -> None:
-        """Closes everything in reverse and says so."""
+        """Close everything in reverse, and log each part that has stopped."""
         await self._stack.aclose()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
-        """Goes on with the settings that `read` gives, or raises ConfigError, once it has started.
-        If they cannot hold, all is as it was, and the log says why."""
+        """Go on with the settings that `read` returns, or raise ConfigError, once the gateway has
+        started. If they cannot hold, all is as it was, and the log says why."""
         await self._started.wait()
         assert self._reloading is not None
         await self._reloading.reload(read)
 
     def stop_accepting(self) -> None:
-        """Takes no more connections; what runs goes on until `close`."""
+        """Take no more connections; what runs goes on until `close`."""
         for server in (self._server, self._admin_server):
             if server is not None:
                 server.stop_accepting()
 
     def hurry(self) -> None:
-        """Takes no more connections; a `close` that waits for running answers cuts them off."""
+        """Take no more connections, and cut off the answers that a running `close` waits for."""
         self.stop_accepting()
         for server in (self._server, self._admin_server):
             if server is not None:
@@ -232,7 +232,7 @@ class Gateway:
         return tracing
 
     def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
-        """What stands before the routes."""
+        """Return the routes' handler within those that stand before it: spans, then CORS."""
         handler: Handler = routes
         if tracing is not None:
             handler = traced(handler, tracing, routes.paths)
@@ -266,7 +266,8 @@ class Gateway:
         )
 
     async def _open_admin_port(self, routes: Routes, port: int) -> None:
-        """Closed after the other one: how the last answers end is worth a scrape."""
+        """Listen for admins, until after the other port: how the last answers end is worth a
+        scrape."""
         host = self.settings.host
         self._admin_server = server = self._http_server(
             routes.admin,
@@ -279,7 +280,7 @@ class Gateway:
         log.info("the gateway answers admin paths and metrics at %s", server.url)
 
     def _find_engines(self) -> None:
-        """Those that are not listed."""
+        """Begin to look for engines that the settings do not list."""
         settings = self.settings
         self.members = members = build_members(
             settings.discovery, settings.engines, self._set_engines, self._follow_rules
@@ -298,7 +299,7 @@ class Gateway:
         self.director.stats.forget_others(there)
 
     def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        """What Kubernetes says, over what the settings do."""
+        """Let what Kubernetes says go before what the settings do."""
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
@@ -364,7 +365,7 @@ class Gateway:
         self._stack.push_async_callback(closing)
 
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
-        """The engine's events in one form, whatever form the engine speaks."""
+        """Publish the events of a batch in one form, whatever form the engine speaks."""
         assert self._publisher is not None
         if not engine.model_names:
             return
@@ -379,8 +380,8 @@ async def serve(
     picks: bool = False,
     reread: Callable[[], ServeSettings] | None = None,
 ) -> None:
-    """Runs a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings
-    that `reread` gives. Raises ConfigError at start only."""
+    """Run a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings that
+    `reread` returns. Raises ConfigError at start only."""
     check_given(settings.models)
     _raise_file_limit()
     stop = asyncio.Event()
@@ -415,7 +416,8 @@ async def serve(
 
 
 async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
-    """False if it was stopped first: then what had been opened is closed again."""
+    """Return whether the gateway has started; False if it was stopped first, with what had been
+    opened closed again."""
     starting = asyncio.ensure_future(gateway.start())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

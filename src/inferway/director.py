@@ -61,7 +61,7 @@ ReadUnread = Callable[[], Awaitable[UnreadBody]]
 
 
 class OffLoop(Protocol):
-    """Parses in a thread."""
+    """Runs a parser in a thread, and returns what it returns."""
 
     def __call__(self, parse: Callable[[bytes], _Parsed], body: bytes, /) -> Awaitable[_Parsed]: ...
 
@@ -70,13 +70,15 @@ class FleetView(EndpointBook, Protocol):
     """What the director needs of the fleet (fleet.Fleet)."""
 
     def model(self, name: str) -> ServedModel:
-        """Raises UnknownModelError, or NoEndpointError when its engines are all gone."""
+        """Return the model that is served under this name. Raises UnknownModelError, or
+        NoEndpointError when its engines are all gone."""
 
     def sole_model(self) -> str:
-        """The one that all live endpoints serve. Raises InvalidRequestError, NoEndpointError."""
+        """Return the name of the model that all live endpoints serve. Raises InvalidRequestError if
+        there are several, or NoEndpointError."""
 
     def candidates(self, model: str) -> Candidates:
-        """The live endpoints that serve `model`; raises NoEndpointError if there is none."""
+        """Return the live endpoints that serve `model`. Raises NoEndpointError if there is none."""
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class Director:
         self.priorities, self.rewrites = priorities, rewrites
 
     def parses_here(self, body: bytes) -> bool:
-        """Whether parsing it would not hold up everybody else."""
+        """Return whether parsing this body in the event loop would not hold up everybody else."""
         return self.off_loop is None or len(body) <= self.off_loop_bytes
 
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
@@ -179,7 +181,7 @@ class ByPrompt:
     tenant: str
 
     async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
-        """See `Journey.decide`."""
+        """Return where the request goes; raises as `Journey.decide` does."""
         director, within = self.director, self.within
         journey.reads_prompt = True
         raw = journey.known_body
@@ -260,7 +262,7 @@ class ByPrompt:
     def _that_fit(
         self, journey: Journey, candidates: Candidates, model: ServedModel, request: LLMRequest
     ) -> Candidates:
-        """Return those whose context is long enough for the request."""
+        """Return the candidates whose context is long enough for the request."""
         director = self.director
         if not model.contexts.by_engine or not director.scoring:
             return candidates
@@ -280,7 +282,7 @@ class ByLoad:
     tenant: str
 
     async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
-        """See `Journey.decide`."""
+        """Return where the request goes; raises as `Journey.decide` does."""
         director, within, priority = self.director, self.within, self.objectives.priority
         read = await self.read()
         journey.body = journey.known_body = read.raw

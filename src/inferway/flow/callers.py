@@ -39,7 +39,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
+    """The file of keys, as it is written."""
 
     keys: list[KeySettings] = []
 
@@ -59,7 +59,7 @@ class Callers:
     __slots__ = ("_by_blinded", "_secret", "names")
 
     def __init__(self, keys: list[KeySettings]) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for a name or a key that is given twice."""
         self._secret = os.urandom(32)
         self._by_blinded: dict[bytes, tuple[bytes, Caller]] = {}
         self.names = [key.name for key in keys]
@@ -90,8 +90,8 @@ class Callers:
 
 
 def credentials(name: bytes, value: bytes) -> bytes:
-    """The key in a header; empty for another scheme than Bearer (RFC 9110 11.1: its case does not
-    matter)."""
+    """Return the key in a header; empty for another scheme than Bearer (RFC 9110 11.1: its case
+    does not matter)."""
     if name != b"authorization":
         return value.strip()
     scheme, _, key = value.strip().partition(b" ")
@@ -99,7 +99,7 @@ def credentials(name: bytes, value: bytes) -> bytes:
 
 
 def without_credentials(headers: Headers) -> Headers:
-    """What may travel on."""
+    """Return the headers that may travel on to an engine."""
     return [header for header in headers if header[0] not in _CARRIERS]
 
 
@@ -122,12 +122,13 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def new_key() -> str:
-    """One that nobody can guess."""
+    """Return a key that nobody can guess."""
     return "iw-" + token_urlsafe(_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """As the file has it. Raises ConfigError for one that could be guessed."""
+    """Return the key's hash as the file has it. Raises ConfigError for a key that could be
+    guessed."""
     if len(key.encode()) < MIN_KEY_BYTES:
         raise ConfigError(
             f"a key of {len(key.encode())} bytes can be guessed from its hash; it needs"

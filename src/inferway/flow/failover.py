@@ -22,7 +22,7 @@ log = logging.getLogger("inferway.forward")
 
 @dataclass(slots=True)
 class Retries:
-    """What all requests share."""
+    """How many further tries there may be; all requests share it."""
 
     settings: RetrySettings = field(default_factory=RetrySettings)
     active: int = 0  # requests under way
@@ -49,7 +49,7 @@ class Retries:
 
 @dataclass(slots=True)
 class Traffic:
-    """`clock` counts seconds."""
+    """What all requests on their way to engines share. `clock` counts seconds."""
 
     clock: Callable[[], float]
     standing: Standing = field(default_factory=Standing)
@@ -57,12 +57,13 @@ class Traffic:
 
 
 class Attempts:
-    """Of one request, until `over`, which must be called."""
+    """The tries of one request: which engine has it, how that went, and who is next. `over` must be
+    called."""
 
     __slots__ = ("_has_failed", "_is_over", "_left", "_slot", "_traffic", "engine", "number")
 
     def __init__(self, targets: tuple[Target, ...], traffic: Traffic, slot: Slot | None) -> None:
-        """The request goes to the first of `targets`. `slot` None: nothing is limited."""
+        """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
         self.number = 1
         self.engine = targets[0].endpoint.engine  # that has it
         self._left = targets[1:]
@@ -83,7 +84,7 @@ class Attempts:
                 log.info("engine %s answers again; it gets all requests", self.engine)
 
     def failed(self) -> None:
-        """The engine has not answered, or not to the end. Counts once."""
+        """The engine has not answered, or not to the end. Counts once for each try."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -98,7 +99,8 @@ class Attempts:
         self._traffic.standing.abandoned(self.engine)
 
     def another(self) -> Target | None:
-        """The next target, if it may be tried: the request goes there now."""
+        """Return the next target if it may be tried, and count the request as sent there; else
+        None."""
         retries, standing = self._traffic.retries, self._traffic.standing
         left = self._left
         if self.number >= retries.settings.attempts or not left:
@@ -122,11 +124,12 @@ class Attempts:
         return left[0]
 
     def instead_of(self, status: int) -> Target | None:
-        """The same, after an answer with such a status."""
+        """Return the next target after an answer with such a status, as `another` does; None if the
+        answer is to be passed on."""
         return self.another() if status in self._traffic.retries.statuses else None
 
     def over(self) -> None:
-        """All that was taken is given back. Only the first call counts."""
+        """Give back all that was taken. Only the first call counts."""
         if self._is_over:
             return
         self._is_over = True

@@ -28,7 +28,8 @@ _MAX_MODEL = 128
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """What is logged of one answer. The names are those of the fields, in both forms."""
+    """What is logged of one answer. The names of the fields are those in the log, as text and as
+    JSON."""
 
     time: str  # when the answer ended
     level: str
@@ -66,7 +67,7 @@ class AccessLog:
         self._lines: list[str] = []
 
     def add(self, answer: EndedAnswer) -> None:
-        """`answer` has ended."""
+        """Collect the line of an answer that has ended."""
         if answer.path in self._left_out:
             return
         self._lines.append(self._write(line_of(answer)))
@@ -105,7 +106,7 @@ def line_of(answer: EndedAnswer) -> Line:
 
 
 def _tell(line: Line, record: Record) -> None:
-    """What the request's journey has found out."""
+    """Put into the line what the request's journey has found out."""
     line.model = _bounded(record.model)
     if record.target_model != record.model:
         line.target_model = _bounded(record.target_model)
@@ -125,18 +126,18 @@ def _tell(line: Line, record: Record) -> None:
 
 
 def _bounded(name: str) -> str:
-    """Cut off, and without halves of surrogate pairs, which UTF-8 cannot hold."""
+    """Return the name cut off, and without halves of surrogate pairs, which UTF-8 cannot hold."""
     name = name[:_MAX_MODEL]
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def _milliseconds(seconds: float) -> float:
-    """In tenths; round() takes three times as long."""
+    """Return the time in milliseconds, cut off at tenths; round() takes three times as long."""
     return int(seconds * 1e4) / 10
 
 
 def _outcome_of(status: int) -> str:
-    """Of an answer that no journey knows of."""
+    """Return the outcome of an answer that no journey knows of."""
     if status == CLIENT_GONE:
         return "client_gone"
     if status >= 500:
@@ -152,7 +153,8 @@ def _json(line: Line) -> str:
 
 
 def _text(line: Line) -> str:
-    """The fields in their order. Written out: a loop over them would take four times as long."""
+    """Return the line as text, the fields in their order. A loop over them would take four times as
+    long."""
     text = f"{_asked(line)} status={line.status} outcome={line.outcome}"
     if line.model:
         text += f" model={quoted(line.model)}"

@@ -47,8 +47,8 @@ def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
 
 @dataclass(slots=True)
 class ModelRequests:
-    """Those for one model, once they are settled. Whole answers alone have times and tokens, but
-    for the first token's."""
+    """What is counted of the requests for one model, once it is settled. Only whole answers have
+    times and tokens, but a cut one has its first token's."""
 
     name: str
     clock: Callable[[], float]
@@ -102,8 +102,8 @@ class RequestCounts:
     models: dict[str, ModelRequests] = field(default_factory=dict)
 
     def follow(self, record: Record) -> Passed:
-        """Who is told when pieces of its answer pass, if that is a stream. Its model is known, and
-        generates."""
+        """Return what is told when pieces of the request's answer pass, if that is a stream. Its
+        model is known, and generates."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         record.is_timed = True
         return model.passed
@@ -131,7 +131,8 @@ class RequestCounts:
             model.settle()
 
     def _of_model(self, name: str) -> ModelRequests:
-        """`name`: a served one, or one that a rule has; empty: neither."""
+        """Return the counts of a model that is served, or that a rule names; of an empty name those
+        of all others."""
         found = self.models.get(name or OTHER)
         if found is None:
             if len(self.models) >= MAX_MODELS:

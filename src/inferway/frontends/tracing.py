@@ -119,7 +119,7 @@ class Tracing:
         """Spans are sent in their own time."""
 
     async def close(self) -> None:
-        """Sends what is left."""
+        """End the spans that are still open, and send what is left."""
         for span in self._open:
             span.cut()
         self._open.clear()

@@ -111,7 +111,8 @@ class Attempt:
             self.body, self.asks_for_report = edited, True
 
     def has_begun_to_answer(self, later: Later | None) -> None:
-        """The engine holds the prompt now, and has said so, or will have when `later` calls."""
+        """The engine has computed the prompt, and has told so in its events, or will have when
+        `later` calls: until then the prompt counts as held."""
         speculations, self._speculations = self._speculations, []
         if speculations and later is not None:
             later(partial(self._overlay.remove_all, speculations))
@@ -119,7 +120,7 @@ class Attempt:
             self._overlay.remove_all(speculations)
 
     def end(self) -> None:
-        """Gives back what it took. Once."""
+        """Give back what the attempt took. It must be called once."""
         endpoint = self.target.endpoint
         if self._speculations:
             self._overlay.remove_all(self._speculations)

@@ -49,7 +49,7 @@ class EngineTokens:
         self.matched += num_reused
 
     def told(self, num_tokens: int, num_reused: int, num_cached: int) -> None:
-        """Of a request that was `sent`, its answer tells what was cached."""
+        """The answer to a request that was `sent` has told how many of its tokens were cached."""
         self.checked += num_reused
         self.delivered += min(num_cached, num_tokens)
 
@@ -71,7 +71,7 @@ class DirectorStats:
         return found
 
     def forget_others(self, engines: Iterable[str]) -> None:
-        """Those that are no more: where engines are pods, each has a name of its own."""
+        """Forget all engines but these: where engines are pods, each has a name of its own."""
         for gone in self.tokens.keys() - set(engines):
             del self.tokens[gone]
 
@@ -172,21 +172,21 @@ class Journey:
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine says it has taken and made, as far as it has said so."""
+        """The tokens that the engine says it has taken and made, as far as it has said so."""
         return self._usage.usage()
 
     def finish_reasons(self) -> Sequence[str]:
-        """Why the engine has ended its answers, as far as it has said so."""
+        """Return why the engine has ended its answers, as far as it has said so."""
         return self._usage.finish_reasons()
 
     @property
     def changes_length(self) -> bool:
-        """Whether the answer's bytes are not as many as the engine's."""
+        """Whether the answer that the client gets may be longer or shorter than the engine's."""
         return self._names is not None
 
     async def decide(self, slot: Slot | None = None) -> Decision:
-        """Where to send it, after it has had its turn at `slot`. Raises RequestError (answer it),
-        NoEndpointError, or what `slot` raises."""
+        """Return where to send the request, after it has had its turn at `slot`. Raises
+        RequestError (the client's fault), NoEndpointError, or what `slot` raises."""
         host, record = self._host, self.record
         decision = await self._decides.decide(self, slot)
         if slot is not None:
@@ -202,18 +202,19 @@ class Journey:
         return decision
 
     def rename(self, asked: str, body: bytes) -> None:
-        """It goes on as `body`, to another model than was asked for, and the answer names that."""
+        """Send the request on as `body`, to another model than was asked for; the answer names the
+        one that was."""
         self.body = self.known_body = body
         self.edits.append(b"model")
         self._names = ModelNames(asked)
 
     def listen(self, listener: Follower) -> None:
-        """Has it told what becomes of the request, after those that there are."""
+        """Have `listener` told what becomes of the request, after those that already listen."""
         self._listeners.append(listener)
 
     def attempt(self, target: Target) -> Headers:
-        """Books a slot on `target`, and counts the prompt as held there until its first token.
-        A second attempt takes back the first. Returns headers the engine needs."""
+        """Book a slot on `target`, and count the prompt as held there until its first token; a
+        second attempt takes back the first. Return headers that the engine needs."""
         host = self._host
         self.record.target = target
         self.record.attempts += 1
@@ -239,7 +240,7 @@ class Journey:
         return headers
 
     def on_head(self, status: int) -> Headers:
-        """The engine has answered; returns what the client's head gets on top."""
+        """The engine has answered; return the headers that the client gets besides the engine's."""
         attempt = self._attempt
         if attempt is None:
             raise RuntimeError("on_head before attempt")
@@ -264,8 +265,8 @@ class Journey:
         return told
 
     def on_chunk(self, chunk: bytes) -> bytes:
-        """A piece of the answer passes. With the first one the speculation ends: from here on
-        the engine's own events tell what it holds."""
+        """A piece of the answer passes; return it as the client gets it. With the first one the
+        speculation ends: from here on the engine's own events tell what it holds."""
         if not self._first_chunk_came:
             self._first_chunk_came = True
             self._begun()
@@ -273,7 +274,7 @@ class Journey:
         return chunk if self._names is None else self._names.feed(chunk)
 
     def on_end(self) -> bytes:
-        """The answer has come to its end; what of it was kept back."""
+        """The answer has come to its end; return what of it was kept back."""
         return b"" if self._names is None else self._names.end()
 
     def _begun(self) -> None:
@@ -285,7 +286,8 @@ class Journey:
         self._forget_prompt()
 
     def _forget_prompt(self) -> None:
-        """It is not sent again: an answer of minutes need not keep a prompt of megabytes."""
+        """Let the prompt go, which is not sent again: an answer of minutes need not keep
+        megabytes."""
         self.body = self.known_body = b""
         self.matched = {}
         self.routed = None
@@ -293,7 +295,8 @@ class Journey:
             self._attempt.body = b""
 
     def close(self, outcome: str) -> None:
-        """The journey has ended; frees what `attempt` took. Only the first call counts."""
+        """The journey has ended; free what `attempt` took, and tell who listens. Only the first
+        call counts."""
         if self.closed:
             return
         self.closed = True
@@ -316,7 +319,7 @@ class Journey:
                 listener.on_end(ending)
 
     def _suspect(self, endpoint: Endpoint) -> None:
-        """It has failed this request."""
+        """The endpoint has failed this request."""
         host = self._host
         host.fleet.suspect(endpoint)
         if self.shape is None and host.gate is not None:

@@ -37,7 +37,7 @@ def build_picker(
     logs: Sequence[AnswerLog],
     tracing: Tracing | None,
 ) -> PickerServer:
-    """Raises ConfigError."""
+    """Return a picker's server that has not started yet. Raises ConfigError."""
     picker = settings.picker
     counts = PickerCounts()
     return PickerServer(

@@ -47,7 +47,7 @@ class ModelCounts:
     seconds_per_later_token: Histogram = field(default_factory=_histogram(_SECONDS_PER_TOKEN))
 
     def ended(self, record: Record, seconds: float, answer_bytes: int) -> None:
-        """One of them is over, so long after it was complete."""
+        """A request is over, so many seconds after it was complete."""
         self.running -= 1
         outcome, usage = record.outcome, record.usage
         if outcome != "ok":
@@ -74,7 +74,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class PickerCounts:
-    """Since the start."""
+    """What the picker has done since the start."""
 
     streams: int = 0
     open: int = 0  # streams, now

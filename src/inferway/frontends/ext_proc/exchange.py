@@ -72,7 +72,7 @@ _WRONG_MODE = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How requests are answered, whatever they are."""
+    """How requests are answered, whatever they ask."""
 
     find: Callable[[str], Endpoint | None]  # an address -> who is there
     max_body_bytes: int = 32 << 20
@@ -87,7 +87,7 @@ class Rules:
 
 
 class Pick(NamedTuple):
-    """What was found out."""
+    """What the picker has found out about a request."""
 
     journey: RequestLifecycle
     targets: Sequence[Target]  # best first
@@ -97,7 +97,7 @@ class Pick(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a request wants to be found out. `body` is None if it has none, or none is sent."""
+    """What is to be found out about a request. `body` is None if it has none, or none is sent."""
 
     head: RequestHead
     body: bytes | None
@@ -116,7 +116,7 @@ class _State(Enum):
 
 
 class Exchange:
-    """See the module. Messages of one stream, in order."""
+    """The messages of one stream, in order; see the module."""
 
     __slots__ = (
         "_address",
@@ -172,7 +172,7 @@ class Exchange:
         return self._state is _State.OVER
 
     def receive(self, message: Any) -> Sequence[bytes]:
-        """The answers to it, in order."""
+        """Return the answers to a message, in order."""
         answer = _ANSWERED.get(message.WhichOneof("kind"))
         return () if answer is None else answer(self, message)
 
@@ -235,7 +235,8 @@ class Exchange:
         )
 
     def decided(self, pick: Pick) -> Sequence[bytes]:
-        """The answer to `ask`. From now on the journey is the exchange's to close."""
+        """Return the answers to a request that was picked for. From now on its journey is the
+        exchange's to close."""
         asked, self.ask = self.ask, None
         assert asked is not None
         self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
@@ -266,7 +267,7 @@ class Exchange:
         return answered
 
     def refused(self, error: InferwayError) -> Sequence[bytes]:
-        """The client is answered, and no engine sees the request."""
+        """Return the answer to a request that no engine sees."""
         self.ask = None
         return self._over(answers.status_of_refusal(error), answers.refusal(error))
 
@@ -376,8 +377,8 @@ class Exchange:
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:
-        """The stream has ended; frees what the request holds, and tells the logs. Only the first
-        call counts."""
+        """The stream has ended: free what the request holds, and tell the logs. Only the first call
+        counts."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -422,7 +423,8 @@ def _unranked(endpoint: Endpoint | None) -> Target:
 
 
 def _steering(headers: Headers) -> set[bytes]:
-    """What a client has said that would steer the fleet, and what is only for us."""
+    """Return the headers by which a client would steer the fleet, and those that are only for
+    us."""
     return {
         name
         for name, _ in headers

@@ -36,7 +36,7 @@ _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 
 @dataclass(slots=True)
 class Picker:
-    """Finds out what an exchange asks."""
+    """Finds out where a request goes that an exchange asks about."""
 
     director: Director
     everyone: Callable[[], Candidates]  # live endpoints, whatever they serve, or NoEndpointError
@@ -46,7 +46,8 @@ class Picker:
     trust: Trust = NO_TRUST
 
     async def pick(self, ask: Ask) -> Pick:
-        """Raises InferwayError, with the journey closed. Who is cancelled leaves nothing behind."""
+        """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
+        is cancelled leaves nothing behind."""
         parse = parser_by_suffix(ask.head.path) if ask.is_read and ask.body is not None else None
         within = None if ask.subset is None else partial(is_allowed, subset=ask.subset)
         if parse is None or ask.body is None:
@@ -72,8 +73,8 @@ class Picker:
         )
 
     async def _decide(self, ask: Ask, journey: Journey) -> Decision:
-        """Raises InferwayError, or CancelledError if the client has gone, with the journey
-        closed."""
+        """Return where the request goes. Raises InferwayError, or CancelledError if the client has
+        gone, with the journey closed."""
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
@@ -85,12 +86,13 @@ class Picker:
         return decision
 
     def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:
-        """Who hears of a stream's pieces."""
+        """Return what hears of the pieces of the request's answer, if it is a stream."""
         generates = path.partition("?")[0].rstrip("/").endswith(_GENERATING)
         return partial(self.requests.follow(record), record) if generates else lambda _: None
 
     def _counted(self, routed: Routed, seconds: float) -> ModelCounts:
-        """A client may name any model where a rule rewrites all: that name is no label."""
+        """Count the pick, and return the counts of its model. A client may name any model where a
+        rule rewrites all: that name is no label."""
         request, targets = routed.request, routed.decision.targets
         self.counts.decided.observe(seconds)
         if targets:
@@ -121,9 +123,9 @@ class Picker:
         return Pick(journey, (await self._decide(ask, journey)).targets)
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
-        """None: no model is named that somebody serves; or it is no object, and what is wrong with
-        it, an engine says. Raises InvalidRequestError for an object that cannot be read: an engine
-        that reads it all the same would take what clients may not say."""
+        """Return the body, or None if it names no model that somebody serves, or is no object: what
+        is wrong with it, an engine says. Raises InvalidRequestError for an object that cannot be
+        read: an engine that reads it all the same would take what clients may not say."""
         if not ask.body or not ask.is_read:
             return None
         types = [value for name, value in ask.head.headers if name == b"content-type"]

@@ -81,17 +81,17 @@ class PickerServer:
 
     @property
     def counts(self) -> PickerCounts:
-        """What it has done so far."""
+        """What the picker has done since the start."""
         return self.rules.counts
 
     async def start(self) -> None:
-        """Listens. Raises ConfigError when a port cannot be had."""
+        """Listen. Raises ConfigError when a port cannot be had."""
         await self._server.start()
         if self._beside is not None:
             await self._beside.start()
 
     async def stop(self, drain_seconds: float) -> None:
-        """Takes no more streams; those under way have so long."""
+        """Take no more streams; those under way have so many seconds."""
         servers = [each for each in (self._server, self._beside) if each is not None]
         await asyncio.gather(*(server.stop(drain_seconds) for server in servers))
 
@@ -157,7 +157,7 @@ class _Driver:
             self._over()
 
     def _begin(self, noted: Noted) -> None:
-        """The request is complete."""
+        """Note when the request was complete, and begin its span."""
         noted.asked_at = time.perf_counter()
         tracing, path = self._server.tracing, noted.path
         user_agent = last_value(noted.head.headers, b"user-agent") or b""

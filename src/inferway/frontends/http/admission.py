@@ -68,7 +68,7 @@ class AdminKey:
         self._digest = _digest(key.encode("utf-8", "surrogateescape"))
 
     def is_carried(self, headers: Headers) -> bool:
-        """Whether a request with these headers comes from an admin."""
+        """Return whether a request with these headers comes from an admin."""
         return any(name == _AUTHORIZATION and self._is_it(value) for name, value in headers)
 
     def check(self, headers: Headers) -> None:
@@ -85,7 +85,7 @@ class AdminKey:
         raise UnauthorizedError("authorization: this is not the gateway's admin key")
 
     def without(self, headers: Headers) -> Headers:
-        """What may travel on to an engine."""
+        """Return the headers that may travel on to an engine."""
         return [h for h in headers if h[0] != _AUTHORIZATION or not self._is_it(h[1])]
 
     def _is_it(self, authorization: bytes) -> bool:
@@ -117,7 +117,8 @@ class Admission:
         return self.admin_key is not None or self.callers is not None
 
     def caller(self, request: Request) -> Caller:
-        """Whose it is; without the key from then on. Raises UnauthorizedError."""
+        """Return whose request it is, which does not have the key from then on. Raises
+        UnauthorizedError."""
         if self.callers is None:
             if self.admin_key is None:
                 return _EVERYBODY
@@ -133,7 +134,7 @@ class Admission:
         return caller
 
     def tenant(self, caller: Caller, request: Request) -> str:
-        """Whose share of the engines it takes."""
+        """Return the tenant whose share of the engines the request takes."""
         return caller.tenant if caller.name else named_tenant(request.headers)
 
     def check_admin(self, request: Request) -> None:
@@ -147,12 +148,13 @@ class Admission:
             raise ForbiddenError("this path is for admins, and this key is not one's")
 
     def check(self, request: Request) -> None:
-        """Raises UnauthorizedError if it wants a key and has none."""
+        """Raises UnauthorizedError if the request has to have a key and has none."""
         if self.callers is not None:
             self._known(self.callers, request)
 
     def lets_in(self, request: Request, *, admins_only: bool) -> bool:
-        """Whether `check_admin`, or else `check`, would; nothing is counted."""
+        """Return whether `check_admin`, or else `check`, would let the request in; nothing is
+        counted."""
         if self.callers is None:
             key = self.admin_key if admins_only else None
             return key is None or key.is_carried(request.headers)
@@ -162,7 +164,7 @@ class Admission:
             return False
 
     def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
-        """None while nothing is limited."""
+        """Return a slot for the request; None while nothing is limited."""
         if not self.control.is_on:
             return None
         return Ticket(self.control, responder, tenant)
@@ -181,14 +183,14 @@ class Admission:
 
 
 class Keys(NamedTuple):
-    """Those that are known."""
+    """The keys of admins and of callers; None where none is configured."""
 
     admin: AdminKey | None
     callers: Callers | None
 
 
 def read_keys(settings: ServeSettings) -> Keys:
-    """Raises ConfigError."""
+    """Return the keys that the settings name. Raises ConfigError."""
     key, path = settings.admin_key(), settings.api_keys
     return Keys(
         None if key is None else AdminKey(key), None if path is None else read_callers(Path(path))
@@ -201,7 +203,7 @@ def build_admission(
     fleet: Fleet,
     clock: Callable[[], float],
 ) -> Admission:
-    """`clock` counts seconds."""
+    """Return who is let in, as the settings have it. `clock` counts seconds."""
     traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
@@ -257,7 +259,8 @@ def _text(value: bytes) -> str:
 
 
 def _bearer(authorization: bytes) -> bytes:
-    """The credentials; empty for another scheme (RFC 9110 11.1: its case does not matter)."""
+    """Return the credentials; empty for another scheme (RFC 9110 11.1: its case does not
+    matter)."""
     scheme, _, credentials = authorization.strip().partition(b" ")
     return credentials.strip() if scheme.lower() == b"bearer" else b""
 

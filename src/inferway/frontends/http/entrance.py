@@ -20,7 +20,7 @@ from inferway.steps.salt import EDIT, TenantSalt
 
 
 class Entrance:
-    """`paths`, then `open`."""
+    """Opens the journeys of requests to the `paths` that lead to engines."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Entrance:
             self.paths.setdefault(found[2], set()).add(found[1] or "POST")
 
     def open(self, request: Request, tenant: str = "", priority: int | None = None) -> Journey:
-        """`priority`: it has this one, whatever its headers say. Raises InvalidRequestError."""
+        """Return the request's journey, which has the given priority, whatever its headers say.
+        Raises InvalidRequestError."""
         parse = self._parsers.get(request.path)
         if parse is None:
             return self._unread(request, tenant, priority)
@@ -62,8 +63,8 @@ class Entrance:
         )
 
     def salted(self, body: bytes, tenant: str) -> bytes:
-        """As the engine gets it; `body` itself if it has no salt, or cannot have one: then parsing
-        says what is wrong with it."""
+        """Return the body as the engine gets it; `body` itself if it has no salt, or cannot have
+        one: then parsing says what is wrong with it."""
         if self._salt is None:
             return body
         return self._salt.salted(body, tenant) or body

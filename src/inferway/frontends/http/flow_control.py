@@ -37,7 +37,7 @@ _UNITS = {  # in seconds
 
 
 class FlowControl:
-    """One for the gateway. `clock` counts seconds."""
+    """The queue of the gateway's requests, of which there is one. `clock` counts seconds."""
 
     def __init__(
         self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
@@ -54,12 +54,12 @@ class FlowControl:
         return settings.in_flight is not None or settings.engine_in_flight is not None
 
     def set_settings(self, settings: FlowSettings) -> None:
-        """From now on; those who wait may have their turn."""
+        """Keep these limits from now on; those who wait may have their turn."""
         self.turnstile.set_settings(settings)
         self.turns()
 
     def turns(self) -> None:
-        """Whoever has room now goes on."""
+        """Let whoever has room now go on."""
         now = self.clock()
         while turns := self.turnstile.turns(now):
             for waiter, place in turns:
@@ -70,7 +70,8 @@ class FlowControl:
                 future.set_result(place)
 
     async def wait(self, responder: Responder, waiter: Waiter) -> str:
-        """Its place, when its turn has come. Raises SaturatedError or ClientGoneError."""
+        """Wait for the turn of a request; return its place. Raises SaturatedError or
+        ClientGoneError."""
         if responder.ended:
             raise ClientGoneError("the client has gone")
         victim = self.turnstile.wait(waiter)
@@ -92,7 +93,7 @@ class FlowControl:
             raise
 
     def withdraw(self, waiter: Waiter) -> None:
-        """It does not wait any more; nothing if it has not."""
+        """The waiter does not wait any more; nothing happens if it has not."""
         future = self._futures.pop(waiter, None)
         if future is None:
             return
@@ -101,17 +102,17 @@ class FlowControl:
             future.set_exception(ClientGoneError("the client has gone"))
 
     def leave(self, place: str) -> None:
-        """A request has ended."""
+        """A request that held this place has ended."""
         self.turnstile.leave(place)
         self.freed()
 
     def freed(self) -> None:
-        """There may be room."""
+        """Let others go on: there may be room."""
         if self._futures:
             self.turns()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop the timer: nobody waits any more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -130,7 +131,7 @@ class FlowControl:
 
 
 class _InQueue:
-    """The source of an answer that has not even an engine."""
+    """The source of an answer whose request has no engine yet."""
 
     __slots__ = ("_control", "_waiter")
 

@@ -171,7 +171,7 @@ class _Forwarding:
         self._timer: asyncio.TimerHandle | None = None
 
     def attempt(self, target: Target) -> None:
-        """Sends the request there."""
+        """Send the request to `target`."""
         self._head = self._events = None
         request, endpoint = self._request, target.endpoint
         self._sent_at = self._pool.time()
@@ -262,7 +262,7 @@ class _Forwarding:
             self._say(error)
 
     def _say(self, error: UpstreamError) -> None:
-        """To the client, as far as it still can be said."""
+        """Tell the client of the error, as far as it still can be told."""
         responder = self._responder
         if not responder.started:
             responder.send_error(self._told(error))
@@ -294,16 +294,16 @@ class _Forwarding:
     # ---------------------------------------------------------------------------------------
 
     def over(self, outcome: str) -> None:
-        """All that was taken is given back."""
+        """Give back all that was taken."""
         self._attempts.over()
         self._journey.close(outcome)
 
     def _told(self, error: UpstreamError) -> InferwayError:
-        """As this caller may read it."""
+        """Return the error as this caller may read it."""
         return error if self._explain else withheld(error, self._request.id)
 
     def _time_left(self) -> float:
-        """Until its first event must have come."""
+        """Return the seconds until the first event must have come."""
         pool = self._pool
         return max(0.0, self._sent_at + pool.timeouts.first_byte - pool.time())
 
@@ -314,7 +314,7 @@ class _Forwarding:
         self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
 
     def _too_late(self) -> None:
-        """No event has come."""
+        """No event has come in time."""
         self._timer = None
         seconds = self._pool.timeouts.first_byte
         if self._paused:  # it is the client who waits
@@ -330,7 +330,7 @@ class _Forwarding:
         )
 
     def _begins(self, chunk: bytes) -> bool:
-        """Whether this is more than comments."""
+        """Return whether the chunk is more than comments, with which the answer begins."""
         if self._events is not None and only_comments(chunk):
             return False
         self._begin()
@@ -344,7 +344,7 @@ class _Forwarding:
         self._attempts.succeeded()
 
     def _release(self) -> None:
-        """Sends the head; from here on the answer is this engine's."""
+        """Send the head; from here on the answer is this engine's."""
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
         self._request.forget_body()  # it is not sent again

@@ -40,7 +40,7 @@ JSON: Headers = ((b"content-type", b"application/json"),)
 
 
 class Source(Protocol):
-    """Produces an answer's body."""
+    """Produces an answer's body after the handler has returned."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -93,9 +93,9 @@ class Responder:
             source.pause()
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        """The head; it goes out with the first piece, or with `flush`. `headers` without
-        Content-Length, which is `length`, and without hop-by-hop fields; x-request-id is
-        added here."""
+        """Begin the answer with its head, which goes out with the first piece, or with `flush`.
+        `headers` are without Content-Length, which is `length`, and without hop-by-hop fields;
+        x-request-id is added here."""
         if self.started:
             raise RuntimeError(f"the answer has started already, with status {self.status}")
         self.started = True
@@ -137,13 +137,13 @@ class Responder:
         return b""
 
     def write(self, chunk: bytes) -> None:
-        """A piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
+        """Send a piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
         if not self.ended and chunk:
             self._put(chunk, b"")
 
     def end(self, chunk: bytes = b"") -> None:
-        """The body is complete, with `chunk` as its last piece. One that is short of its
-        length is aborted instead."""
+        """End the body, with `chunk` as its last piece. One that is short of its length is aborted
+        instead."""
         if self.ended:
             return
         self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
@@ -176,12 +176,12 @@ class Responder:
             self._connection.transport.writelines((head, chunk, tail))
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer at once."""
+        """Send a whole answer at once."""
         self.start(status, ((b"date", self._connection.server.date), *headers), len(body))
         self.end(body)
 
     def send_error(self, error: InferwayError) -> None:
-        """`error` as OpenAI's clients expect it."""
+        """Send the error as OpenAI's clients expect it."""
         headers = JSON
         if error.retry_after is not None:
             headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
@@ -225,7 +225,7 @@ class Responder:
             raise ClientGoneError("the client has gone")
 
     def client_gone(self) -> None:
-        """It has."""
+        """The client has gone; its source is told."""
         if self.ended:
             return
         if not self.started:
@@ -270,12 +270,12 @@ class Responder:
 
     @property
     def seconds(self) -> float:
-        """Since the request was complete."""
+        """The time since the request was complete."""
         return time.perf_counter() - self.request.started
 
     @property
     def outcome(self) -> str:
-        """How it ended; empty if only its status says that."""
+        """How the answer ended; empty if only its status says that."""
         if self.cut or self.record is None:
             return self.cut
         return self.record.outcome

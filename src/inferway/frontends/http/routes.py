@@ -69,7 +69,7 @@ _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
 class Routes:
-    """The handler of every request."""
+    """The handler of every request: finds the handler of its path and method."""
 
     def __init__(
         self,
@@ -138,11 +138,12 @@ class Routes:
         await self._handler(request, self._table)(request, responder)
 
     def awaits_body(self, request: Request) -> bool:
-        """Whether a request is not refused for its path, its method or its missing key."""
+        """Return whether the request is not refused for its path, its method or its missing key."""
         return self._table_awaits(request, self._table)
 
     def admin_awaits_body(self, request: Request) -> bool:
-        """The same of the port for admins."""
+        """Return whether the port for admins does not refuse a request for its path, method or
+        key."""
         return self._table_awaits(request, self._admin_table)
 
     def _table_awaits(self, request: Request, table: Table) -> bool:
@@ -162,18 +163,18 @@ class Routes:
             admission.check(request)
 
     def _is_for_admins(self, path: str) -> bool:
-        """On the port of clients."""
+        """Return whether the path is for admins on the port of clients."""
         if path == _METRICS:
             return self._for_clients and self._admission.knows_admins
         return _is_for_admins(path)
 
     @property
     def paths(self) -> Container[str]:
-        """Those that have a name."""
+        """The paths that have a name."""
         return self._table
 
     async def admin(self, request: Request, responder: Responder) -> None:
-        """The handler of the port for admins."""
+        """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
             self._admission.check_admin(request)
         await self._handler(request, self._admin_table)(request, responder)

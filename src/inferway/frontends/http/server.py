@@ -59,11 +59,11 @@ class LoopTurns:
 
     @property
     def are_short(self) -> bool:
-        """Whether more wait than the next turn has place for."""
+        """Whether more wait than are called in the next turn."""
         return len(self._waiting) > CALLS_A_TURN
 
     def ask(self, call: Callable[[], object]) -> None:
-        """Calls it in a turn to come."""
+        """Call it in a turn of the loop to come."""
         self._waiting.append(call)
         self._begin()
 
@@ -196,7 +196,7 @@ class HttpServer:
     # ------------------------------------------------------------------- for the connections
 
     def opened(self, connection: ClientConnection) -> None:
-        """A client has connected."""
+        """Count a client that has connected, or abort the connection if there are too many."""
         self.stats.accepted += 1
         self.stats.open += 1
         self._connections.add(connection)
@@ -205,7 +205,7 @@ class HttpServer:
             connection.abort()
 
     def lost(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
+        """Count out a connection that has ended."""
         self.stats.open -= 1
         self._connections.discard(connection)
         if not self._connections:
@@ -233,7 +233,7 @@ class HttpServer:
             task.add_done_callback(self._tasks.discard)
 
     def answered(self, responder: Responder) -> None:
-        """An answer has ended, one way or another."""
+        """Count an answer that has ended, one way or another, and tell the logs."""
         stats = self.stats
         stats.answering -= 1
         stats.body_bytes += responder.body_bytes
