@@ -247,7 +247,7 @@ async def test_the_way_to_the_picker_may_be_encrypted(start: StartProxied) -> No
             "typed_config": {"@type": context, "common_tls_context": {"alpn_protocols": ["h2"]}},
         }
 
-    proxied = await start(change=encrypted, credentials=tls.credentials(None))
+    proxied = await start(change=encrypted, credentials=tls.PickerCertificate(None))
 
     assert (await post(proxied))[0] == 200
 

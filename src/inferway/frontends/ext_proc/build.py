@@ -14,7 +14,7 @@ from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
-from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
+from inferway.frontends.ext_proc.tls import PickerCertificate
 from inferway.frontends.request_counts import RequestCounts
 from inferway.frontends.tracing import Tracing
 from inferway.openai_api.trust import Trust
@@ -73,4 +73,4 @@ def _credentials(picker: PickerSettings) -> PickerCertificate | None:
     if not picker.secure:
         return None
     directory = None if picker.cert_path is None else Path(picker.cert_path)
-    return credentials(directory, reload=picker.reload_cert)
+    return PickerCertificate(directory, reload=picker.reload_cert)

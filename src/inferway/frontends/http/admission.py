@@ -23,8 +23,6 @@ was made ours afterwards      asked for as an address or as localhost
 from __future__ import annotations
 
 import copy
-import hashlib
-import hmac
 import logging
 import re
 from collections.abc import Callable
@@ -35,19 +33,17 @@ from typing import NamedTuple
 from inferway.config import ServeSettings
 from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
 from inferway.fleet.fleet import Fleet
-from inferway.flow.callers import Caller, Callers, read_callers, without_credentials
+from inferway.flow.callers import AdminKey, Caller, Callers, read_callers, without_credentials
 from inferway.flow.failover import Retries, Traffic
 from inferway.flow.standing import Standing
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
-from inferway.model import Headers
 from inferway.steps.objectives import named_tenant
 
 log = logging.getLogger("inferway.forward")
 
-_AUTHORIZATION = b"authorization"
 _FOREIGN = (b"cross-site", b"same-site")
 _LOCAL_HOST = re.compile(rb"(?:[\w-]+\.)*localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]", re.IGNORECASE)
 _PORT = re.compile(rb":[0-9]*$")
@@ -57,40 +53,6 @@ _EVERYBODY = Caller(admin=True)
 _ANYBODY = Caller()
 _ADMIN = Caller(admin=True)
 _NAMED_ADMIN = Caller(tenant="admin", priority=0, admin=True, name="admin")
-
-
-class AdminKey:
-    """One key; nothing of it can be read back."""
-
-    __slots__ = ("_digest",)
-
-    def __init__(self, key: str) -> None:
-        self._digest = _digest(key.encode("utf-8", "surrogateescape"))
-
-    def is_carried(self, headers: Headers) -> bool:
-        """Return whether a request with these headers comes from an admin."""
-        return any(name == _AUTHORIZATION and self._is_it(value) for name, value in headers)
-
-    def check(self, headers: Headers) -> None:
-        """Raises UnauthorizedError, which says what is missing and nothing of what was sent."""
-        if self.is_carried(headers):
-            return
-        sent = [value for name, value in headers if name == _AUTHORIZATION]
-        if not sent:
-            raise UnauthorizedError(
-                "this path wants the gateway's admin key: send `Authorization: Bearer KEY`"
-            )
-        if not any(_bearer(value) for value in sent):
-            raise UnauthorizedError("authorization: expected `Bearer KEY`, got something else")
-        raise UnauthorizedError("authorization: this is not the gateway's admin key")
-
-    def without(self, headers: Headers) -> Headers:
-        """Return the headers that may travel on to an engine."""
-        return [h for h in headers if h[0] != _AUTHORIZATION or not self._is_it(h[1])]
-
-    def _is_it(self, authorization: bytes) -> bool:
-        # Digests have one length, so that the time tells nothing of the key's.
-        return hmac.compare_digest(_digest(_bearer(authorization)), self._digest)
 
 
 @dataclass(slots=True)
@@ -256,14 +218,3 @@ def check_no_web_page(request: Request, *, is_local: bool) -> None:
 
 def _text(value: bytes) -> str:
     return repr(value[:100].decode("latin-1"))
-
-
-def _bearer(authorization: bytes) -> bytes:
-    """Return the credentials; empty for another scheme (RFC 9110 11.1: its case does not
-    matter)."""
-    scheme, _, credentials = authorization.strip().partition(b" ")
-    return credentials.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -156,7 +156,7 @@ class Certificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         try:
-            context.load_cert_chain(self._chain, self._key, password=_no_password)
+            context.load_cert_chain(self._chain, self._key, password=no_password)
         except (OSError, ValueError) as e:  # SSLError is an OSError
             what = getattr(e, "reason", None) or getattr(e, "strerror", None) or e
             raise ConfigError(
@@ -166,6 +166,6 @@ class Certificate:
         return context
 
 
-def _no_password() -> str:
+def no_password() -> str:
     """Instead of a question on the terminal."""
     raise ValueError("the key has a password")
