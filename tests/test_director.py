@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.scheduling.tables import kv_aware
+from tests.slots import NotingSlot
 
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
@@ -36,7 +37,6 @@ from inferway.model import (
     Candidates,
     Decision,
     Endpoint,
-    Headers,
     HolderId,
     Reason,
     RequestHead,
@@ -670,28 +670,6 @@ async def test_an_answer_that_has_begun_keeps_nothing_of_its_prompt() -> None:
 # ------------------------------------------------------------------- who gets it, and when
 
 
-@dataclass
-class Turn:
-    """Where a request waits, as the director sees it."""
-
-    full: frozenset[str] = frozenset()
-    refuses: SaturatedError | None = None
-    while_it_waits: Callable[[], None] | None = None
-    asked: list[tuple[str, int]] = field(default_factory=list)
-    limits_engines: bool = True
-
-    async def enter(self, model: str, headers: Headers, priority: int) -> bool:  # noqa: ARG002
-        self.asked.append((model, priority))
-        if self.refuses is not None:
-            raise self.refuses
-        if self.while_it_waits is not None:
-            self.while_it_waits()
-        return self.while_it_waits is not None
-
-    def takes(self, engine: str) -> bool:
-        return engine not in self.full
-
-
 def engines(decision: Decision) -> set[str]:
     return {target.endpoint.engine for target in decision.targets}
 
@@ -723,21 +701,21 @@ async def test_a_model_whose_engines_are_drained_is_not_the_clients_fault() -> N
 
 
 async def test_a_request_has_its_turn_and_goes_where_there_is_room() -> None:
-    to, turn = director(), Turn(full=frozenset({"e1"}))
+    to, slot = director(), NotingSlot(full=frozenset({"e1"}))
     hold(to, 1, "abcdefgh")
 
-    assert engines(await open_chat(to, chat("abcdefgh")).decide(turn)) == {"e0"}
-    assert turn.asked == [("m", 0)]
+    assert engines(await open_chat(to, chat("abcdefgh")).decide(slot)) == {"e0"}
+    assert slot.asked == [("m", 0)]
 
 
 async def test_its_callers_priority_counts_and_not_its_headers() -> None:
-    to, turn = director(), Turn()
+    to, slot = director(), NotingSlot()
     to.priorities = {"low": -1}
     head = RequestHead("POST", CHAT, "", [(b"x-gateway-inference-objective", b"low")])
-    await to.open(head, chat("ab")).decide(turn)
-    await to.open(head, chat("ab"), priority=3).decide(turn)
+    await to.open(head, chat("ab")).decide(slot)
+    await to.open(head, chat("ab"), priority=3).decide(slot)
 
-    assert turn.asked == [("m", -1), ("m", 3)]
+    assert slot.asked == [("m", -1), ("m", 3)]
 
 
 @pytest.mark.parametrize("scoring", [True, False])
@@ -745,19 +723,19 @@ async def test_what_changed_while_it_waited_counts(scoring: bool) -> None:
     to = director()
     to.scoring = scoring
     to.standing = standing = Standing()
-    turn = Turn(while_it_waits=lambda: standing.drained.add("e0"))
+    slot = NotingSlot(while_it_waits=lambda: standing.drained.add("e0"))
 
-    assert engines(await open_chat(to, chat("ab")).decide(turn)) == {"e1"}
+    assert engines(await open_chat(to, chat("ab")).decide(slot)) == {"e1"}
 
 
 async def test_a_refused_request_is_not_looked_at() -> None:
     to = director(TwoEngines(prompts=Broken(AssertionError("it was rendered"))))
 
     with pytest.raises(SaturatedError, match="full"):
-        await open_chat(to, chat("ab")).decide(Turn(refuses=SaturatedError("full")))
+        await open_chat(to, chat("ab")).decide(NotingSlot(refuses=SaturatedError("full")))
     assert to.stats.decisions == {}
 
 
 async def test_an_engine_that_filled_up_meanwhile_gets_no_more_than_its_limit() -> None:
     with pytest.raises(SaturatedError, match="all engines are full; try again"):
-        await open_chat(director(), chat("ab")).decide(Turn(full=frozenset({"e0", "e1"})))
+        await open_chat(director(), chat("ab")).decide(NotingSlot(full=frozenset({"e0", "e1"})))

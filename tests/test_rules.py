@@ -76,9 +76,8 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored Endpoints EventSource Exchange
-        Fleet Gateway Job Journey Link ModelNames Picker Places Publisher QueueFullError
-        Refused Standing Turn Turns
+        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Exchange Gateway Job
+        Link ModelNames Picker Publisher QueueFullError Refused Turn
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.director import Director
 from inferway.discovery.members import Members, build_members
 from inferway.events.adapters.vllm import normalise
 from inferway.events.dialect import SEEDS
@@ -27,38 +27,33 @@ from inferway.events.event import Batch
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
 from inferway.fleet.zmq_subscriber import sockets_context
-from inferway.flow.standing import Standing
+from inferway.frontends.access_log import AccessLog
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.fleet_gate import FleetGate
-from inferway.frontends.http.access_log import AccessLog
 from inferway.frontends.http.admission import build_admission, read_keys
-from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.cors import Cors
 from inferway.frontends.http.entrance import Entrance
-from inferway.frontends.http.listening import within_file_limit
+from inferway.frontends.http.listening import Certificate, within_file_limit
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.reload import Reloading
 from inferway.frontends.http.routes import Routes
-from inferway.frontends.http.server import AnswerLog, Handler, HttpServer
-from inferway.frontends.http.tracing import Tracing, otlp
-from inferway.frontends.observers import (
-    AlarmObserver,
-    DecisionPublisher,
-    LiveProbe,
-    Observer,
-    PromptsForOrphans,
-)
+from inferway.frontends.http.server import Handler, HttpServer
+from inferway.frontends.http.traced import traced
+from inferway.frontends.observers import build_observers
 from inferway.frontends.publisher import Publisher, topic_name
 from inferway.frontends.request_counts import RequestCounts
+from inferway.frontends.tracing import Tracing, otlp
 from inferway.indexer import Indexer
 from inferway.model import HolderId
 from inferway.openai_api.trust import Trust
 from inferway.prompts.given import check_given
 from inferway.prompts.memory import give_back_large
 from inferway.prompts.renderer import Renderer
+from inferway.scheduling.policies import scheduling_of
 from inferway.steps.rewrite import Rewrites
 from inferway.steps.salt import TenantSalt
-from inferway.tasks import Tasks
+from inferway.tasks import Later, Tasks
 from inferway.upstream.pool import Pool
 
 if TYPE_CHECKING:
@@ -71,6 +66,10 @@ log = logging.getLogger("inferway")
 SWITCH_INTERVAL_SECONDS = 0.0005
 
 LOOPBACK = "127.0.0.1"
+
+# By when an engine's events have come that its first token tells of: 0.06 to 0.17 s were seen with
+# engines that computed on the CPU, next to nothing otherwise.
+EVENT_SECONDS = 0.25
 
 # With more answers under way engines are not told of shapes in advance.
 BUSY_WITH_ANSWERS = 1000
@@ -97,31 +96,27 @@ class Gateway:
         self._picks = picks
         self._stack = AsyncExitStack()
         self._context = sockets_context()
-        standing = Standing(settings.ejection)
+        self._scheduling = scheduling_of(settings)
         self.indexer = Indexer(
             settings,
             renderer=renderer,
             context=self._context,
             on_batch=self._republish if settings.publish is not None else None,
-            standing=standing,
-            behind_proxy=picks,
         )
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
         self._adopter = Adopter(self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon)
-        self._admission = build_admission(settings, keys, self.fleet, standing, time.monotonic)
+        self._admission = build_admission(settings, keys, self.fleet, time.monotonic)
         self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: Publisher | None = None
         self._server: HttpServer | None = None
         self._admin_server: HttpServer | None = None
-        self._requests = RequestCounts(self.indexer.director.clock)
+        self._requests = RequestCounts(time.monotonic)
         self._logs: list[AnswerLog] = [self._requests, *logs]
-        self._access_log: AccessLog | None = None
         if settings.access_log is not None:
-            self._access_log = AccessLog(settings.log_format, probes=settings.access_log_probes)
-            self._logs.append(self._access_log)
+            self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
     @property
     def port(self) -> int:
@@ -140,7 +135,7 @@ class Gateway:
         return self._publisher.endpoint if self._publisher else None
 
     async def start(self) -> None:
-        """Opens everything. Raises ConfigError, with all that was opened closed again."""
+        """Open everything. Raises ConfigError, with all that was opened closed again."""
         try:
             await self._start()
         except BaseException:
@@ -148,24 +143,24 @@ class Gateway:
             raise
 
     async def close(self) -> None:
-        """Closes everything in reverse and says so."""
+        """Close everything in reverse, and log each part that has stopped."""
         await self._stack.aclose()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
-        """Goes on with the settings that `read` gives, or raises ConfigError, once it has started.
-        If they cannot hold, all is as it was, and the log says why."""
+        """Go on with the settings that `read` returns, or raise ConfigError, once the gateway has
+        started. If they cannot hold, all is as it was, and the log says why."""
         await self._started.wait()
         assert self._reloading is not None
         await self._reloading.reload(read)
 
     def stop_accepting(self) -> None:
-        """Takes no more connections; what runs goes on until `close`."""
+        """Take no more connections; what runs goes on until `close`."""
         for server in (self._server, self._admin_server):
             if server is not None:
                 server.stop_accepting()
 
     def hurry(self) -> None:
-        """Takes no more connections; a `close` that waits for running answers cuts them off."""
+        """Take no more connections, and cut off the answers that a running `close` waits for."""
         self.stop_accepting()
         for server in (self._server, self._admin_server):
             if server is not None:
@@ -187,9 +182,9 @@ class Gateway:
             self._closes("publisher", _soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
-        self._open_gate()
+        self.director = director = self._open_director()
         metrics = MetricsPage(
-            self.indexer.director,
+            director,
             self.fleet,
             pool,
             self.indexer.renderer,
@@ -199,13 +194,11 @@ class Gateway:
             self._requests,
         )
         self._stack.callback(self._admission.control.close)
-        observers = self._observers()
         routes = Routes(
-            *(self.indexer, pool, metrics, self._admission, self._entrance(), self._requests),
-            observers=observers,
+            *(self.indexer, director, pool, metrics, self._admission, self._entrance()),
+            requests=self._requests,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            tracing=tracing,
         )
         server = self._http_server(
             self._wrapped(routes, tracing), routes.awaits_body, settings.host, settings.port
@@ -224,7 +217,7 @@ class Gateway:
         self._closes("adoption of orphans", self._adopter.close)
         self._find_engines()
         if self._picks:
-            await self._pick(observers, metrics)
+            await self._pick(metrics, tracing)
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
@@ -240,10 +233,10 @@ class Gateway:
         return tracing
 
     def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
-        """What stands before the routes."""
+        """Return the routes' handler within those that stand before it: spans, then CORS."""
         handler: Handler = routes
         if tracing is not None:
-            handler = tracing.around(handler, routes.paths)
+            handler = traced(handler, tracing, routes.paths)
         if self.settings.cors_origins:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
@@ -252,8 +245,7 @@ class Gateway:
         settings = self.settings
         secret = settings.salt_secret()
         return Entrance(
-            self.indexer.director,
-            self.fleet,
+            self.director,
             settings.allow_paths,
             salt=None if secret is None else TenantSalt(secret),
             trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
@@ -275,7 +267,8 @@ class Gateway:
         )
 
     async def _open_admin_port(self, routes: Routes, port: int) -> None:
-        """Closed after the other one: how the last answers end is worth a scrape."""
+        """Listen for admins, until after the other port: how the last answers end is worth a
+        scrape."""
         host = self.settings.host
         self._admin_server = server = self._http_server(
             routes.admin,
@@ -288,7 +281,7 @@ class Gateway:
         log.info("the gateway answers admin paths and metrics at %s", server.url)
 
     def _find_engines(self) -> None:
-        """Those that are not listed."""
+        """Begin to look for engines that the settings do not list."""
         settings = self.settings
         self.members = members = build_members(
             settings.discovery, settings.engines, self._set_engines, self._follow_rules
@@ -304,25 +297,26 @@ class Gateway:
         await self.fleet.set_engines(engines)
         there = [engine.name for engine in self.fleet.engines]
         self._admission.traffic.standing.forget_others(there)
-        self.indexer.director.stats.forget_others(there)
+        self.director.stats.forget_others(there)
 
     def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        """What Kubernetes says, over what the settings do."""
+        """Let what Kubernetes says go before what the settings do."""
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
-        self.indexer.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
+        self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
-    async def _pick(self, observers: Sequence[Observer], metrics: MetricsPage) -> None:
+    async def _pick(self, metrics: MetricsPage, tracing: Tracing | None) -> None:
         from inferway.frontends.ext_proc.build import build_picker  # an extra
         from inferway.frontends.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
             self.settings,
-            self.indexer,
-            observers,
+            self.director,
+            self.fleet,
             self._is_ready,
             metrics.decided_in,
             self._requests,
-            self._access_log,
+            self._logs,
+            tracing,
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes
@@ -338,11 +332,28 @@ class Gateway:
     def _is_ready(self) -> bool:
         return self.members is not None and self.members.synced and self.fleet.loading is None
 
-    def _open_gate(self) -> None:
-        """Before the director sees its first request."""
-        gate = FleetGate(self.settings, self.fleet, self._is_busy)
-        self.indexer.director.gate = gate.gate
+    def _open_director(self) -> Director:
+        """Raises ConfigError for a gate that cannot be had."""
+        settings = self.settings
+        gate = FleetGate(settings, self.fleet, self._is_busy)
         self._closes("checks of structured output", gate.close)
+        for note in self._scheduling.notes:
+            log.info("%s", note)
+        return Director(
+            self.fleet,
+            self.indexer.matcher,
+            self._scheduling,
+            time.monotonic,
+            rewrites=Rewrites(settings.model_rewrites),
+            priorities=settings.objectives,
+            scoring=settings.scoring,
+            behind_proxy=self._picks,
+            off_loop=asyncio.to_thread,
+            later=Later(EVENT_SECONDS),
+            gate=gate.gate,
+            standing=self._admission.traffic.standing,
+            observers=build_observers(settings, self._publisher, self.fleet, self._adopter),
+        )
 
     def _is_busy(self) -> bool:
         return self._server is not None and self._server.stats.answering > BUSY_WITH_ANSWERS
@@ -354,20 +365,8 @@ class Gateway:
 
         self._stack.push_async_callback(closing)
 
-    def _observers(self) -> list[Observer]:
-        observers: list[Observer] = []
-        if self._publisher is not None:
-            observers.append(
-                DecisionPublisher(self._publisher, with_text=self.settings.publish_text)
-            )
-        if self.settings.scoring:  # else there are no prompts
-            observers.append(AlarmObserver(self.fleet.evidence))
-            observers.append(LiveProbe(self.fleet.prober, Random()))
-            observers.append(PromptsForOrphans(self._adopter))
-        return observers
-
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
-        """The engine's events in one form, whatever form the engine speaks."""
+        """Publish the events of a batch in one form, whatever form the engine speaks."""
         assert self._publisher is not None
         if not engine.model_names:
             return
@@ -382,8 +381,8 @@ async def serve(
     picks: bool = False,
     reread: Callable[[], ServeSettings] | None = None,
 ) -> None:
-    """Runs a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings
-    that `reread` gives. Raises ConfigError at start only."""
+    """Run a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings that
+    `reread` returns. Raises ConfigError at start only."""
     check_given(settings.models)
     _raise_file_limit()
     stop = asyncio.Event()
@@ -418,7 +417,8 @@ async def serve(
 
 
 async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
-    """False if it was stopped first: then what had been opened is closed again."""
+    """Return whether the gateway has started; False if it was stopped first, with what had been
+    opened closed again."""
     starting = asyncio.ensure_future(gateway.start())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
 from tests.frontends.ext_proc.pods import Stream
 
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.server import PickerServer
@@ -58,6 +59,7 @@ async def start() -> AsyncIterator[StartProxied]:
             rewrites: Any = None,
             dead: int = 0,
             pods: Mapping[str, Mapping[str, Any]] | None = None,
+            logs: Sequence[AnswerLog] = (),
             **rules: Any,
         ) -> Proxied:
             upstreams = [
@@ -70,7 +72,7 @@ async def start() -> AsyncIterator[StartProxied]:
             stream = Stream(known, rewrites=rewrites)
             picker = PickerServer(
                 stream.picker,
-                Rules(stream.fleet.find, **rules),
+                Rules(stream.fleet.find, logs=[stream.picker.requests, *logs], **rules),
                 Health(lambda: True),
                 host="127.0.0.1",
                 port=0,

@@ -18,8 +18,8 @@ from tests.envoy.proxy import Config, cluster, filters, picker_filter, route_of,
 from tests.envoy.upstreams import answers, digest, refuses, streams
 
 from inferway.config import ModelRewrite, RewriteTarget
+from inferway.frontends.access_log import AccessLog
 from inferway.frontends.ext_proc import tls
-from inferway.frontends.http.access_log import AccessLog
 from inferway.steps.rewrite import Rewrites
 
 pytestmark = pytest.mark.envoy
@@ -247,7 +247,7 @@ async def test_the_way_to_the_picker_may_be_encrypted(start: StartProxied) -> No
             "typed_config": {"@type": context, "common_tls_context": {"alpn_protocols": ["h2"]}},
         }
 
-    proxied = await start(change=encrypted, credentials=tls.credentials(None))
+    proxied = await start(change=encrypted, credentials=tls.PickerCertificate(None))
 
     assert (await post(proxied))[0] == 200
 
@@ -395,8 +395,8 @@ async def test_the_access_log_has_the_client_that_envoy_tells(
         picker_filter(config)["request_attributes"] = ["source.address"]
 
     caplog.set_level(logging.INFO, "inferway.access")
-    proxied = await start(change=tells)
-    proxied.picker.access_log = log = AccessLog("json")
+    log = AccessLog("json")
+    proxied = await start(change=tells, logs=[log])
 
     await post(proxied, headers={"x-request-id": "mine"})
 

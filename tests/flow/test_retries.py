@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferway.config import RetrySettings
-from inferway.flow.retries import Retries
+from inferway.flow.failover import Retries
 
 
 @pytest.mark.parametrize(

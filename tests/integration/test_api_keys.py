@@ -220,7 +220,7 @@ async def test_the_key_says_the_priority_and_headers_do_not(
     start_fleet: StartFleet, keys: str
 ) -> None:
     fleet = await start_fleet(1, api_keys=keys, objectives={"low": -5})
-    director = fleet.gateway.indexer.director
+    director = fleet.gateway.director
     priorities: list[int] = []
 
     class Seen:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
-import msgspec
 import numpy as np
 import pytest
 from tests.integration.conftest import LONG, simulated
@@ -23,11 +22,12 @@ from inferway.errors import (
     RequestError,
     UnknownModelError,
 )
-from inferway.indexer import Indexer, Scores
-from inferway.model import Reason, RequestHead
+from inferway.indexer import Indexer
+from inferway.model import Reason, Tokenized
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
+from inferway.scores import Scores
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
@@ -219,15 +219,16 @@ async def test_tokens_may_be_an_array(engines: Engines) -> None:
 async def test_prompts_on_their_way_do_not_count(engines: Engines) -> None:
     await engines.start()
     indexer = await engines.indexer()
-    body = msgspec.json.encode({"model": "smollm2", "messages": CHAT})
-    journey = indexer.director.open(RequestHead("POST", "/v1/chat/completions", "", ()), body)
-    journey.attempt((await journey.decide()).targets[0])
+    lookup = await indexer.matcher.look_up(
+        indexer.fleet.model("smollm2"), Tokenized([np.array(TOKENS, np.uint32)]), None
+    )
+    [[matched]] = lookup.prompts.values()
+    indexer.matcher.overlay.add(0, matched.prompt.block_keys, 0)
 
-    scores = await indexer.score_chat(CHAT, "smollm2")
+    scores = await indexer.score_tokens(TOKENS, "smollm2")
 
-    assert indexer.director.matcher.overlay.num_blocks(0) > 0
+    assert indexer.matcher.overlay.num_blocks(0) > 0
     assert scores.best is None
-    journey.close("ok")
 
 
 async def test_no_tokens_are_held_by_nobody(engines: Engines) -> None:

@@ -87,7 +87,7 @@ async def test_what_kubernetes_says_of_models_is_in_force(
         cluster.put("inferencepools", pool("pool", 1))
         cluster.put(f"{group}inferencemodelrewrites", rule)
         cluster.put(f"{group}inferenceobjectives", objective)
-        director = fleet.gateway.indexer.director
+        director = fleet.gateway.director
 
         async def told() -> bool:
             return bool(director.rewrites.rules) and "batch" in director.priorities

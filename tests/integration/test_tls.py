@@ -14,7 +14,7 @@ from tests.frontends.http.clients import Client, get, post
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
 from inferway.doctor.engines import ask_engines
-from inferway.frontends.http.certificate import Certificate
+from inferway.frontends.http.listening import Certificate
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.frontends.http.server import HttpServer

@@ -10,19 +10,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import grpc.aio
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.frontends.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.frontends.http.clients import connected, echo, get, serving
 from tests.integration.conftest import answering
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, ServeSettings
+from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.frontends.http.tracing import Tracing, otlp
+from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway.frontends.http.traced import traced
+from inferway.frontends.tracing import Tracing, otlp
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -139,6 +143,43 @@ async def test_a_chat_s_span_has_the_conventions_names_for_models_and_tokens() -
     assert SECRET.encode() not in collector.raw
 
 
+async def test_a_pick_s_spans_go_to_the_same_place() -> None:
+    collector, engine = Collector(), Recorder()
+    async with answering(collector.handle) as url, answering(engine.handle) as engine_url:
+        settings = ServeSettings(
+            engines=[EngineSettings(url=engine_url, name="e0")],
+            port=0,
+            access_log=None,
+            scoring=False,
+            otlp=url + "/v1/traces",
+            picker=PickerSettings(grpc_port=0, grpc_health_port=0, secure=False),
+        )
+        gateway = Gateway(settings, picks=True)
+        await gateway.start()
+        assert gateway.picker is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.picker.port}") as channel:
+            call = channel.stream_stream(
+                f"/{SERVICE}/{METHOD}", ProcessingRequest.SerializeToString
+            )()
+            path, parent = (":path", "/v1/chat/completions"), ("traceparent", PARENT)
+            for message in (
+                *(rqh(path, parent), rqb(CHAT.encode(), eos=True)),
+                *(rsh((":status", "200")), rsb(ANSWER.encode(), eos=True)),
+            ):
+                await call.write(message)
+            await call.done_writing()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        await gateway.close()  # sends what is left
+
+    [request], [attempt] = collector.named("chat m"), collector.named("attempt")
+    assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, SPAN)
+    assert attempt.parent_span_id == request.span_id
+    assert attributes(attempt)["inferway.engine"] == "e0"
+    assert attributes(request)["gen_ai.usage.output_tokens"] == 4
+    assert SECRET.encode() not in collector.raw
+
+
 async def test_probes_have_no_spans() -> None:
     collector, engine = Collector(), Recorder()
     async with (
@@ -184,7 +225,7 @@ async def test_a_trace_begins_here_where_none_has_begun(
         seen.append(dict(request.headers))
         await echo(request, responder)
 
-    handler = tracing.around(noting, {"/known"})
+    handler = traced(noting, tracing, {"/known"})
     async with serving(handler, logs=[tracing]) as server, connected(server) as client:
         await client.ask(get(b"/known"))
         await client.ask(get(b"/" + SECRET.encode(), b"traceparent: 00-bad", b"tracestate: a=1"))
@@ -213,10 +254,10 @@ async def test_answers_that_end_otherwise_end_their_spans(
     async def waiting(_: Any, __: Any) -> None:
         await asyncio.Event().wait()
 
-    refused = tracing.around(failing, ())
+    refused = traced(failing, tracing, ())
     async with serving(refused, logs=[tracing]) as server, connected(server) as client:
         assert (await client.ask(get())).status == 500
-    async with serving(tracing.around(waiting, ()), logs=[tracing]) as server:
+    async with serving(traced(waiting, tracing, ()), logs=[tracing]) as server:
         async with connected(server) as client:
             await client.send(get())
             while not server.stats.answering:

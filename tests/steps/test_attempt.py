@@ -21,7 +21,7 @@ BODY = b'{"model":"m"}'
 
 
 @dataclass
-class Places:
+class OneEngine:
     """A fleet of one engine: what it is told."""
 
     heals: bool = False
@@ -43,6 +43,12 @@ class Places:
     def healed(self, endpoint: Endpoint) -> None:  # noqa: ARG002
         self.told.append("healed")
 
+    def reports(self, endpoint: Endpoint) -> None:
+        raise AssertionError(endpoint)
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        raise AssertionError(endpoint)
+
 
 def matched(held: int) -> MatchedPrompts:
     """A prompt of three blocks, of which the engine holds so many."""
@@ -51,7 +57,7 @@ def matched(held: int) -> MatchedPrompts:
 
 
 def attempt(
-    places: Places,
+    book: OneEngine,
     overlay: SpeculativeOverlay | None = None,
     held: int = 1,
     body: bytes = BODY,
@@ -60,43 +66,43 @@ def attempt(
 ) -> Attempt:
     target = Target(ENGINE, 1.0, matched_blocks=held, prompt_blocks=3)
     overlay = overlay or SpeculativeOverlay()
-    return Attempt(target, body, matched(held), goes_on, places, overlay)
+    return Attempt(target, body, matched(held), goes_on, book, overlay)
 
 
 @pytest.mark.parametrize(("held", "goes_on", "new"), [(1, False, 8), (3, False, 4), (3, True, 0)])
 def test_it_books_what_must_be_computed(held: int, goes_on: bool, new: int) -> None:
     """Of a whole prompt the last token always, and with it its block."""
-    places = Places()
+    book = OneEngine()
 
-    made = attempt(places, held=held, goes_on=goes_on)
+    made = attempt(book, held=held, goes_on=goes_on)
 
-    assert places.told == [f"book {new}"]
+    assert book.told == [f"book {new}"]
     assert (made.prompt_tokens, made.reused_tokens) == (12, 12 - new)
 
 
 def test_without_a_block_size_only_its_place_is_taken() -> None:
-    places, overlay = Places(size=None), SpeculativeOverlay()
+    book, overlay = OneEngine(size=None), SpeculativeOverlay()
 
-    attempt(places, overlay)
+    attempt(book, overlay)
 
-    assert places.told == ["book 0"]
+    assert book.told == ["book 0"]
     assert overlay.extend(KEYS, {}) == {}
 
 
 def test_its_prompt_counts_as_held_until_its_end() -> None:
-    places, overlay = Places(), SpeculativeOverlay()
+    book, overlay = OneEngine(), SpeculativeOverlay()
 
-    made = attempt(places, overlay)
+    made = attempt(book, overlay)
     assert overlay.extend(KEYS, {0: 1}) == {0: 3}
     made.end()
 
     assert overlay.extend(KEYS, {0: 1}) == {0: 1}
-    assert places.told == ["book 8", "release"]
+    assert book.told == ["book 8", "release"]
 
 
 def test_once_the_answer_has_begun_its_prompt_counts_until_the_engines_word_is_here() -> None:
     overlay, waiting = SpeculativeOverlay(), list[Callable[[], None]]()
-    made = attempt(Places(), overlay)
+    made = attempt(OneEngine(), overlay)
 
     made.has_begun_to_answer(waiting.append)
     made.end()
@@ -108,18 +114,18 @@ def test_once_the_answer_has_begun_its_prompt_counts_until_the_engines_word_is_h
 
 
 def test_it_asks_for_a_report_where_the_engine_may_hold_more() -> None:
-    places = Places(heals=True)
+    book = OneEngine(heals=True)
 
-    made = attempt(places)
+    made = attempt(book)
     assert made.asks_for_report
     assert b"kv_cache_report_mode" in made.body
     made.end()
 
-    assert places.told == ["book 8", "release", "healed"]
+    assert book.told == ["book 8", "release", "healed"]
 
 
 def test_it_asks_for_no_report_of_what_is_known_or_in_a_body_that_cannot_be_edited() -> None:
-    known, closed = Places(heals=True), Places(heals=True)
+    known, closed = OneEngine(heals=True), OneEngine(heals=True)
 
     assert attempt(known, held=3).body == BODY
     assert attempt(closed, body=b'{"vllm_xargs": 3}').body == b'{"vllm_xargs": 3}'

@@ -47,7 +47,9 @@ async def test_all_prompts_in_all_block_sizes_are_asked_for_at_once_and_get_what
 
     found = await matcher.look_up(model, Tokenized(PROMPTS), None)
 
-    held = {size: [dict(each.held) for each in items] for size, items in found.prompts.items()}
+    held = {
+        size: [dict(each.found.blocks) for each in items] for size, items in found.prompts.items()
+    }
     assert held == {4: [{A: 3}, {}, {A: 1}], 2: [{}, {B: 5}, {}]}
     assert index.at_a_time == [6]
 
@@ -65,7 +67,7 @@ async def test_of_each_engine_counts_what_it_has_of_the_adapter_from_its_own_pla
 
     found = await Matcher(index, SpeculativeOverlay()).look_up(model, Tokenized(PROMPTS[:1]), None)
 
-    assert dict(found.prompts[4][0].held) == {A: 1, B: 2}
+    assert dict(found.prompts[4][0].found.blocks) == {A: 1, B: 2}
     assert found.prompts[4][0].prompt.block_keys == keys["/a"]
 
 

@@ -7,12 +7,12 @@ import pytest
 from tests.gate.doubles import Words, make_gate, schema
 from tests.scheduling.tables import candidates
 
+from inferway.director import shape_of
 from inferway.errors import SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.gate.turns import ANYBODY
 from inferway.openai_api.paths import PARSERS
-from inferway.steps.shape import shape_of
 from inferway_structured.texts import Said
 
 CHAT = "/v1/chat/completions"
@@ -23,8 +23,7 @@ FORM = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
 async def asked(gate: Gate | None, path: str, **fields: Any) -> Shape | None:
     raw = msgspec.json.encode({"model": "m", **fields})
     body = PARSERS[path](raw)
-    request = LLMRequest(request_id="r", target_model="m", body=body, raw=raw)
-    return await shape_of(gate, path, request, candidates(2))
+    return await shape_of(gate, path, body, len(raw), candidates(2).endpoints, ANYBODY)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ _NO_USE = {
     "ha-enable-leader-election": "replicas all pick, none leads: they see the same events",
     "refresh-prometheus-metrics-interval": "the page is read when it is asked for",
     "metrics-staleness-threshold": "figures lose influence by and by (docs/scheduling.md)",
-    "tracing": "a pick makes no span; with --otlp, what is asked of --metrics-port does",
+    "tracing": "picks have spans if --otlp says where they go",
     "enable-pprof": "this is no Go",
     "metrics-endpoint-auth": "/metrics is open; --admin-key-env guards what tells of caches",
     "allow-experimental-plugins": "docs/plugins.md lists what is built",

@@ -36,8 +36,8 @@ from inferway.demo.settings import DemoSettings
 from inferway.demo.table import Row
 from inferway.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 from inferway.errors import ConfigError, InferwayError
-from inferway.frontends.http.access_log import line_of
-from inferway.frontends.http.responder import Responder
+from inferway.frontends.access_log import line_of
+from inferway.frontends.answer_log import EndedAnswer
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.renderer import Renderer
 
@@ -259,7 +259,7 @@ class Demo:
 
 
 class LiveLines:
-    """Leaves a line for each answered request once it has started (a server's AnswerLog)."""
+    """Leaves a line for each answered request once it has started (answer_log.AnswerLog)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -272,10 +272,10 @@ class LiveLines:
     def stop(self) -> None:
         self._is_on = False
 
-    def add(self, responder: Responder) -> None:
-        if not self._is_on or responder.record is None:
+    def add(self, answer: EndedAnswer) -> None:
+        if not self._is_on or answer.record is None:
             return
-        line = line_of(responder)
+        line = line_of(answer)
         if not line.model:
             return
         taken = line.ttft_ms if line.ttft_ms is not None else line.total_ms

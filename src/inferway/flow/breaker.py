@@ -48,8 +48,8 @@ class Breaker:
         return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
 
     def takes(self, now: float) -> bool:
-        """Whether a request may go there. A probe that says nothing for as long as the engine was
-        out is given up."""
+        """Return whether a request may go to the engine. A probe that says nothing for as long as
+        the engine was out is given up."""
         if not self._open:
             return True
         if now < self._until:
@@ -57,7 +57,7 @@ class Breaker:
         return self._probed_at is None or now - self._probed_at >= self._seconds
 
     def sent(self, now: float) -> None:
-        """A request goes there."""
+        """A request goes to the engine: the probe, if it is half open."""
         if self._open and now >= self._until:
             self._probed_at = now
 
@@ -66,7 +66,7 @@ class Breaker:
         self._probed_at = None
 
     def succeeded(self, now: float) -> bool:
-        """Whether that has closed it."""
+        """A request was answered; return whether that has closed the breaker."""
         self._fade(now)
         self._good += 1.0
         self._in_a_row = 0
@@ -77,7 +77,7 @@ class Breaker:
         return True
 
     def failed(self, now: float) -> bool:
-        """Whether that has put it out."""
+        """A request has failed; return whether that has put the engine out."""
         self._fade(now)
         self._bad += 1.0
         self._in_a_row += 1
@@ -94,7 +94,7 @@ class Breaker:
         return True
 
     def is_idle(self, now: float) -> bool:
-        """Closed, and its failures are as good as forgotten."""
+        """Return whether the breaker is closed, and its failures are as good as forgotten."""
         if self._open or self._in_a_row or now - self._until < self.settings.max_seconds:
             return False
         return self._bad * exp((self._at - now) / self.settings.window) < _FORGOTTEN

@@ -25,7 +25,8 @@ from inferway.model import Headers
 PREFIX = "sha256:"
 MIN_KEY_BYTES = 32
 _BYTES = 32  # of randomness
-_CARRIERS = (b"authorization", b"x-api-key")  # OpenAI's clients, Anthropic's
+_AUTHORIZATION = b"authorization"
+_CARRIERS = (_AUTHORIZATION, b"x-api-key")  # OpenAI's clients, Anthropic's
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +40,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file."""
+    """The file of keys, as it is written."""
 
     keys: list[KeySettings] = []
 
@@ -59,7 +60,7 @@ class Callers:
     __slots__ = ("_by_blinded", "_secret", "names")
 
     def __init__(self, keys: list[KeySettings]) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for a name or a key that is given twice."""
         self._secret = os.urandom(32)
         self._by_blinded: dict[bytes, tuple[bytes, Caller]] = {}
         self.names = [key.name for key in keys]
@@ -89,17 +90,53 @@ class Callers:
         return hashlib.blake2b(digest, digest_size=16, key=self._secret).digest()
 
 
+class AdminKey:
+    """The key that scores and admin paths want, once one is configured, where callers need none of
+    their own. Nothing of it can be read back."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, key: str) -> None:
+        self._digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+    def is_carried(self, headers: Headers) -> bool:
+        """Return whether a request with these headers comes from an admin."""
+        return any(name == _AUTHORIZATION and self._is_it(value) for name, value in headers)
+
+    def check(self, headers: Headers) -> None:
+        """Raises UnauthorizedError, which says what is missing and nothing of what was sent."""
+        if self.is_carried(headers):
+            return
+        sent = [value for name, value in headers if name == _AUTHORIZATION]
+        if not sent:
+            raise UnauthorizedError(
+                "this path wants the gateway's admin key: send `Authorization: Bearer KEY`"
+            )
+        if not any(credentials(_AUTHORIZATION, value) for value in sent):
+            raise UnauthorizedError("authorization: expected `Bearer KEY`, got something else")
+        raise UnauthorizedError("authorization: this is not the gateway's admin key")
+
+    def without(self, headers: Headers) -> Headers:
+        """Return the headers that may travel on to an engine."""
+        return [h for h in headers if h[0] != _AUTHORIZATION or not self._is_it(h[1])]
+
+    def _is_it(self, authorization: bytes) -> bool:
+        # Digests have one length, so that the time tells nothing of the key's.
+        sent = hashlib.sha256(credentials(_AUTHORIZATION, authorization)).digest()
+        return hmac.compare_digest(sent, self._digest)
+
+
 def credentials(name: bytes, value: bytes) -> bytes:
-    """The key in a header; empty for another scheme than Bearer (RFC 9110 11.1: its case does not
-    matter)."""
-    if name != b"authorization":
+    """Return the key in a header; empty for another scheme than Bearer (RFC 9110 11.1: its case
+    does not matter)."""
+    if name != _AUTHORIZATION:
         return value.strip()
     scheme, _, key = value.strip().partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def without_credentials(headers: Headers) -> Headers:
-    """What may travel on."""
+    """Return the headers that may travel on to an engine."""
     return [header for header in headers if header[0] not in _CARRIERS]
 
 
@@ -122,12 +159,13 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def new_key() -> str:
-    """One that nobody can guess."""
+    """Return a key that nobody can guess."""
     return "iw-" + token_urlsafe(_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """As the file has it. Raises ConfigError for one that could be guessed."""
+    """Return the key's hash as the file has it. Raises ConfigError for a key that could be
+    guessed."""
     if len(key.encode()) < MIN_KEY_BYTES:
         raise ConfigError(
             f"a key of {len(key.encode())} bytes can be guessed from its hash; it needs"

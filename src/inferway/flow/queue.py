@@ -25,7 +25,7 @@ _SLACK = 16  # what has gone is kept up to as much again, and this
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One request that waits."""
+    """One request that waits in the queue."""
 
     lane: str
     tenant: str
@@ -45,14 +45,14 @@ class _Line:
     size: int = 0
 
     def enter(self, tenant: str, tag: float) -> None:
-        """Its first request, once it is another one."""
+        """Put the tenant's first request into the heap, once it is another one."""
         heappush(self.heap, (tag, self.waiting[tenant][0].number, tenant))
         if len(self.heap) > 2 * len(self.waiting) + _SLACK:
             self.heap = [entry for entry in self.heap if self._is_first(entry)]
             heapify(self.heap)
 
     def first(self, ends: dict[str, float]) -> tuple[float, int, str]:
-        """Of those whose turn it is next; there must be one."""
+        """Return the heap's entry of the request whose turn is next; there must be one."""
         heap = self.heap
         while True:
             tag, number, tenant = heap[0]
@@ -70,7 +70,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Level:
-    """One priority."""
+    """Those of one priority who wait."""
 
     virtual: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)  # of tenants served lately
@@ -79,7 +79,7 @@ class _Level:
     size: int = 0
 
     def begin(self, tenant: str) -> float:
-        """The start tag of its next request."""
+        """Return the start tag of the tenant's next request."""
         return max(self.virtual, self.ends.get(tenant, 0.0))
 
     def served(self, tenant: str, tag: float) -> None:
@@ -106,11 +106,11 @@ class FairQueue:
                     yield from waiters
 
     def sizes(self) -> dict[int, int]:
-        """priority -> how many wait."""
+        """Return how many wait, by priority."""
         return {priority: level.size for priority, level in self._levels.items()}
 
     def lanes(self) -> Collection[str]:
-        """Those for which somebody waits."""
+        """Return the lanes in which somebody waits."""
         return self._lanes.keys()
 
     def add(self, waiter: Waiter) -> None:
@@ -134,7 +134,7 @@ class FairQueue:
         self.size += 1
 
     def remove(self, waiter: Waiter) -> bool:
-        """False if it does not wait."""
+        """Take the waiter out of the queue; return False if it does not wait."""
         level = self._levels.get(waiter.priority)
         line = level.lines.get(waiter.lane) if level is not None else None
         waiters = line.waiting.get(waiter.tenant) if line is not None else None
@@ -148,7 +148,8 @@ class FairQueue:
         return True
 
     def pop(self, is_open: Callable[[str], bool]) -> Waiter | None:
-        """Whose turn it is, of those whose lane is open."""
+        """Take out and return the waiter whose turn it is, of those whose lane is open; None if
+        there is none."""
         opened = [lane for lane in self._lanes if is_open(lane)]
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
@@ -167,7 +168,7 @@ class FairQueue:
         return None
 
     def victim(self, priority: int, tenant: str) -> Waiter | None:
-        """Whom a newcomer displaces."""
+        """Return the waiter whom a newcomer displaces; None if the newcomer has no room."""
         lowest = min(self._levels, default=None)
         if lowest is None or lowest > priority:
             return None
@@ -179,7 +180,7 @@ class FairQueue:
         return max(newest, key=lambda waiter: waiter.number)
 
     def ahead(self, lane: str, priority: int, tenant: str) -> int:
-        """How many of the lane go before a newcomer, if nobody else comes."""
+        """Return how many of the lane go before a newcomer, if nobody else comes."""
         count = 0
         for other, level in self._levels.items():
             line = level.lines.get(lane)

@@ -15,7 +15,8 @@ from inferway.flow.breaker import Breaker, BreakerState
 
 @dataclass(slots=True)
 class Standing:
-    """Of engines by their names."""
+    """Which engines, by name, get new requests. Frontends write it as requests go well or fail,
+    admins drain engines; who decides reads it."""
 
     settings: EjectionSettings = field(default_factory=EjectionSettings)
     drained: set[str] = field(default_factory=set)
@@ -35,7 +36,7 @@ class Standing:
         return engine not in self.ejected or self.breakers[engine].takes(now)
 
     def allowed(self, engines: Iterable[str], now: float) -> frozenset[str]:
-        """Of these, those that get new requests; empty if all of them are drained."""
+        """Return those of the engines that get new requests; empty if all of them are drained."""
         left = frozenset(engine for engine in engines if engine not in self.drained)
         return frozenset(engine for engine in left if self.takes(engine, now)) or left
 
@@ -48,7 +49,7 @@ class Standing:
             breaker.abandoned()
 
     def succeeded(self, engine: str, now: float) -> bool:
-        """Whether that has brought it back."""
+        """An answer has come from the engine; return whether that has brought it back."""
         breaker = self.breakers.get(engine)
         if breaker is None:
             return False
@@ -60,7 +61,7 @@ class Standing:
         return back
 
     def failed(self, engine: str, now: float) -> bool:
-        """Whether that has put it out."""
+        """A request has failed at the engine; return whether that has put it out."""
         self.failures[engine] = self.failures.get(engine, 0) + 1
         breaker = self.breakers.get(engine)
         if breaker is None:
@@ -76,13 +77,13 @@ class Standing:
         return BreakerState.CLOSED if breaker is None else breaker.state(now)
 
     def set_settings(self, settings: EjectionSettings) -> None:
-        """For what happens from now on."""
+        """Judge what happens from now on by these settings."""
         self.settings = settings
         for breaker in self.breakers.values():
             breaker.settings = settings
 
     def forget_others(self, engines: Iterable[str]) -> None:
-        """Those that are no more."""
+        """Forget all engines but these: the others are no more."""
         there = set(engines)
         self.drained &= there
         self.ejected &= there

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Protocol
 
 from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
 from inferway.flow.queue import FairQueue, Waiter
+from inferway.model import Headers
 
 # model -> the engines that take requests for it now
 EnginesOf = Callable[[str], Collection[str]]
@@ -25,9 +27,33 @@ EnginesOf = Callable[[str], Collection[str]]
 MAX_RETRY_AFTER = 60
 
 
+class Slot(Protocol):
+    """One request's place within the limits, from when it enters until it leaves: `enter` awaits
+    its turn (frontends.http.flow_control.Ticket)."""
+
+    waited: float  # seconds, for its turn
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        """Return whether it had to wait; `headers` may say for how long it would. Raises
+        SaturatedError, or ClientGoneError if its client has not waited."""
+
+    @property
+    def limits_engines(self) -> bool:
+        """Whether `takes` may say no now."""
+
+    def takes(self, engine: str) -> bool:
+        """Return whether the engine has room for it."""
+
+    def move(self, engine: str) -> None:
+        """It goes to this engine, which takes it."""
+
+    def leave(self) -> None:
+        """It has ended. Only the first call counts."""
+
+
 @dataclass(slots=True)
 class FlowStats:
-    """Since the start."""
+    """What has become of requests that wanted to enter, since the start."""
 
     waited: int = 0  # and got a place
     left: int = 0  # waited, and went away
@@ -68,20 +94,21 @@ class Turnstile:
     _paces: dict[str, _Pace] = field(default_factory=dict)
 
     def set_settings(self, settings: FlowSettings) -> None:
-        """From now on."""
+        """Keep these limits from now on."""
         self.settings = settings
         most = settings.engine_in_flight
         self.full = {name for name, n in self.engines.items() if most is not None and n >= most}
 
     def enter(self, lane: str) -> str | None:
-        """A place with the engine that is named ("" if engines have no limit), or None: wait."""
+        """Return the engine that a place is held with ("" if engines have no limit), or None: the
+        request must wait."""
         if self.queue.size and lane in self.queue.lanes():
             return None
         return self._place(lane)
 
     def wait(self, waiter: Waiter) -> Waiter | None:
-        """It waits from now on; who is returned does not any more. Raises QueueFullError,
-        WaitTooLongError."""
+        """Put the waiter into the queue; return whom it displaces, who waits no longer. Raises
+        QueueFullError or WaitTooLongError."""
         expected = self._expected(waiter)
         if expected is not None and waiter.came + expected > waiter.deadline:
             self.stats.too_long += 1
@@ -103,7 +130,7 @@ class Turnstile:
         return victim
 
     def refusal(self, waiter: Waiter) -> QueueFullError:
-        """What one is told who has no room in the queue."""
+        """Return the error for a waiter that has no room in the queue."""
         return QueueFullError(
             f"{self.in_flight} requests are with the engines and {self.queue.size} wait; try again"
             " later",
@@ -111,12 +138,12 @@ class Turnstile:
         )
 
     def withdraw(self, waiter: Waiter) -> None:
-        """It has gone away."""
+        """The waiter has gone away."""
         if self._remove(waiter):
             self.stats.left += 1
 
     def expire(self, now: float) -> list[tuple[Waiter, WaitTooLongError]]:
-        """Those whose time is over wait no longer."""
+        """Take those whose time is over out of the queue; return each with its error."""
         late = [waiter for waiter in self.queue if waiter.deadline <= now]
         for waiter in late:
             self._remove(waiter)
@@ -133,7 +160,7 @@ class Turnstile:
         ]
 
     def turns(self, now: float) -> list[tuple[Waiter, str]]:
-        """Those whose turn it is, each with its place."""
+        """Take those whose turn it is out of the queue; return each with its place."""
         went: list[tuple[Waiter, str]] = []
         while self.queue.size and self._has_room():
             waiter = self.queue.pop(self._is_open)
@@ -149,7 +176,8 @@ class Turnstile:
         return went
 
     def move(self, place: str, engine: str) -> None:
-        """Who has a place goes to this engine. It must have room, or be the same."""
+        """A request that holds a place goes to this engine, which must have room, or be the
+        same."""
         if place == engine:
             return
         if place:
@@ -157,13 +185,13 @@ class Turnstile:
         self._take(engine)
 
     def leave(self, place: str) -> None:
-        """It has ended, wherever it was."""
+        """A request that held this place has ended."""
         self.in_flight -= 1
         if place:
             self._give_back(place)
 
     def takes(self, engine: str, place: str = "") -> bool:
-        """Whether it has room for one who has `place`."""
+        """Return whether the engine has room for a request that holds `place`."""
         return engine not in self.full or engine == place
 
     def _has_room(self) -> bool:
@@ -223,7 +251,7 @@ class Turnstile:
             del self._paces[lane]
 
     def _expected(self, waiter: Waiter) -> float | None:
-        """Seconds until its turn."""
+        """Return the seconds until the waiter's turn; None if nothing is known."""
         pace = self._paces.get(waiter.lane)
         if pace is None:
             return None

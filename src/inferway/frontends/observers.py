@@ -1,5 +1,5 @@
-"""What is told of each routed request: to the publisher's subscribers, to the alarm, and to the
-probe. Who also wants to know what becomes of it returns a follower."""
+"""Who is told of each request that was decided by its prompt (steps.journey.Observer): the
+publisher's subscribers, the alarm, the adopter of orphans, and the probe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
+from inferway.config import ServeSettings
 from inferway.fleet.adoption import Adopter
+from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.frontends.publisher import Publisher, topic_name
@@ -25,22 +27,10 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.probe import CHAT, COMPLETION
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.steps.journey import Routed
+from inferway.steps.journey import Observer, Routed
 from inferway.steps.match import Matched
 
 log = logging.getLogger("inferway.alarm")
-
-# (request id, what was decided, seconds it took)
-Observer = Callable[[str, Routed, float], Follower | None]
-
-
-class Decided(Protocol):
-    """A request, once it has been decided (steps.journey.Journey)."""
-
-    @property
-    def routed(self) -> Routed | None: ...
-    def finish_reasons(self) -> Sequence[str]: ...
-    def listen(self, follower: Follower) -> None: ...
 
 
 def pod_scores(candidates: Candidates) -> dict[str, float]:
@@ -68,9 +58,9 @@ class DecisionPublisher:
         self._publisher = publisher
         self._with_text = with_text
 
-    def __call__(self, request_id: str, routed: Routed, seconds: float) -> None:
+    def __call__(self, routed: Routed, seconds: float) -> None:
         model, body = routed.model.name, routed.request.body
-        message = self._common(request_id, routed)
+        message = self._common(routed)
         if not isinstance(body, ChatRequest):
             if self._with_text and isinstance(body, CompletionRequest):
                 message["prompt"] = body.prompt
@@ -86,14 +76,14 @@ class DecisionPublisher:
             message["rendered_template"] = routed.model.prompts.rendered_text(body)
         self._publisher.publish(f"kv.chat.{topic_name(model)}", message)
 
-    def _common(self, request_id: str, routed: Routed) -> dict[str, Any]:
+    def _common(self, routed: Routed) -> dict[str, Any]:
         target = routed.decision.targets[0]
         prompts = _chosen_prompts(routed)
         digest = xxhash.xxh3_64()
         for prompt in prompts:
             digest.update(prompt.token_ids.tobytes())
         return {
-            "id": request_id,
+            "id": routed.request.request_id,
             "model": routed.model.name,
             "timestamp": time.time(),
             "prompt_hash": digest.hexdigest(),
@@ -112,7 +102,7 @@ class AlarmObserver:
         self._evidence = evidence
         self.alarms: dict[str, SilentZeroAlarm] = {}
 
-    def __call__(self, _: str, routed: Routed, __: float) -> None:
+    def __call__(self, routed: Routed, _: float) -> None:
         if not routed.prompts:
             return  # by load only: the decision's own reason says why
         model = routed.model.name
@@ -120,7 +110,7 @@ class AlarmObserver:
         if alarm is None:
             alarm = self.alarms[model] = SilentZeroAlarm(model)
         # Prompts on their way count for scheduling; what engines told is what is asked here.
-        if any(item.held for items in routed.prompts.values() for item in items):
+        if any(item.found.blocks for items in routed.prompts.values() for item in items):
             alarm.matched()
             return
         if not routed.decision.reason.is_whole:
@@ -145,7 +135,7 @@ class PromptsForOrphans:
     def __init__(self, adopter: Adopter) -> None:
         self._adopter = adopter
 
-    def __call__(self, _: str, routed: Routed, __: float) -> None:
+    def __call__(self, routed: Routed, _: float) -> None:
         if not self._adopter.wanted or not routed.prompts:
             return
         self._adopter.offer(
@@ -171,7 +161,7 @@ class LiveProbe:
         self._due = False
         self._busy = False
 
-    def __call__(self, _: str, routed: Routed, __: float) -> Follower | None:
+    def __call__(self, routed: Routed, _: float) -> Follower | None:
         if self._busy or not self._prober.one_in:
             return None
         reason = routed.decision.reason
@@ -249,17 +239,18 @@ def _may_be_repeated(routed: Routed) -> bool:
     return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES
 
 
-def observe(
-    observers: Sequence[Observer], request_id: str, journey: Decided, seconds: float
-) -> None:
-    """Tells the observers of a journey that has been decided; who wants to know more listens."""
-    routed = journey.routed
-    if routed is None:
-        return
-    for observer in observers:
-        follower = observer(request_id, routed, seconds)
-        if follower is not None:
-            journey.listen(follower)
+def build_observers(
+    settings: ServeSettings, publisher: Publisher | None, fleet: Fleet, adopter: Adopter
+) -> list[Observer]:
+    """Return those that the settings ask for. Without scoring there are no prompts to look at."""
+    observers: list[Observer] = []
+    if publisher is not None:
+        observers.append(DecisionPublisher(publisher, with_text=settings.publish_text))
+    if settings.scoring:
+        observers.append(AlarmObserver(fleet.evidence))
+        observers.append(LiveProbe(fleet.prober, Random()))
+        observers.append(PromptsForOrphans(adopter))
+    return observers
 
 
 def _chosen_prompts(routed: Routed) -> Sequence[Prompt]:

@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from inferway.frontends.answer_log import CLIENT_GONE, EndedAnswer
 from inferway.metrics import Family, Histogram, counter, histogram
-from inferway.steps.record import Record
-from inferway.steps.token_times import Passed, timing
+from inferway.steps.record import Passed, Record, timing
 
-CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
 OTHER = "other"  # the label of models that nobody serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go
 
@@ -43,23 +41,14 @@ _QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
-class Answered(Protocol):
-    """What is read of an answer that has ended (http.responder.Responder)."""
-
-    @property
-    def record(self) -> Record | None: ...
-    @property
-    def status(self) -> int: ...
-
-
 def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
     return lambda: Histogram(bounds)
 
 
 @dataclass(slots=True)
 class ModelRequests:
-    """Those for one model, once they are settled. Whole answers alone have times and tokens, but
-    for the first token's."""
+    """What is counted of the requests for one model, once it is settled. Only whole answers have
+    times and tokens, but a cut one has its first token's."""
 
     name: str
     clock: Callable[[], float]
@@ -147,26 +136,28 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRequests], Histogram]], ...] =
 
 @dataclass(slots=True)
 class RequestCounts:
-    """One for the process: a log of answers (http.server.AnswerLog) that keeps numbers. `clock` is
+    """One for the process: a log of answers (answer_log.AnswerLog) that keeps numbers. `clock` is
     the director's."""
 
     clock: Callable[[], float]
     models: dict[str, ModelRequests] = field(default_factory=dict)
 
     def follow(self, record: Record) -> Passed:
-        """Who is told when pieces of its answer pass, if that is a stream. Its model is known, and
-        generates."""
+        """Return what is told when pieces of the request's answer pass, if that is a stream. Its
+        model is known, and generates."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         record.is_timed = True
         return model.passed
 
-    def add(self, responder: Answered) -> None:
-        """An answer has ended."""
-        if responder.record is not None:
-            self.ended(responder.record, responder.status)
+    def add(self, answer: EndedAnswer) -> None:
+        """An answer has ended. One of a request that was sent on for no model is nobody's: a proxy
+        also passes what is none of ours."""
+        record = answer.record
+        if record is not None and (record.target_model or not record.reason):
+            self.ended(record, answer.status)
 
     def ended(self, record: Record, status: int) -> None:
-        """So has its request. `status` 0: its client has gone before there was one."""
+        """A request has ended. `status` 0: its client has gone before there was one."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         if status == 200 and record.outcome == "ok" and record.is_timed:
             model.answered(record, self.clock())
@@ -200,7 +191,8 @@ class RequestCounts:
             yield histogram(f"inferway_{name}", text, ["model"], found)
 
     def _of_model(self, name: str) -> ModelRequests:
-        """`name`: a served one, or one that a rule has; empty: neither."""
+        """Return the counts of a model that is served, or that a rule names; of an empty name those
+        of all others."""
         found = self.models.get(name or OTHER)
         if found is None:
             if len(self.models) >= MAX_MODELS:

@@ -10,5 +10,5 @@ turns      work that waits -> fairly, between tenants
 quarantine what shapes have brought down -> which are refused, and for how long; pure
 warm       shape + chosen engine      -> the engine compiles while the prompt is on its way
 
-Both frontends use it, by a step of the director (`steps/shape.py`); only HTTP is theirs.
+Both frontends use it, by a step of the director (`director.shape_of`); only HTTP is theirs.
 """

@@ -75,7 +75,7 @@ class DirectorStats:
         return found
 
     def forget_others(self, engines: Iterable[str]) -> None:
-        """Those that are no more: where engines are pods, each has a name of its own."""
+        """Forget all engines but these: where engines are pods, each has a name of its own."""
         for gone in self.tokens.keys() - set(engines):
             del self.tokens[gone]
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
 from inferway.errors import NoEndpointError, SaturatedError
+from inferway.flow.standing import Standing
+from inferway.flow.turnstile import Slot
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.profile import Narrowing
-from inferway.steps.entry import Entry
 
 Within = Callable[[Endpoint], bool]
-
-
-class Standing(Protocol):
-    """Which engines get new requests (flow.standing)."""
-
-    @property
-    def is_plain(self) -> bool:
-        """All of them."""
-
-    def allowed(self, engines: Iterable[str], now: float) -> Collection[str]: ...
 
 
 class Eligible:
@@ -33,7 +23,7 @@ class Eligible:
         self._narrowing = Narrowing()
 
     def kept(self, candidates: Candidates, within: Within) -> Candidates:
-        """Maybe none."""
+        """Return the candidates that `within` is true for, maybe none."""
         endpoints = candidates.endpoints
         keep = np.fromiter(
             (within(each) for each in endpoints), dtype=np.bool_, count=len(endpoints)
@@ -41,7 +31,8 @@ class Eligible:
         return self._narrowing.kept(candidates, keep)
 
     def allowed(self, candidates: Candidates, within: Within) -> Candidates:
-        """Raises NoEndpointError if none is, in llm-d's words."""
+        """Return the candidates that `within` is true for. Raises NoEndpointError, in llm-d's
+        words, if there is none."""
         left = self.kept(candidates, within)
         if not left.endpoints:
             raise NoEndpointError("failed to find endpoint candidates for serving the request")
@@ -50,7 +41,8 @@ class Eligible:
     def standing(
         self, candidates: Candidates, model: str, standing: Standing, now: float
     ) -> Candidates:
-        """Those that get new requests now. Raises NoEndpointError if all are drained."""
+        """Return the candidates that get new requests now. Raises NoEndpointError if all are
+        drained."""
         names = {endpoint.engine for endpoint in candidates.endpoints}
         left = standing.allowed(names, now)
         if not left:
@@ -59,8 +51,8 @@ class Eligible:
         return self.kept(candidates, lambda endpoint: endpoint.engine in left)
 
     def fitting(self, candidates: Candidates, model: ServedModel, num_tokens: int) -> Candidates:
-        """Those whose engines take a request of this length. One that none takes, as far as we
-        know, may go to any: its engine says why. Raises NoEndpointError."""
+        """Return the candidates whose engines take a request of this length. One that none takes,
+        as far as we know, may go to any: its engine says why. Raises NoEndpointError."""
         contexts = model.contexts
         if contexts.most is not None and num_tokens > contexts.most:
             return candidates
@@ -73,9 +65,10 @@ class Eligible:
             )
         return left
 
-    def with_room(self, candidates: Candidates, entry: Entry) -> Candidates:
-        """Raises SaturatedError."""
-        left = self.kept(candidates, lambda endpoint: entry.takes(endpoint.engine))
+    def with_room(self, candidates: Candidates, slot: Slot) -> Candidates:
+        """Return the candidates whose engines have room for the request. Raises SaturatedError if
+        none has."""
+        left = self.kept(candidates, lambda endpoint: slot.takes(endpoint.engine))
         if not left.endpoints:  # where it had a place is gone
             raise SaturatedError("all engines are full; try again")
         return left

@@ -1,7 +1,7 @@
 """One request from its first byte to its last: forwarded or only picked, with a prompt that we know
 or without. Frontends drive it; who decides where it goes is one of few (`Decides`).
 
-journey.decide()            where it goes               director.ByPrompt, steps.unread.ByLoad
+journey.decide()            where it goes               director.ByPrompt, director.ByLoad
 journey.attempt(target)     books the slot, speculates on the prompt: steps/attempt
 journey.on_head / on_chunk  what the engine answers passes by
 journey.close(outcome)      frees the slot and the speculation, exactly once
@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
 from inferway.index.speculative import SpeculativeOverlay
@@ -26,21 +27,10 @@ from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.steps.attempt import Attempt, Later, Places
+from inferway.steps.attempt import Attempt, EndpointBook, Later
 from inferway.steps.counts import DirectorStats
-from inferway.steps.entry import Entry
 from inferway.steps.match import MatchedPrompts
 from inferway.steps.record import Record
-
-
-class Fleet(Places, Protocol):
-    """What a journey needs of the fleet (fleet.Fleet)."""
-
-    def reports(self, endpoint: Endpoint) -> None:
-        """A request is about to go there that asks by itself for a report of what it reuses."""
-
-    def suspect(self, endpoint: Endpoint) -> None:
-        """A request has just failed there."""
 
 
 class Speculating(Protocol):
@@ -52,7 +42,7 @@ class Host(Protocol):
     """What all journeys share (director.Director)."""
 
     @property
-    def fleet(self) -> Fleet: ...
+    def fleet(self) -> EndpointBook: ...
     @property
     def matcher(self) -> Speculating: ...
     @property
@@ -63,12 +53,14 @@ class Host(Protocol):
     def later(self) -> Later | None: ...
     @property
     def gate(self) -> Gate | None: ...
+    @property
+    def observers(self) -> Sequence[Observer]: ...
 
 
 class Decides(Protocol):
     """Finds out where a request goes, and writes on its journey what it has found out."""
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision: ...
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision: ...
 
 
 class Routed(msgspec.Struct, frozen=True):
@@ -79,6 +71,11 @@ class Routed(msgspec.Struct, frozen=True):
     prompts: MatchedPrompts  # empty when not rendered
     decision: Decision
     candidates: Candidates
+
+
+# Is told of each request that was decided by its prompt, and of the seconds that took; returns who
+# is to be told what becomes of it.
+Observer = Callable[[Routed, float], Follower | None]
 
 
 class Journey:
@@ -102,7 +99,6 @@ class Journey:
         "record",
         "routed",
         "shape",
-        "streamed",
         "tells_its_reuse",
     )
 
@@ -113,7 +109,6 @@ class Journey:
         self.routed: Routed | None = (
             None  # until the answer has begun; None: its prompt is not ours
         )
-        self.streamed = False  # it is to be answered in pieces
         self.closed = False
         self.record = Record(host.clock())
         self.shape: Shape | None = None  # that is asked of the answer
@@ -134,39 +129,49 @@ class Journey:
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine says it has taken and made, as far as it has said so."""
+        """The tokens that the engine says it has taken and made, as far as it has said so."""
         return self._usage.usage()
 
     def finish_reasons(self) -> Sequence[str]:
-        """Why the engine has ended its answers, as far as it has said so."""
+        """Return why the engine has ended its answers, as far as it has said so."""
         return self._usage.finish_reasons()
 
     @property
     def changes_length(self) -> bool:
-        """Whether the answer's bytes are not as many as the engine's."""
+        """Whether the answer that the client gets may be longer or shorter than the engine's."""
         return self._names is not None
 
-    async def decide(self, entry: Entry | None = None) -> Decision:
-        """Where to send it, after it has had its turn at `entry`. Raises RequestError (answer it),
-        NoEndpointError, or what `entry` raises."""
-        decision = await self._decides.decide(self, entry)
-        self._host.stats.decided(decision.reason)
-        self.record.reason = decision.reason
+    async def decide(self, slot: Slot | None = None) -> Decision:
+        """Return where to send the request, after it has had its turn at `slot`. Raises
+        RequestError (the client's fault), NoEndpointError, or what `slot` raises."""
+        host, record = self._host, self.record
+        decision = await self._decides.decide(self, slot)
+        if slot is not None:
+            record.waited = slot.waited
+        record.decided_in = host.clock() - record.opened_at - record.waited
+        record.reason = decision.reason
+        host.stats.decided(decision.reason)
+        if self.routed is not None:
+            for observe in host.observers:
+                follower = observe(self.routed, record.decided_in)
+                if follower is not None:
+                    self._listeners.append(follower)
         return decision
 
     def rename(self, asked: str, body: bytes) -> None:
-        """It goes on as `body`, to another model than was asked for, and the answer names that."""
+        """Send the request on as `body`, to another model than was asked for; the answer names the
+        one that was."""
         self.body = self.known_body = body
         self.edits.append(b"model")
         self._names = ModelNames(asked)
 
     def listen(self, listener: Follower) -> None:
-        """Has it told what becomes of the request, after those that there are."""
+        """Have `listener` told what becomes of the request, after those that already listen."""
         self._listeners.append(listener)
 
     def attempt(self, target: Target) -> Headers:
-        """Books a slot on `target`, and counts the prompt as held there until its first token.
-        A second attempt takes back the first. Returns headers the engine needs."""
+        """Book a slot on `target`, and count the prompt as held there until its first token; a
+        second attempt takes back the first. Return headers that the engine needs."""
         host = self._host
         self.record.target = target
         self.record.attempts += 1
@@ -192,7 +197,7 @@ class Journey:
         return headers
 
     def on_head(self, status: int) -> Headers:
-        """The engine has answered; returns what the client's head gets on top."""
+        """The engine has answered; return the headers that the client gets besides the engine's."""
         attempt = self._attempt
         if attempt is None:
             raise RuntimeError("on_head before attempt")
@@ -217,8 +222,8 @@ class Journey:
         return told
 
     def on_chunk(self, chunk: bytes) -> bytes:
-        """A piece of the answer passes. With the first one the speculation ends: from here on
-        the engine's own events tell what it holds."""
+        """A piece of the answer passes; return it as the client gets it. With the first one the
+        speculation ends: from here on the engine's own events tell what it holds."""
         if not self._first_chunk_came:
             self._first_chunk_came = True
             self._begun()
@@ -226,7 +231,7 @@ class Journey:
         return chunk if self._names is None else self._names.feed(chunk)
 
     def on_end(self) -> bytes:
-        """The answer has come to its end; what of it was kept back."""
+        """The answer has come to its end; return what of it was kept back."""
         return b"" if self._names is None else self._names.end()
 
     def _begun(self) -> None:
@@ -238,7 +243,8 @@ class Journey:
         self._forget_prompt()
 
     def _forget_prompt(self) -> None:
-        """It is not sent again: an answer of minutes need not keep a prompt of megabytes."""
+        """Let the prompt go, which is not sent again: an answer of minutes need not keep
+        megabytes."""
         self.body = self.known_body = b""
         self.matched = {}
         self.routed = None
@@ -246,7 +252,8 @@ class Journey:
             self._attempt.body = b""
 
     def close(self, outcome: str) -> None:
-        """The journey has ended; frees what `attempt` took. Only the first call counts."""
+        """The journey has ended; free what `attempt` took, and tell who listens. Only the first
+        call counts."""
         if self.closed:
             return
         self.closed = True
@@ -264,12 +271,12 @@ class Journey:
             if outcome == "upstream_error":
                 self._suspect(endpoint)
         if self._listeners:
-            ending = Ending(outcome, self._host.clock(), usage, self.streamed)
+            ending = Ending(outcome, self._host.clock(), usage, record.is_streamed)
             for listener in self._listeners:
                 listener.on_end(ending)
 
     def _suspect(self, endpoint: Endpoint) -> None:
-        """It has failed this request."""
+        """The endpoint has failed this request."""
         host = self._host
         host.fleet.suspect(endpoint)
         if self.shape is None and host.gate is not None:

@@ -49,10 +49,6 @@ class Matched(msgspec.Struct, frozen=True):
     found: Found
     is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
-    @property
-    def held(self) -> Mapping[HolderId, int]:
-        return self.found.blocks
-
 
 # By block size of the model's engines: each of the request's prompts.
 MatchedPrompts = Mapping[int, Sequence[Matched]]
@@ -76,8 +72,9 @@ class Matcher:
     _hashers: dict[int, BlockHasher] = field(default_factory=dict)
 
     async def match_if_possible(self, model: ServedModel, body: Body) -> Lookup:
-        """Routing must never make an answer impossible: what cannot be rendered, or matched, has
-        no prompts, and goes by load. Raises RequestError."""
+        """Return who holds the request's prompts; routing must never make an answer impossible, so
+        what cannot be rendered, or matched, has no prompts, and goes by load. Raises
+        RequestError."""
         if not model.block_sizes:
             return Lookup({}, Reason.NO_BLOCK_SIZE)
         try:
@@ -97,7 +94,8 @@ class Matcher:
             return Lookup({}, Reason.OUR_FAULT)
 
     async def match(self, model: ServedModel, body: Body) -> Lookup:
-        """Raises RequestError, or RenderError for reasons of our own."""
+        """Return who holds the request's prompts. Raises RequestError, RenderError for reasons of
+        our own, or IndexAwayError."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
         is_read = reads_cache(body)
@@ -113,7 +111,7 @@ class Matcher:
         *,
         is_read: bool = True,
     ) -> Lookup:
-        """Who holds prompts that are tokens already."""
+        """Return who holds prompts that are tokens already. Raises IndexAwayError."""
         extras = request_extras(model.lora, cache_salt, model.lora_path)
         prompts = await self._prompts(model, tokenized, extras)
         found: Iterable[Found] = repeat(Found())
@@ -159,8 +157,8 @@ class Matcher:
     def fill(
         self, candidates: Candidates, matched: MatchedPrompts, *, speculate: bool = True
     ) -> None:
-        """Writes into the table what each endpoint holds of the prompts. With `speculate`,
-        prompts on their way to an endpoint count as held by it."""
+        """Write into the table what each endpoint holds of the prompts. With `speculate`, prompts
+        on their way to an endpoint count as held by it."""
         if not matched:
             return
         candidates.matched_blocks = held_blocks = np.zeros(len(candidates.endpoints))
@@ -170,7 +168,7 @@ class Matcher:
             of_size = candidates.block_sizes == block_size
             candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
-                held = item.held
+                held = item.found.blocks
                 if speculate and item.is_read:
                     held = self.overlay.extend(item.prompt.block_keys, held)
                 _add(held_blocks, candidates.rows, of_size, held)
@@ -206,7 +204,7 @@ def with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
 
 
 def _joined(parts: Iterable[tuple[Found, Collection[HolderId]]]) -> Found:
-    """What was found of some holders, and of others."""
+    """Return what was found of some holders in one search and of others in another."""
     blocks: dict[HolderId, int] = {}
     discount: dict[HolderId, float] = {}
     lower: dict[HolderId, Mapping[Tier, int]] = {}
@@ -223,7 +221,7 @@ def _add(
     of_size: NDArray[np.bool_],
     amounts: Mapping[HolderId, float],
 ) -> None:
-    """To the rows of the holders, where `of_size` says so."""
+    """Add the amounts to the rows of their holders, where `of_size` is true."""
     if len(amounts) <= _FEW:
         for holder, amount in amounts.items():
             row = rows.get(holder)

@@ -25,9 +25,9 @@ _NONE = Objectives()
 def objectives(
     headers: Headers, priorities: Mapping[str, int], given: int | None = None
 ) -> Objectives:
-    """`priorities`: objective -> priority; one that is unknown, or not named, has 0. `given`: the
-    priority, whatever the headers say. Raises InvalidRequestError for a time that is no positive
-    number."""
+    """Return what the headers ask. `priorities`: objective -> priority; one that is unknown, or not
+    named, has 0. `given`: the priority, whatever the headers say. Raises InvalidRequestError for a
+    time that is no positive number."""
     asked = {name: value for name, value in headers if name in _ALL}
     if not asked:
         return Objectives(given) if given else _NONE
@@ -40,7 +40,8 @@ def objectives(
 
 
 def named_tenant(headers: Headers) -> str:
-    """Whom they name. Two long names are two tenants, though not kept as they are."""
+    """Return the tenant that the headers name. Two long names are two tenants, though not kept as
+    they are."""
     name = next((value for key, value in reversed(headers) if key == _TENANT), b"")
     if len(name) > _MAX_TENANT_BYTES:
         return blake2b(name, digest_size=32).hexdigest()
@@ -48,7 +49,7 @@ def named_tenant(headers: Headers) -> str:
 
 
 def _first(asked: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> tuple[str, str | None]:
-    """The header that is there, and its value."""
+    """Return the name and the value of the first of `names` that is there."""
     name = next((name for name in names if name in asked), None)
     return ("", None) if name is None else (name.decode(), asked[name].decode("latin-1"))
 

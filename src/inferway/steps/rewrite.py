@@ -16,13 +16,14 @@ _Model = TypeVar("_Model")
 
 @dataclass(frozen=True, slots=True)
 class Rewrites:
-    """The first rule that matches decides; of its targets one is drawn by weight."""
+    """Rules for models' names: the first that matches decides, and of its targets one is drawn by
+    weight."""
 
     rules: Sequence[ModelRewrite] = ()
     random: Random = field(default_factory=Random)
 
     def target(self, model: str) -> str:
-        """`model` itself where no rule matches."""
+        """Return the model that requests for `model` are sent to: itself where no rule matches."""
         for rule in self.rules:
             if not rule.models or model in rule.models:
                 if len(rule.targets) == 1:
@@ -32,17 +33,17 @@ class Rewrites:
         return model
 
     def names(self, model: str) -> bool:
-        """Whether a rule is for this very model."""
+        """Return whether a rule is for this very model."""
         return any(model in rule.models for rule in self.rules)
 
     def known(self, asked: str, target: str) -> str:
-        """Of a model that was asked for and what it is sent on as, which is served, the name that
-        no client has made up."""
+        """Return, of a model that was asked for and the served one that it is sent on as, the name
+        that no client has made up."""
         return asked if asked == target or self.names(asked) else target
 
     def cards(self, served: Mapping[str, Card]) -> dict[str, Card]:
-        """Entries of a model list for the names that rules give to models of `served`: as the
-        first target that is served, and no longer than the shortest."""
+        """Return entries of a model list for the names that rules give to models of `served`: each
+        as its first target that is served, and no longer than the shortest."""
         cards: dict[str, Card] = {}
         for rule in self.rules:
             targets = [served[target.model] for target in rule.targets if target.model in served]
@@ -54,8 +55,8 @@ class Rewrites:
 
 
 def looked_up(find: Callable[[str], _Model], asked: str, target: str) -> _Model:
-    """`find(target)`. What a rewrite names and no engine serves is not the client's fault: then
-    NoEndpointError, where `find` raises UnknownModelError."""
+    """Return `find(target)`. What a rewrite names and no engine serves is not the client's fault:
+    then it raises NoEndpointError, where `find` raises UnknownModelError."""
     try:
         return find(target)
     except UnknownModelError as e:

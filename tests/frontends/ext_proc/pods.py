@@ -115,12 +115,19 @@ class Stream:
             self.fleet,
             Matcher(MemoryIndex(), SpeculativeOverlay()),
             load_scheduling(scheduling),
-            lambda: 0.0,
+            lambda: 1.0,
             rewrites=rewrites or Rewrites(),
             behind_proxy=True,
         )
-        self.picker = Picker(self.director, self.fleet)
-        self.exchange = Exchange(Rules(self.fleet.find, counts=self.picker.counts, **rules))
+        self.picker = Picker(self.director, lambda: self.fleet.everyone())
+        self.exchange = Exchange(
+            Rules(
+                self.fleet.find,
+                counts=self.picker.counts,
+                logs=[self.picker.requests],
+                **rules,
+            )
+        )
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -144,6 +151,8 @@ class Stream:
                     answers += self.exchange.refused(e)
                 else:
                     answers += self.exchange.decided(pick)
+        if self.exchange.over:
+            self.exchange.close()
         return [ProcessingResponse.FromString(answer) for answer in answers]
 
 

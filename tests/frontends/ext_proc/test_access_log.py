@@ -14,8 +14,8 @@ import pytest
 from tests.frontends.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.frontends.ext_proc.test_server import BODY, Running
 
+from inferway.frontends.access_log import AccessLog
 from inferway.frontends.ext_proc.messages import NONE
-from inferway.frontends.http.access_log import AccessLog
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 COMPLETION = (":path", "/v1/completions?secret=1")
@@ -58,7 +58,7 @@ async def logged(
 ) -> AsyncIterator[Logged]:
     caplog.set_level(logging.INFO, "inferway.access")
     log = AccessLog(request.param)
-    async with Running(access_log=log) as running:
+    async with Running(logs=[log]) as running:
         ticks = itertools.count(start=10)
         running.stream.director.clock = lambda: float(next(ticks))
         yield Logged(running, log, caplog)

@@ -43,7 +43,7 @@ def stream(**options: Any) -> Stream:
     }
     made.fleet = OneModelEach(pods)
     made.director.fleet = made.fleet
-    made.picker = Picker(made.director, made.fleet)
+    made.picker = Picker(made.director, made.fleet.everyone)
     return made
 
 

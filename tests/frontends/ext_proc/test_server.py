@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.frontends.ext_proc.journeys import Untouched
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc import tls
 from inferway.frontends.ext_proc.exchange import Ask, Pick, Rules
 from inferway.frontends.ext_proc.health import (
@@ -56,12 +57,16 @@ BODY = b'{"model":"m","prompt":"p"}'
 class Running:
     """A picker of two pods, and who asks it."""
 
-    def __init__(self, ready: bool = True, **options: Any) -> None:
+    def __init__(self, ready: bool = True, logs: Sequence[AnswerLog] = (), **options: Any) -> None:
         self.stream = Stream(PODS)
         self.ready = ready
         self.server = PickerServer(
             self.stream.picker,
-            Rules(self.stream.fleet.find, max_body_bytes=5 << 20),
+            Rules(
+                self.stream.fleet.find,
+                max_body_bytes=5 << 20,
+                logs=[self.stream.picker.requests, *logs],
+            ),
             Health(lambda: self.ready, look_seconds=0.01),
             **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},
         )
@@ -218,7 +223,7 @@ async def trusted(running: Running, certificate: bytes) -> bool:
 
 async def test_a_changed_certificate_is_served_from_the_next_connection_on(tmp_path: Path) -> None:
     old = write_pair(tmp_path)
-    async with Running(credentials=tls.credentials(tmp_path, reload=True)) as running:
+    async with Running(credentials=tls.PickerCertificate(tmp_path, reload=True)) as running:
         assert await trusted(running, old)
 
         new = write_pair(tmp_path)
@@ -229,14 +234,14 @@ async def test_a_changed_certificate_is_served_from_the_next_connection_on(tmp_p
 
 async def test_a_broken_certificate_leaves_the_old_one_in_place(tmp_path: Path) -> None:
     old = write_pair(tmp_path)
-    async with Running(credentials=tls.credentials(tmp_path, reload=True)) as running:
+    async with Running(credentials=tls.PickerCertificate(tmp_path, reload=True)) as running:
         (tmp_path / "tls.crt").write_bytes(b"garbage")
 
         assert await trusted(running, old)
 
 
 async def test_without_a_certificate_it_makes_one() -> None:
-    async with Running(credentials=tls.credentials(None)) as running:
+    async with Running(credentials=tls.PickerCertificate(None)) as running:
         assert not await trusted(running, tls.self_signed()[1])
 
 
@@ -245,19 +250,23 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tls.key").write_bytes(tls.self_signed()[0])
 
     with pytest.raises(ConfigError, match=r"tls.key is not the key of tls.crt"):
-        tls.credentials(tmp_path)
+        tls.PickerCertificate(tmp_path)
 
 
 def test_a_missing_certificate_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls.key: No such file"):
-        tls.credentials(tmp_path)
+        tls.PickerCertificate(tmp_path)
 
 
 async def test_a_proxy_that_speaks_no_tls_is_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = GrpcServer(
-        {}, host="127.0.0.1", port=0, credentials=tls.credentials(None), handshake_seconds=0.01
+        {},
+        host="127.0.0.1",
+        port=0,
+        credentials=tls.PickerCertificate(None),
+        handshake_seconds=0.01,
     )
     await server.start()
     for _ in range(2):
@@ -459,7 +468,7 @@ async def test_a_watch_that_asks_again_and_again_is_one_watch(running: Running) 
 @pytest.mark.parametrize("secure", [False, True])
 def test_large_bodies_pass_both_ways_on_the_loop_that_we_run_on(secure: bool) -> None:
     """A client that takes answers late fills nobody's memory, and loses none of them."""
-    sizes = uvloop.run(large_bodies(tls.credentials(None) if secure else None))
+    sizes = uvloop.run(large_bodies(tls.PickerCertificate(None) if secure else None))
 
     assert sizes == [(4 << 20, 24 << 20)] * 3
 

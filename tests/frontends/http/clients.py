@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from inferway.config import LimitSettings, TimeoutSettings
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.server import AnswerLog, Handler, HttpServer
+from inferway.frontends.http.server import Handler, HttpServer
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tests.frontends.http.clients import serving
 from tests.upstream.engines import LAST_CHUNK, SSE_HEAD, Script, chunk, raw
 
 from inferway.config import TimeoutSettings
-from inferway.flow.traffic import Traffic
+from inferway.flow.failover import Traffic
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.message import Request
@@ -102,7 +102,7 @@ async def gateway(
         forward(
             *(request, responder, trips[-1], decision, pool),
             traffic=shared,
-            place=place,
+            slot=place,
             explain=explain,
         )
 

@@ -15,7 +15,8 @@ from tests.frontends.http.clients import connected, echo, get, post, serving
 from tests.upstream.engines import in_loop
 
 from inferway.errors import UnknownModelError
-from inferway.frontends.http.access_log import PROBES, AccessLog, Line
+from inferway.frontends.access_log import AccessLog, Line
+from inferway.frontends.answer_log import PROBES
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.model import Endpoint, Target

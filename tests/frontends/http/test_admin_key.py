@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferway.errors import UnauthorizedError
-from inferway.frontends.http.admin_key import AdminKey
+from inferway.flow.callers import AdminKey
 from inferway.model import Headers
 
 KEY = "s3cret"

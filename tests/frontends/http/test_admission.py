@@ -8,9 +8,8 @@ import pytest
 
 from inferway.config import FlowSettings, ServeSettings
 from inferway.errors import ForbiddenError, UnauthorizedError
-from inferway.flow.callers import Callers, KeySettings, hash_of, new_key
-from inferway.flow.traffic import Traffic
-from inferway.frontends.http.admin_key import AdminKey
+from inferway.flow.callers import AdminKey, Callers, KeySettings, hash_of, new_key
+from inferway.flow.failover import Traffic
 from inferway.frontends.http.admission import Admission, admins_are_local
 from inferway.frontends.http.flow_control import FlowControl
 from inferway.frontends.http.message import Request

@@ -24,9 +24,8 @@ from tests.upstream.engines import (
 )
 
 from inferway.config import EjectionSettings, RetrySettings, TimeoutSettings
-from inferway.flow.retries import Retries
+from inferway.flow.failover import Retries, Traffic
 from inferway.flow.standing import Standing
-from inferway.flow.traffic import Traffic
 from inferway.model import Headers, Target
 
 # ---------------------------------------------------------------------------------- failover

@@ -14,7 +14,7 @@ from tests.upstream.engines import answer, in_loop, running, wait_until
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import ConfigError
-from inferway.frontends.http.access_log import AccessLog
+from inferway.frontends.access_log import AccessLog
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer

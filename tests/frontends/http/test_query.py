@@ -14,8 +14,8 @@ from inferway.errors import (
     UnknownModelError,
 )
 from inferway.frontends.http.query import Query, in_our_fields, parse_query, query_answer
-from inferway.indexer import EngineScore, Scores
 from inferway.model import Reason
+from inferway.scores import EngineScore, Scores
 
 
 def query(**fields: Any) -> Query:

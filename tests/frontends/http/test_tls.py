@@ -23,7 +23,7 @@ from inferway.config import (
     load_settings,
 )
 from inferway.errors import ConfigError
-from inferway.frontends.http.certificate import Certificate
+from inferway.frontends.http.listening import Certificate
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import Handler, HttpServer

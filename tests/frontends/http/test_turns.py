@@ -1,4 +1,4 @@
-"""Turns of the loop, of any number of connections."""
+"""LoopTurns of the loop, of any number of connections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.frontends.http.clients import connected, echo, get, serving
 from tests.upstream.engines import in_loop
 
 from inferway.frontends.http.connection import MAX_QUEUED
-from inferway.frontends.http.turns import CALLS_A_TURN, Turns
+from inferway.frontends.http.server import CALLS_A_TURN, LoopTurns
 
 
 async def test_few_have_theirs_in_each_in_the_order_of_asking() -> None:
-    turns, called = Turns(), list[int]()
+    turns, called = LoopTurns(), list[int]()
     for each in range(3 * CALLS_A_TURN):
         turns.ask(partial(called.append, each))
     assert turns.are_short
@@ -26,7 +26,7 @@ async def test_few_have_theirs_in_each_in_the_order_of_asking() -> None:
 
 
 async def test_who_asks_in_its_turn_has_another_in_the_next() -> None:
-    turns, called = Turns(), list[int]()
+    turns, called = LoopTurns(), list[int]()
 
     def again() -> None:
         called.append(len(called))
@@ -39,7 +39,7 @@ async def test_who_asks_in_its_turn_has_another_in_the_next() -> None:
 
 
 async def test_a_fault_of_one_is_no_other_s() -> None:
-    turns, called = Turns(), list[int]()
+    turns, called = LoopTurns(), list[int]()
     asyncio.get_running_loop().set_exception_handler(lambda *_: called.append(0))
 
     def fail() -> None:

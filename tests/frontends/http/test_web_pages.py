@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inferway.errors import ForbiddenError
+from inferway.frontends.http.admission import check_no_web_page
 from inferway.frontends.http.message import Request
-from inferway.frontends.http.web_pages import check_no_web_page
 
 
 def request(**fields: str) -> Request:

@@ -20,7 +20,7 @@ from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.frontends.ext_proc.exchange import Ask, Pick
 from inferway.frontends.ext_proc.picker import Picker
-from inferway.frontends.http.forward import Journey
+from inferway.frontends.http.forward import RequestLifecycle
 from inferway.model import Headers, Target
 
 
@@ -56,7 +56,7 @@ class TimedPicker(Picker):
 class _TimedJourney:
     changes_length = False
 
-    def __init__(self, journey: Journey, watch: Watch) -> None:
+    def __init__(self, journey: RequestLifecycle, watch: Watch) -> None:
         self._journey, self._watch = journey, watch
         self.body = journey.body
 
@@ -103,7 +103,7 @@ async def _serve(port: int, engines: list[str]) -> None:
     assert gateway.picker is not None
     plain = gateway.picker.picker
     gateway.picker.picker = timed = TimedPicker(
-        *(plain.director, plain.endpoints, plain.observers, plain.decided_in), counts=plain.counts
+        *(plain.director, plain.everyone, plain.decided_in), counts=plain.counts
     )
     timed.watch = Watch()
     print("listening on", port, flush=True)

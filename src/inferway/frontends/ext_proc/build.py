@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inferway.config import PickerSettings, ServeSettings
+from inferway.director import Director
+from inferway.fleet.fleet import Fleet
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.server import PickerServer
-from inferway.frontends.ext_proc.tls import PickerCertificate, credentials
-from inferway.frontends.http.access_log import AccessLog
-from inferway.frontends.observers import Observer
+from inferway.frontends.ext_proc.tls import PickerCertificate
 from inferway.frontends.request_counts import RequestCounts
-from inferway.indexer import Indexer
+from inferway.frontends.tracing import Tracing
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 
@@ -28,25 +29,26 @@ _COSTS: dict[str, Callable[[Usage], float]] = {
 
 def build_picker(
     settings: ServeSettings,
-    indexer: Indexer,
-    observers: Sequence[Observer],
+    director: Director,
+    fleet: Fleet,
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
     requests: RequestCounts,
-    access_log: AccessLog | None,
+    logs: Sequence[AnswerLog],
+    tracing: Tracing | None,
 ) -> PickerServer:
-    """Raises ConfigError."""
+    """Return a picker's server that has not started yet. Raises ConfigError."""
     picker = settings.picker
     counts = PickerCounts()
     return PickerServer(
         Picker(
-            *(indexer.director, indexer.fleet, observers, decided_in),
+            *(director, fleet.everyone, decided_in),
             counts=counts,
             requests=requests,
             trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
         ),
         Rules(
-            find=indexer.fleet.find,
+            find=fleet.find,
             max_body_bytes=settings.limits.body_bytes,
             most_targets=1 + picker.fallbacks,
             heed_subset=picker.heed_subset,
@@ -55,6 +57,7 @@ def build_picker(
             conformance=picker.conformance,
             mode_override=picker.mode_override,
             counts=counts,
+            logs=logs,
         ),
         Health(is_ready),
         host=settings.host,
@@ -62,7 +65,7 @@ def build_picker(
         health_port=picker.grpc_health_port,
         credentials=_credentials(picker),
         health_beside=picker.health_checking,
-        access_log=access_log,
+        tracing=tracing,
     )
 
 
@@ -70,4 +73,4 @@ def _credentials(picker: PickerSettings) -> PickerCertificate | None:
     if not picker.secure:
         return None
     directory = None if picker.cert_path is None else Path(picker.cert_path)
-    return credentials(directory, reload=picker.reload_cert)
+    return PickerCertificate(directory, reload=picker.reload_cert)

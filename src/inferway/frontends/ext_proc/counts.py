@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inferway.metrics import Histogram
-from inferway.openai_api.usage import Usage
+from inferway.steps.record import Record
 
 # Bounds as the reference has them (GIE pkg/epp/metrics): its dashboards compare them.
 _SECONDS = (
@@ -46,24 +46,17 @@ class ModelCounts:
     first_seconds: Histogram = field(default_factory=_histogram(_SECONDS))  # to the first piece
     seconds_per_later_token: Histogram = field(default_factory=_histogram(_SECONDS_PER_TOKEN))
 
-    def ended(
-        self,
-        outcome: str,
-        seconds: float,
-        first_seconds: float | None,
-        answer_bytes: int,
-        usage: Usage | None,
-        *,
-        streamed: bool,
-    ) -> None:
-        """One of them is over. `first_seconds`: to its answer's first piece."""
+    def ended(self, record: Record, seconds: float, answer_bytes: int) -> None:
+        """A request is over, so many seconds after it was complete."""
         self.running -= 1
+        outcome, usage = record.outcome, record.usage
         if outcome != "ok":
             self.errors["ClientDisconnect" if outcome == "client_gone" else "ModelServerError"] += 1
             return
         self.seconds.observe(seconds)
         self.response_bytes.observe(answer_bytes)
-        if first_seconds is not None:
+        first_seconds = record.begun_at - record.opened_at  # to its answer's first piece
+        if record.begun_at:
             self.first_seconds.observe(first_seconds)
         if usage is None:
             return
@@ -74,14 +67,14 @@ class ModelCounts:
         if usage.completion:
             self.output_tokens.observe(usage.completion)
             self.seconds_per_token.observe(seconds / usage.completion)
-            if streamed and first_seconds is not None and usage.completion > 1:
+            if record.is_streamed and record.begun_at and usage.completion > 1:
                 later = (seconds - first_seconds) / (usage.completion - 1)
                 self.seconds_per_later_token.observe(later)
 
 
 @dataclass(slots=True)
 class PickerCounts:
-    """Since the start."""
+    """What the picker has done since the start."""
 
     streams: int = 0
     open: int = 0  # streams, now

@@ -32,10 +32,11 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.access_log import Noted
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
+from inferway.frontends.ext_proc.noted import Noted, last_value
 from inferway.frontends.ext_proc.reading import (
     DESTINATION,
     LOAD_BALANCER,
@@ -46,9 +47,10 @@ from inferway.frontends.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.frontends.http.forward import Journey
+from inferway.frontends.http.forward import RequestLifecycle
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.frontends.http.sse import is_event_stream
+from inferway.frontends.tracing import TRACESTATE
 from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
@@ -70,7 +72,7 @@ _WRONG_MODE = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How requests are answered, whatever they are."""
+    """How requests are answered, whatever they ask."""
 
     find: Callable[[str], Endpoint | None]  # an address -> who is there
     max_body_bytes: int = 32 << 20
@@ -81,28 +83,27 @@ class Rules:
     conformance: bool = False  # a client's header may choose the endpoint
     mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
+    logs: Sequence[AnswerLog] = ()  # are told of each answer that has ended
 
 
 class Pick(NamedTuple):
-    """What was found out."""
+    """What the picker has found out about a request."""
 
-    journey: Journey
+    journey: RequestLifecycle
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
-    began: Callable[[], None] = lambda: None  # the answer's body
     passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
-    ended: Callable[[str, int, int], None] = lambda *_: None  # how; status, bytes of the answer
     judged: PassingAnswer | None = None  # if it is to have a shape
 
 
 class Ask(NamedTuple):
-    """What a request wants to be found out. `body` is None if it has none, or none is sent."""
+    """What is to be found out about a request. `body` is None if it has none, or none is sent."""
 
     head: RequestHead
     body: bytes | None
     request_id: str
     subset: frozenset[str] | None  # addresses; None: all
-    noted: Noted  # who finds out puts the journey's record there
+    noted: Noted  # who finds out puts the journey's record there, and its model's counts
     is_read: bool = True  # false: a conformance test's, whatever its body is
 
 
@@ -115,18 +116,16 @@ class _State(Enum):
 
 
 class Exchange:
-    """See the module. Messages of one stream, in order."""
+    """The messages of one stream, in order; see the module."""
 
     __slots__ = (
         "_address",
         "_answer_bytes",
-        "_beginning",
         "_body",
         "_conformance",
         "_ended",
-        "_ending",
         "_failed",
-        "_head",
+        "_is_closed",
         "_journey",
         "_judged",
         "_names_request",
@@ -151,12 +150,10 @@ class Exchange:
         self._state = _State.START
         self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
-        self._journey: Journey | None = None
+        self._journey: RequestLifecycle | None = None
         self._judged: PassingAnswer | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
-        self._beginning: Callable[[], None] = lambda: None
         self._passing: Callable[[bytes], None] = lambda _: None
-        self._ending: Callable[[str, int, int], None] = lambda *_: None
         self._status = 0
         self._streams = False  # the answer is a stream of events
         self._answer_bytes = 0
@@ -167,6 +164,7 @@ class Exchange:
         self._names_request = False  # its id is ours
         self._response_mode = FULL_DUPLEX_STREAMED
         self._unseen = False  # the answer's body does not come
+        self._is_closed = False
 
     @property
     def over(self) -> bool:
@@ -174,7 +172,7 @@ class Exchange:
         return self._state is _State.OVER
 
     def receive(self, message: Any) -> Sequence[bytes]:
-        """The answers to it, in order."""
+        """Return the answers to a message, in order."""
         answer = _ANSWERED.get(message.WhichOneof("kind"))
         return () if answer is None else answer(self, message)
 
@@ -184,7 +182,7 @@ class Exchange:
         if self._state is not _State.START:
             return ()
         received = message.request_headers
-        self._head = self.noted.head = request_head(headers_of(received.headers))
+        self.noted.head = request_head(headers_of(received.headers))
         self.noted.client = client_of(message)
         self._subset = subset_of(message) if self._rules.heed_subset else None
         bodiless = received.end_of_stream
@@ -223,25 +221,26 @@ class Exchange:
     def _asks(self, body: bytes | None) -> None:
         self._body.clear()
         self._state = _State.ASK
-        headers = self._head.headers
-        given = _last(headers, b"x-request-id").decode("latin-1")
+        head = self.noted.head
+        given = (last_value(head.headers, b"x-request-id") or b"").decode("latin-1")
         self._names_request = not given
         self.noted.request_id = request_id = given or str(uuid4())
-        chosen = _last(headers, _CHOSEN) if self._rules.conformance else b""
+        chosen = last_value(head.headers, _CHOSEN) if self._rules.conformance else None
         if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
         self.ask = Ask(
-            *(self._head, body, request_id, self._subset, self.noted),
+            *(head, body, request_id, self._subset, self.noted),
             is_read=not self._conformance,
         )
 
     def decided(self, pick: Pick) -> Sequence[bytes]:
-        """The answer to `ask`. From now on the journey is the exchange's to close."""
+        """Return the answers to a request that was picked for. From now on its journey is the
+        exchange's to close."""
         asked, self.ask = self.ask, None
         assert asked is not None
         self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
-        self._beginning, self._passing, self._ending = pick.began, pick.passed, pick.ended
+        self._passing = pick.passed
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
         if not targets:
@@ -257,6 +256,8 @@ class Exchange:
         addresses = ",".join([target.endpoint.address for target in targets])
         body = None if asked.body is None else journey.body
         removed = _steering(asked.head.headers) - {name for name, _ in told}
+        if self.noted.span is not None and self.noted.span.is_root:
+            removed.add(TRACESTATE)  # it is of another trace, or of none
         length = None if body is None else len(body)
         answered = [answers.request_headers(addresses, told, sorted(removed), length)]
         if body is not None:
@@ -266,7 +267,7 @@ class Exchange:
         return answered
 
     def refused(self, error: InferwayError) -> Sequence[bytes]:
-        """The client is answered, and no engine sees the request."""
+        """Return the answer to a request that no engine sees."""
         self.ask = None
         return self._over(answers.status_of_refusal(error), answers.refusal(error))
 
@@ -336,8 +337,6 @@ class Exchange:
         body, ended = received.body, received.end_of_stream
         if self._journey is not None:
             if body:
-                if not self._answer_bytes:
-                    self._beginning()
                 if self._streams:
                     self._passing(body)
                 self._answer_bytes += len(body)
@@ -378,15 +377,27 @@ class Exchange:
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:
-        """The stream has ended; frees what the request holds. Only the first call counts."""
-        if self._journey is not None:
-            if self._unseen:  # how the answer ended is not known
-                outcome = "upstream_error" if self._failed else "ok"
-            self._journey.close(outcome)
-            self._journey = None
-            passed = not self._unseen and self._response_mode != NONE
-            self.noted.end(outcome, self._status, self._answer_bytes if passed else None)
-            self._ending(outcome, self._status, self._answer_bytes)
+        """The stream has ended: free what the request holds, and tell the logs. Only the first call
+        counts."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        noted, journey = self.noted, self._journey
+        try:
+            if journey is not None:
+                self._journey = None
+                outcome = noted.outcome or outcome
+                if self._unseen:  # how the answer ended is not known
+                    outcome = "upstream_error" if self._failed else "ok"
+                journey.close(outcome)
+                passed = not self._unseen and self._response_mode != NONE
+                noted.end(outcome, self._status, self._answer_bytes if passed else None)
+        finally:
+            if noted.counts is not None and noted.record is not None:
+                noted.counts.ended(noted.record, noted.seconds, self._answer_bytes)
+            if noted.is_answered:
+                for log in self._rules.logs:
+                    log.add(noted)
 
 
 _ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[bytes]]] = {
@@ -411,13 +422,9 @@ def _unranked(endpoint: Endpoint | None) -> Target:
     return Target(endpoint, 0.0, 0, 0)
 
 
-def _last(headers: Headers, wanted: bytes) -> bytes:
-    """Its value, of several the last one's; empty without it."""
-    return next((value for name, value in reversed(headers) if name == wanted), b"")
-
-
 def _steering(headers: Headers) -> set[bytes]:
-    """What a client has said that would steer the fleet, and what is only for us."""
+    """Return the headers by which a client would steer the fleet, and those that are only for
+    us."""
     return {
         name
         for name, _ in headers

@@ -3,118 +3,96 @@ bodies that carry no prompt, to who serves their model, and requests without a b
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Protocol
 
-from inferway.director import Director
+from inferway.director import Director, by_load
 from inferway.errors import (
     FleetError,
-    InferwayError,
     InvalidRequestError,
-    RequestError,
     UnknownModelError,
 )
-from inferway.frontends.ext_proc.answers import status_of_refusal
+from inferway.flow.turnstile import Slot
+from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
-from inferway.frontends.observers import Observer, observe
-from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
+from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.passing import PassingAnswer
 from inferway.gate.shape import Shape
-from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
-from inferway.steps import unread
 from inferway.steps.eligible import Within
-from inferway.steps.entry import Entry
 from inferway.steps.journey import Journey, Routed
-from inferway.steps.objectives import named_tenant, objectives
+from inferway.steps.objectives import named_tenant
 from inferway.steps.record import Record
-from inferway.steps.shape import shape_of_unread
-from inferway.steps.unread import ByLoad, by_load
 
 _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 
 
-class Endpoints(unread.Endpoints, Protocol):
-    """What is there (fleet.Fleet)."""
-
-    def everyone(self) -> Candidates:
-        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
-
-
 @dataclass(slots=True)
 class Picker:
-    """Finds out what an exchange asks."""
+    """Finds out where a request goes that an exchange asks about."""
 
     director: Director
-    endpoints: Endpoints
-    observers: Sequence[Observer] = ()
+    everyone: Callable[[], Candidates]  # live endpoints, whatever they serve, or NoEndpointError
     decided_in: Callable[[float], None] = lambda _: None  # seconds
-    random: Random = field(default_factory=Random)
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trust: Trust = NO_TRUST
 
     async def pick(self, ask: Ask) -> Pick:
-        """Raises InferwayError, with the journey closed. Who is cancelled leaves nothing behind."""
+        """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
+        is cancelled leaves nothing behind."""
         parse = parser_by_suffix(ask.head.path) if ask.is_read and ask.body is not None else None
         within = None if ask.subset is None else partial(is_allowed, subset=ask.subset)
         if parse is None or ask.body is None:
             return await self._unread(ask, within)
         parse = self.trust.checked(parse)
-        started = time.perf_counter()
         tenant = named_tenant(ask.head.headers)
         journey = self.director.open(
             *(ask.head, ask.body, ask.request_id), parse=parse, within=within, tenant=tenant
         )
-        ask.noted.record = journey.record
         try:
-            decision = await journey.decide()
-            seconds = time.perf_counter() - started
-            self.decided_in(seconds)
-            observe(self.observers, ask.request_id, journey, seconds)
-        except BaseException as e:
-            if isinstance(e, FleetError):
-                self.counts.attempts["failure", "", ""] += 1
-            self._close(journey, e)
+            decision = await self._decide(ask, journey)
+        except FleetError:
+            self.counts.attempts["failure", "", ""] += 1
             raise
+        self.decided_in(journey.record.decided_in)
         assert journey.routed is not None
-        counts = self._counted(journey.routed, seconds)
-        record = _Record(counts, journey, started, self.requests.ended)
+        ask.noted.counts = self._counted(journey.routed, journey.record.decided_in)
         return Pick(
             *(journey, decision.targets),
             usage=lambda: journey.usage,
-            began=record.began,
             passed=self._passed(ask.head.path, journey.record),
-            ended=record.ended,
             judged=_judged(journey.shape),
         )
 
-    def _close(self, journey: Journey, error: BaseException) -> None:
-        """It has come to no decision. The stream of who has gone is cancelled."""
-        if isinstance(error, asyncio.CancelledError):
-            outcome, status = "client_gone", CLIENT_GONE
-        else:
-            outcome = "refused" if isinstance(error, RequestError) else "error"
-            status = status_of_refusal(error) if isinstance(error, InferwayError) else 500
-        journey.close(outcome)
-        self.requests.ended(journey.record, status)
+    async def _decide(self, ask: Ask, journey: Journey) -> Decision:
+        """Return where the request goes. Raises InferwayError, or CancelledError if the client has
+        gone, with the journey closed."""
+        ask.noted.record = journey.record
+        try:
+            decision = await journey.decide()
+        except BaseException as e:
+            journey.close(outcome_of(e))
+            raise
+        if ask.noted.span is not None:
+            ask.noted.span.follow(journey)
+        return decision
 
     def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:
-        """Who hears of a stream's pieces."""
+        """Return what hears of the pieces of the request's answer, if it is a stream."""
         generates = path.partition("?")[0].rstrip("/").endswith(_GENERATING)
         return partial(self.requests.follow(record), record) if generates else lambda _: None
 
     def _counted(self, routed: Routed, seconds: float) -> ModelCounts:
-        """A client may name any model where a rule rewrites all: that name is no label."""
+        """Count the pick, and return the counts of its model. A client may name any model where a
+        rule rewrites all: that name is no label."""
         request, targets = routed.request, routed.decision.targets
         self.counts.decided.observe(seconds)
         if targets:
@@ -136,17 +114,18 @@ class Picker:
         found = await self._read(ask)
         if found is not None:
             return await self._unread_of_model(ask, found, within)
-        candidates = self.endpoints.everyone()
+        candidates = self.everyone()
         if within is not None:
             candidates = self.director.eligible.allowed(candidates, within)
-        journey = Journey(self.director, ask.body or b"", _Anywhere(candidates, self.random))
-        ask.noted.record = journey.record
-        return Pick(journey, (await journey.decide()).targets)
+        journey = Journey(
+            self.director, ask.body or b"", _Anywhere(candidates, self.director.random)
+        )
+        return Pick(journey, (await self._decide(ask, journey)).targets)
 
     async def _read(self, ask: Ask) -> UnreadBody | None:
-        """None: no model is named that somebody serves; or it is no object, and what is wrong with
-        it, an engine says. Raises InvalidRequestError for an object that cannot be read: an engine
-        that reads it all the same would take what clients may not say."""
+        """Return the body, or None if it names no model that somebody serves, or is no object: what
+        is wrong with it, an engine says. Raises InvalidRequestError for an object that cannot be
+        read: an engine that reads it all the same would take what clients may not say."""
         if not ask.body or not ask.is_read:
             return None
         types = [value for name, value in ask.head.headers if name == b"content-type"]
@@ -163,73 +142,27 @@ class Picker:
         try:
             if found.model is None:
                 return None
-            self.endpoints.model(self.director.rewrites.target(found.model))
+            self.director.fleet.model(self.director.rewrites.target(found.model))
         except UnknownModelError:
             return None
         return found
 
     async def _unread_of_model(self, ask: Ask, found: UnreadBody, within: Within | None) -> Pick:
-        director = self.director
-
         async def read() -> UnreadBody:
             return found
 
-        headers = ask.head.headers
-        asked = objectives(headers, director.priorities, None)
-        asker = Asker(named_tenant(headers), asked.priority)
-        decides = ByLoad(
-            headers=headers,
-            objectives=asked,
-            read=read,
-            endpoints=self.endpoints,
-            candidates_of=partial(director.candidates, within=within),
-            rewrites=director.rewrites,
-            random=self.random,
-            shape_of=partial(shape_of_unread, director.gate, ask.head.path, asker),
-        )
-        journey = Journey(director, found.raw, decides)
-        ask.noted.record = journey.record
-        try:
-            decision = await journey.decide()
-        except BaseException as e:
-            self._close(journey, e)
-            raise
+        tenant = named_tenant(ask.head.headers)
+        journey = self.director.open_unread(ask.head, found.raw, read, within=within, tenant=tenant)
+        decision = await self._decide(ask, journey)
         return Pick(
             *(journey, decision.targets),
             passed=self._passed(ask.head.path, journey.record),
-            ended=lambda _, status, __: self.requests.ended(journey.record, status),
             judged=_judged(journey.shape),
         )
 
 
 def _judged(shape: Shape | None) -> PassingAnswer | None:
     return None if shape is None else PassingAnswer(shape)
-
-
-@dataclass(slots=True)
-class _Record:
-    """How long a request takes, for its model's counts."""
-
-    counts: ModelCounts
-    journey: Journey
-    started: float
-    tell: Callable[[Record, int], None]  # who counts requests by model and status
-    first_seconds: float | None = None
-
-    def began(self) -> None:
-        """The first piece of its answer is here."""
-        self.first_seconds = time.perf_counter() - self.started
-
-    def ended(self, outcome: str, status: int, answer_bytes: int) -> None:
-        self.tell(self.journey.record, status)
-        self.counts.ended(
-            outcome,
-            time.perf_counter() - self.started,
-            self.first_seconds,
-            answer_bytes,
-            self.journey.usage,
-            streamed=self.journey.streamed,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +173,6 @@ class _Anywhere:
     candidates: Candidates
     random: Random
 
-    async def decide(self, journey: Journey, entry: Entry | None) -> Decision:
-        del journey, entry
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
+        del journey, slot
         return Decision(by_load(self.candidates, self.random), Reason.UNREAD)

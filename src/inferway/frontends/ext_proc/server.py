@@ -11,17 +11,19 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.frontends.answer_log import is_probe
 from inferway.frontends.eager import begun
-from inferway.frontends.ext_proc.access_log import line_of
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Exchange, Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway.frontends.ext_proc.noted import Noted, last_value
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.frontends.ext_proc.wire.call import Call
 from inferway.frontends.ext_proc.wire.frames import Status
 from inferway.frontends.ext_proc.wire.listening import Credentials, GrpcServer
-from inferway.frontends.http.access_log import AccessLog
+from inferway.frontends.tracing import Tracing
+from inferway.openai_api.paths import PARSERS, UNREAD
 
 log = logging.getLogger("inferway.picker")
 
@@ -50,12 +52,12 @@ class PickerServer:
         health_port: int | None,
         credentials: Credentials | None,
         health_beside: bool = False,
-        access_log: AccessLog | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Who has made `access_log` flushes it."""
+        """`tracing`, if it is given, is one of the logs in `rules`."""
         self.picker = picker  # who is asked from now on
         self.rules = rules
-        self.access_log = access_log
+        self.tracing = tracing
         self.host = host
         process = {f"/{SERVICE}/{METHOD}".encode(): lambda call: _Driver(call, self)}
         self._server = GrpcServer(
@@ -79,17 +81,17 @@ class PickerServer:
 
     @property
     def counts(self) -> PickerCounts:
-        """What it has done so far."""
+        """What the picker has done since the start."""
         return self.rules.counts
 
     async def start(self) -> None:
-        """Listens. Raises ConfigError when a port cannot be had."""
+        """Listen. Raises ConfigError when a port cannot be had."""
         await self._server.start()
         if self._beside is not None:
             await self._beside.start()
 
     async def stop(self, drain_seconds: float) -> None:
-        """Takes no more streams; those under way have so long."""
+        """Take no more streams; those under way have so many seconds."""
         servers = [each for each in (self._server, self._beside) if each is not None]
         await asyncio.gather(*(server.stop(drain_seconds) for server in servers))
 
@@ -97,9 +99,7 @@ class PickerServer:
 class _Driver:
     """One call. However it ends, nothing of it is left."""
 
-    __slots__ = (
-        *("_asked_at", "_call", "_counts", "_exchange", "_is_open", "_kept", "_server", "_task"),
-    )
+    __slots__ = (*("_call", "_counts", "_exchange", "_is_open", "_kept", "_server", "_task"),)
 
     def __init__(self, call: Call, server: PickerServer) -> None:
         self._call = call
@@ -107,7 +107,6 @@ class _Driver:
         self._counts = counts = server.rules.counts
         self._exchange = Exchange(server.rules)
         self._is_open = True
-        self._asked_at = 0.0  # when the request was complete; 0.0: it is not
         self._task: asyncio.Task[None] | None = None  # that decides
         self._kept: deque[bytes | None] = deque()  # messages that came meanwhile; None: the end
         counts.streams += 1
@@ -149,13 +148,24 @@ class _Driver:
         for answer in exchange.receive(parsed):
             send(answer)
         if exchange.ask is not None:
-            self._asked_at = time.perf_counter()
+            self._begin(exchange.noted)
             rest = begun(self._find_out(exchange.ask))
             if rest is not None:
                 self._call.hold()
                 self._task = asyncio.get_running_loop().create_task(self._finish(rest))
         elif exchange.over:
             self._over()
+
+    def _begin(self, noted: Noted) -> None:
+        """Note when the request was complete, and begin its span."""
+        noted.asked_at = time.perf_counter()
+        tracing, path = self._server.tracing, noted.path
+        user_agent = last_value(noted.head.headers, b"user-agent") or b""
+        if tracing is not None and not is_probe(path, user_agent):
+            noted.span = tracing.begin(
+                *(noted.method, path, noted.request_id, noted.traceparent, 0.0),
+                is_known=path in PARSERS or path in UNREAD,
+            )
 
     async def _find_out(self, ask: Ask) -> None:
         exchange = self._exchange
@@ -207,16 +217,8 @@ class _Driver:
             self._counts.closed[code] += 1
             try:
                 self._exchange.close()
-                if self._server.access_log is not None:
-                    self._note(self._server.access_log)
             except BaseException as e:  # other calls of the connection go on
                 log.error(
                     "a proxy's stream could not be ended cleanly, by a fault of the picker: %s",
                     crash_report(panic_as_error(e)),
                 )
-
-    def _note(self, access_log: AccessLog) -> None:
-        seconds = time.perf_counter() - self._asked_at if self._asked_at else 0.0
-        line = line_of(self._exchange.noted, seconds)
-        if line is not None:
-            access_log.note(line)

@@ -8,11 +8,11 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from inferway.errors import ConfigError
+from inferway.frontends.http.listening import no_password
 
 log = logging.getLogger("inferway.picker")
 
@@ -20,8 +20,8 @@ _YEARS = datetime.timedelta(days=3650)  # as the reference's own (GIE internal/t
 
 
 def self_signed() -> tuple[bytes, bytes]:
-    """A new key and its certificate, PEM. Proxies are told to accept any: it only keeps the wire
-    from being read."""
+    """Return a new key and its certificate, PEM. Proxies are told to accept any: it only keeps the
+    wire from being read."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -47,91 +47,75 @@ def self_signed() -> tuple[bytes, bytes]:
     return written, certificate.public_bytes(pem)
 
 
-@dataclass(slots=True)
-class CertificateFiles:
-    """`tls.key` and `tls.crt` of a directory, as Kubernetes mounts a secret. Read again when they
-    have changed; a pair that does not fit together is refused, and the old one stays."""
-
-    directory: Path
-    _seen: tuple[int, int] = (0, 0)
-    _pair: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
-
-    def read(self) -> tuple[bytes, bytes]:
-        """Raises ConfigError."""
-        try:
-            pair = (self._key.read_bytes(), self._certificate.read_bytes())
-        except OSError as e:
-            raise ConfigError(f"--cert-path {self.directory}: {e.filename}: {e.strerror}") from e
-        _check_pair(self.directory, *pair)
-        self._pair, self._seen = pair, self._stamps()
-        return pair
-
-    def changed(self) -> tuple[bytes, bytes] | None:
-        """The new pair, once for each change."""
-        try:
-            stamps = self._stamps()
-            if stamps == self._seen:
-                return None
-            self._seen = stamps
-            old = self._pair
-            new = self.read()
-        except (OSError, ConfigError) as e:
-            log.warning("the certificate was not reloaded, and the old one stays: %s", e)
-            return None
-        if new == old:
-            return None
-        log.info("the certificate in %s was reloaded", self.directory)
-        return new
-
-    def _stamps(self) -> tuple[int, int]:
-        return self._key.stat().st_mtime_ns, self._certificate.stat().st_mtime_ns
-
-    @property
-    def _key(self) -> Path:
-        return self.directory / "tls.key"
-
-    @property
-    def _certificate(self) -> Path:
-        return self.directory / "tls.crt"
-
-
-def _check_pair(directory: Path, key: bytes, certificate: bytes) -> None:
-    """Raises ConfigError."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    try:
-        private = serialization.load_pem_private_key(key, None)
-        public = x509.load_pem_x509_certificates(certificate)[0].public_key()
-    except (ValueError, TypeError) as e:
-        raise ConfigError(
-            f"--cert-path {directory}: expected PEM in tls.key and tls.crt: {e}"
-        ) from e
-    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    if private.public_key().public_bytes(*form) != public.public_bytes(*form):
-        raise ConfigError(f"--cert-path {directory}: tls.key is not the key of tls.crt")
-
-
 class PickerCertificate:
-    """Our side of TLS with proxies. `context` stays the same object."""
+    """Our side of TLS with proxies: a certificate of our own, or `tls.crt` and `tls.key` of a
+    directory, as Kubernetes mounts a secret. `context` stays the same object."""
 
-    def __init__(self, files: CertificateFiles | None, *, reload: bool = False) -> None:
-        """`files` None: a certificate of our own. Raises ConfigError."""
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["h2"])
-        self._files = files if reload else None
-        self._take(*(self_signed() if files is None else files.read()))
+    def __init__(self, directory: Path | None, *, reload: bool = False) -> None:
+        """With `reload` the files are read again when they have changed. Raises ConfigError."""
+        self.context = _new_context()
+        self._watched = directory if reload else None
+        self._seen = () if directory is None else _stamps(directory)
+        self._pair = self_signed() if directory is None else _read(directory)
+        _load(self.context, *self._pair)
 
     def refresh(self) -> None:
-        """Connections from now on see what the files say now."""
-        new = None if self._files is None else self._files.changed()
-        if new is not None:
-            self._take(*new)
+        """Let connections from now on see what the files say now. What cannot be used is logged,
+        and the old certificate stays."""
+        directory = self._watched
+        if directory is None:
+            return
+        try:
+            stamps = _stamps(directory)
+            if stamps == self._seen:
+                return
+            self._seen = stamps
+            pair = _read(directory)
+        except (OSError, ConfigError) as e:
+            log.warning("the certificate was not reloaded, and the old one stays: %s", e)
+            return
+        if pair != self._pair:
+            self._pair = pair
+            _load(self.context, *pair)
+            log.info("the certificate in %s was reloaded", directory)
 
-    def _take(self, key: bytes, certificate: bytes) -> None:
-        with _as_file(certificate + b"\n" + key) as path:
-            self.context.load_cert_chain(path)
+
+def _stamps(directory: Path) -> tuple[int, ...]:
+    """Return when the files were written; nothing of one that is not there."""
+    files = (directory / "tls.key", directory / "tls.crt")
+    return tuple([file.stat().st_mtime_ns for file in files if file.exists()])
+
+
+def _read(directory: Path) -> tuple[bytes, bytes]:
+    """Return the key and its certificate. Raises ConfigError."""
+    try:
+        key, certificate = ((directory / name).read_bytes() for name in ("tls.key", "tls.crt"))
+    except OSError as e:
+        raise ConfigError(f"--cert-path {directory}: {e.filename}: {e.strerror}") from e
+    try:
+        _load(_new_context(), key, certificate)
+    except (ssl.SSLError, ValueError) as e:
+        reason = getattr(e, "reason", None)
+        if reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"--cert-path {directory}: tls.key is not the key of tls.crt"
+            ) from None
+        raise ConfigError(
+            f"--cert-path {directory}: expected PEM in tls.key and tls.crt: {reason or e}"
+        ) from e
+    return key, certificate
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _load(context: ssl.SSLContext, key: bytes, certificate: bytes) -> None:
+    with _as_file(certificate + b"\n" + key) as path:
+        context.load_cert_chain(path, password=no_password)
 
 
 @contextmanager
@@ -149,9 +133,3 @@ def _as_file(text: bytes) -> Iterator[str]:
         file.write(text)
         file.flush()
         yield file.name
-
-
-def credentials(directory: Path | None, *, reload: bool = False) -> PickerCertificate:
-    """Of `directory`, or of a certificate of our own. Raises ConfigError."""
-    files = None if directory is None else CertificateFiles(directory)
-    return PickerCertificate(files, reload=reload)

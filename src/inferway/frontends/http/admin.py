@@ -19,7 +19,7 @@ from inferway.errors import UnknownPathError
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.flow.traffic import Traffic
+from inferway.flow.failover import Traffic
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index

@@ -6,30 +6,48 @@ the admin key     is anybody's                 who bears it
 API keys          401                          who bears the admin key, or a key with `admin`
 
 What a key says of tenant and priority holds, and headers that say so count only where there are no
-keys. A key that was checked ends here.
+keys. A key that was checked ends here: it travels to no engine and into no log.
+
+A cache is an oracle: who may ask how much of a prompt is cached can find out, block by block, what
+others have asked. So scores, and the headers that say how a request was decided, are the
+operator's, once a key is configured. Without keys, whoever reaches the gateway is an admin; the
+page of a stranger, open in a browser on the same machine, is not meant by that:
+
+A page of another site        the browser says so: `Origin`, which is not our host, or
+                              `Sec-Fetch-Site` (Fetch Metadata)
+A page whose host's name      `Host` has that name. A gateway that listens on loopback alone is
+was made ours afterwards      asked for as an address or as localhost
+(DNS rebinding)
 """
 
 from __future__ import annotations
 
+import copy
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from inferway.config import ServeSettings
-from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
 from inferway.fleet.fleet import Fleet
-from inferway.flow.callers import Caller, Callers, read_callers, without_credentials
-from inferway.flow.retries import Retries
+from inferway.flow.callers import AdminKey, Caller, Callers, read_callers, without_credentials
+from inferway.flow.failover import Retries, Traffic
 from inferway.flow.standing import Standing
-from inferway.flow.traffic import Traffic
-from inferway.frontends.http.admin_key import AdminKey
 from inferway.frontends.http.flow_control import FlowControl, Ticket
 from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.web_pages import check_no_web_page
 from inferway.steps.objectives import named_tenant
+
+log = logging.getLogger("inferway.forward")
+
+_FOREIGN = (b"cross-site", b"same-site")
+_LOCAL_HOST = re.compile(rb"(?:[\w-]+\.)*localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]", re.IGNORECASE)
+_PORT = re.compile(rb":[0-9]*$")
+_CURE = "web pages may not ask this path without the admin key; set admin_key_env"
 
 _EVERYBODY = Caller(admin=True)
 _ANYBODY = Caller()
@@ -61,7 +79,8 @@ class Admission:
         return self.admin_key is not None or self.callers is not None
 
     def caller(self, request: Request) -> Caller:
-        """Whose it is; without the key from then on. Raises UnauthorizedError."""
+        """Return whose request it is, which does not have the key from then on. Raises
+        UnauthorizedError."""
         if self.callers is None:
             if self.admin_key is None:
                 return _EVERYBODY
@@ -77,7 +96,7 @@ class Admission:
         return caller
 
     def tenant(self, caller: Caller, request: Request) -> str:
-        """Whose share of the engines it takes."""
+        """Return the tenant whose share of the engines the request takes."""
         return caller.tenant if caller.name else named_tenant(request.headers)
 
     def check_admin(self, request: Request) -> None:
@@ -91,12 +110,13 @@ class Admission:
             raise ForbiddenError("this path is for admins, and this key is not one's")
 
     def check(self, request: Request) -> None:
-        """Raises UnauthorizedError if it wants a key and has none."""
+        """Raises UnauthorizedError if the request has to have a key and has none."""
         if self.callers is not None:
             self._known(self.callers, request)
 
     def lets_in(self, request: Request, *, admins_only: bool) -> bool:
-        """Whether `check_admin`, or else `check`, would; nothing is counted."""
+        """Return whether `check_admin`, or else `check`, would let the request in; nothing is
+        counted."""
         if self.callers is None:
             key = self.admin_key if admins_only else None
             return key is None or key.is_carried(request.headers)
@@ -106,7 +126,7 @@ class Admission:
             return False
 
     def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
-        """None while nothing is limited."""
+        """Return a slot for the request; None while nothing is limited."""
         if not self.control.is_on:
             return None
         return Ticket(self.control, responder, tenant)
@@ -125,14 +145,14 @@ class Admission:
 
 
 class Keys(NamedTuple):
-    """Those that are known."""
+    """The keys of admins and of callers; None where none is configured."""
 
     admin: AdminKey | None
     callers: Callers | None
 
 
 def read_keys(settings: ServeSettings) -> Keys:
-    """Raises ConfigError."""
+    """Return the keys that the settings name. Raises ConfigError."""
     key, path = settings.admin_key(), settings.api_keys
     return Keys(
         None if key is None else AdminKey(key), None if path is None else read_callers(Path(path))
@@ -143,11 +163,10 @@ def build_admission(
     settings: ServeSettings,
     keys: Keys,
     fleet: Fleet,
-    standing: Standing,
     clock: Callable[[], float],
 ) -> Admission:
-    """`standing` says which engines get no requests now; `clock` counts seconds."""
-    traffic = Traffic(clock, standing, Retries(settings.retries))
+    """Return who is let in, as the settings have it. `clock` counts seconds."""
+    traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)
@@ -166,3 +185,36 @@ def admins_are_local(settings: ServeSettings) -> bool:
     if host.startswith(UNIX):
         return settings.admin_port is not None
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
+    """`error`, naming no engine: the same status and code. The log then has what it said."""
+    if not isinstance(error, FleetError) or error.in_public is None:
+        return error
+    log.warning(
+        "request %s was answered with an error whose details its caller may not see: %s",
+        request_id.decode(),
+        error,
+    )
+    told = copy.copy(error)
+    told.args = (f"{error.in_public}; the gateway's log has the reason",)
+    return told
+
+
+def check_no_web_page(request: Request, *, is_local: bool) -> None:
+    """Raises ForbiddenError. `is_local`: the gateway listens on loopback alone."""
+    fields = request.fields
+    host, origin = fields.get(b"host", b""), fields.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
+        raise ForbiddenError(f"origin {_text(origin)}: not this gateway's own; {_CURE}")
+    if fields.get(b"sec-fetch-site") in _FOREIGN:
+        raise ForbiddenError(f"sec-fetch-site: a page of another site; {_CURE}")
+    if is_local and host and not _LOCAL_HOST.fullmatch(_PORT.sub(b"", host)):
+        raise ForbiddenError(
+            f"host {_text(host)}: expected localhost or an address, as the gateway listens on"
+            f" loopback; {_CURE}"
+        )
+
+
+def _text(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))

@@ -5,33 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from random import Random
 
 import msgspec
 
 from inferway.config import ALLOWED_PATH
 from inferway.director import Director
 from inferway.errors import InvalidRequestError
-from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
-from inferway.gate.turns import Asker
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.steps.journey import Journey
-from inferway.steps.objectives import objectives
 from inferway.steps.salt import EDIT, TenantSalt
-from inferway.steps.shape import shape_of_unread
-from inferway.steps.unread import ByLoad
 
 
 class Entrance:
-    """`paths`, then `open`."""
+    """Opens the journeys of requests to the `paths` that lead to engines."""
 
     def __init__(
         self,
         director: Director,
-        fleet: Fleet,
         allowed: Iterable[str] = (),
         *,
         salt: TenantSalt | None = None,
@@ -39,10 +32,8 @@ class Entrance:
     ) -> None:
         """`allowed`: paths beside those that are known, `[METHOD ]/path`."""
         self._director = director
-        self._fleet = fleet
         self._salt = salt
         self._trust = trust
-        self._random = Random()
         self._parsers: Mapping[str, Parse] = {
             path: trust.checked(parse) for path, parse in PARSERS.items()
         }
@@ -56,7 +47,8 @@ class Entrance:
             self.paths.setdefault(found[2], set()).add(found[1] or "POST")
 
     def open(self, request: Request, tenant: str = "", priority: int | None = None) -> Journey:
-        """`priority`: it has this one, whatever its headers say. Raises InvalidRequestError."""
+        """Return the request's journey, which has the given priority, whatever its headers say.
+        Raises InvalidRequestError."""
         parse = self._parsers.get(request.path)
         if parse is None:
             return self._unread(request, tenant, priority)
@@ -71,15 +63,14 @@ class Entrance:
         )
 
     def salted(self, body: bytes, tenant: str) -> bytes:
-        """As the engine gets it; `body` itself if it has no salt, or cannot have one: then parsing
-        says what is wrong with it."""
+        """Return the body as the engine gets it; `body` itself if it has no salt, or cannot have
+        one: then parsing says what is wrong with it."""
         if self._salt is None:
             return body
         return self._salt.salted(body, tenant) or body
 
     def _unread(self, request: Request, tenant: str, priority: int | None) -> Journey:
         director = self._director
-        asked = objectives(request.headers, director.priorities, priority)
         read = partial(read_unread, content_type=request.fields.get(b"content-type", b""))
 
         async def reading() -> UnreadBody:
@@ -87,19 +78,9 @@ class Entrance:
             self._trust.check(found.members)
             return self._salted_unread(found, request.path, tenant)
 
-        by_load = ByLoad(
-            headers=request.headers,
-            objectives=asked,
-            read=reading,
-            endpoints=self._fleet,
-            candidates_of=director.candidates,
-            rewrites=director.rewrites,
-            random=self._random,
-            shape_of=partial(
-                shape_of_unread, director.gate, request.path, Asker(tenant, asked.priority)
-            ),
+        return director.open_unread(
+            request.head, request.body, reading, priority=priority, tenant=tenant
         )
-        return Journey(director, request.body, by_load)
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:
         if self._salt is None or not found.is_json or UNREAD.get(path) != SALTED:

@@ -1,17 +1,26 @@
 """Where requests wait for their turn: futures and a timer around flow.turnstile.
 
 Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn
-comes, its time is over, somebody displaces it, or its client goes away, whichever is first.
+comes, its time is over, somebody displaces it, or its client goes away, whichever is first. How
+long a caller would wait for its answer to begin, its headers say:
+
+x-slo-ttft-ms, x-llm-d-slo-ttft-ms   milliseconds to the first token
+x-request-timeout-ms                 milliseconds for the whole request
+x-stainless-read-timeout             seconds without a byte: OpenAI's own clients send it
+
+A shorter time than the operator's can only hurt its sender, so these are taken from anybody. What
+is no positive number is as if it were not there: the first two are refused where they are read
+(steps/objectives), the others are not ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import isfinite
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
-from inferway.flow.deadline import patience
 from inferway.flow.queue import Waiter
 from inferway.flow.turnstile import EnginesOf, Turnstile
 from inferway.frontends.http.responder import Responder
@@ -19,9 +28,16 @@ from inferway.model import Headers
 
 _SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
 
+_UNITS = {  # in seconds
+    b"x-slo-ttft-ms": 0.001,
+    b"x-llm-d-slo-ttft-ms": 0.001,
+    b"x-request-timeout-ms": 0.001,
+    b"x-stainless-read-timeout": 1.0,
+}
+
 
 class FlowControl:
-    """One for the gateway. `clock` counts seconds."""
+    """The queue of the gateway's requests, of which there is one. `clock` counts seconds."""
 
     def __init__(
         self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
@@ -38,12 +54,12 @@ class FlowControl:
         return settings.in_flight is not None or settings.engine_in_flight is not None
 
     def set_settings(self, settings: FlowSettings) -> None:
-        """From now on; those who wait may have their turn."""
+        """Keep these limits from now on; those who wait may have their turn."""
         self.turnstile.set_settings(settings)
         self.turns()
 
     def turns(self) -> None:
-        """Whoever has room now goes on."""
+        """Let whoever has room now go on."""
         now = self.clock()
         while turns := self.turnstile.turns(now):
             for waiter, place in turns:
@@ -54,7 +70,8 @@ class FlowControl:
                 future.set_result(place)
 
     async def wait(self, responder: Responder, waiter: Waiter) -> str:
-        """Its place, when its turn has come. Raises SaturatedError or ClientGoneError."""
+        """Wait for the turn of a request; return its place. Raises SaturatedError or
+        ClientGoneError."""
         if responder.ended:
             raise ClientGoneError("the client has gone")
         victim = self.turnstile.wait(waiter)
@@ -76,7 +93,7 @@ class FlowControl:
             raise
 
     def withdraw(self, waiter: Waiter) -> None:
-        """It does not wait any more; nothing if it has not."""
+        """The waiter does not wait any more; nothing happens if it has not."""
         future = self._futures.pop(waiter, None)
         if future is None:
             return
@@ -85,17 +102,17 @@ class FlowControl:
             future.set_exception(ClientGoneError("the client has gone"))
 
     def leave(self, place: str) -> None:
-        """A request has ended."""
+        """A request that held this place has ended."""
         self.turnstile.leave(place)
         self.freed()
 
     def freed(self) -> None:
-        """There may be room."""
+        """Let others go on: there may be room."""
         if self._futures:
             self.turns()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop the timer: nobody waits any more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -114,7 +131,7 @@ class FlowControl:
 
 
 class _InQueue:
-    """The source of an answer that has not even an engine."""
+    """The source of an answer whose request has no engine yet."""
 
     __slots__ = ("_control", "_waiter")
 
@@ -130,7 +147,7 @@ class _InQueue:
 
 
 class Ticket:
-    """One request's: `enter`, then it may go to engines, and `leave`, whatever happens."""
+    """One request's slot (flow.turnstile.Slot)."""
 
     __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
 
@@ -144,11 +161,9 @@ class Ticket:
 
     @property
     def limits_engines(self) -> bool:
-        """Whether `takes` may say no now."""
         return bool(self._control.turnstile.full)
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
-        """Whether it had to wait. Raises SaturatedError or ClientGoneError."""
         control = self._control
         place = control.turnstile.enter(model)
         if place is not None:
@@ -163,11 +178,9 @@ class Ticket:
         return True
 
     def takes(self, engine: str) -> bool:
-        """Whether it may go there."""
         return self._control.turnstile.takes(engine, self._place)
 
     def move(self, engine: str) -> None:
-        """It goes there."""
         control, place = self._control, self._place
         if engine == place:
             return
@@ -177,7 +190,23 @@ class Ticket:
             control.freed()
 
     def leave(self) -> None:
-        """Only the first call counts."""
         if self._inside:
             self._inside = False
             self._control.leave(self._place)
+
+
+def patience(headers: Headers, most: float) -> float:
+    """Return the seconds that a caller would wait for its turn, `most` at most."""
+    for name, value in headers:
+        unit = _UNITS.get(name)
+        if unit is not None:
+            most = min(most, _seconds(value, unit, most))
+    return most
+
+
+def _seconds(value: bytes, unit: float, otherwise: float) -> float:
+    try:
+        seconds = float(value) * unit
+    except ValueError:
+        return otherwise
+    return seconds if isfinite(seconds) and seconds > 0 else otherwise

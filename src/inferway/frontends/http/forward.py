@@ -34,17 +34,16 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.flow.traffic import Traffic
-from inferway.frontends.http.attempts import Attempts, Place
+from inferway.flow.failover import Attempts, Traffic
+from inferway.flow.turnstile import Slot
+from inferway.frontends.http.admission import withheld
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
 from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comments
-from inferway.frontends.http.withheld import withheld
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
-from inferway.steps.record import Record
-from inferway.steps.token_times import Passed
+from inferway.steps.record import Passed, Record
 from inferway.upstream.exchange import Exchange
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
@@ -52,8 +51,8 @@ from inferway.upstream.pool import Pool
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
 
 
-class Journey(Protocol):
-    """What a request is to its director, from here on (steps.journey.Journey)."""
+class RequestLifecycle(Protocol):
+    """What a frontend does with a request that was decided (steps.journey.Journey)."""
 
     @property
     def body(self) -> bytes: ...
@@ -68,8 +67,6 @@ class Journey(Protocol):
 
 class Client(Protocol):
     """Who gets the answer (responder.Responder, or who stands before it)."""
-
-    engine: str
 
     @property
     def started(self) -> bool: ...
@@ -89,18 +86,18 @@ class Client(Protocol):
 def forward(
     request: Request,
     responder: Client,
-    journey: Journey,
+    journey: RequestLifecycle,
     decision: Decision,
     pool: Pool,
     *,
     traffic: Traffic | None = None,
-    place: Place | None = None,
+    slot: Slot | None = None,
     explain: bool = True,
     record: Record | None = None,
     passed: Passed | None = None,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
-    headers that say how it was decided if `explain`, else no error names an engine. `place` is
+    headers that say how it was decided if `explain`, else no error names an engine. `slot` is
     left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
     its `record`.
 
@@ -108,12 +105,12 @@ def forward(
     """
     if responder.ended or not decision.targets:
         journey.close("client_gone" if responder.ended else "error")
-        if place is not None:
-            place.leave()
+        if slot is not None:
+            slot.leave()
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), place)
+    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), slot)
     forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
     responder.attach(forwarding)
     try:
@@ -149,7 +146,7 @@ class _Forwarding:
         self,
         request: Request,
         responder: Client,
-        journey: Journey,
+        journey: RequestLifecycle,
         pool: Pool,
         attempts: Attempts,
         explain: bool,
@@ -174,7 +171,7 @@ class _Forwarding:
         self._timer: asyncio.TimerHandle | None = None
 
     def attempt(self, target: Target) -> None:
-        """Sends the request there."""
+        """Send the request to `target`."""
         self._head = self._events = None
         request, endpoint = self._request, target.endpoint
         self._sent_at = self._pool.time()
@@ -183,7 +180,6 @@ class _Forwarding:
         if extra:
             names = {name for name, _ in extra}
             lines = request_lines(request, names) + header_block(extra)
-        self._responder.engine = endpoint.engine
         self._exchange = exchange = self._pool.send(
             endpoint.url, request.method, request.target, lines, self._journey.body, self
         )
@@ -266,7 +262,7 @@ class _Forwarding:
             self._say(error)
 
     def _say(self, error: UpstreamError) -> None:
-        """To the client, as far as it still can be said."""
+        """Tell the client of the error, as far as it still can be told."""
         responder = self._responder
         if not responder.started:
             responder.send_error(self._told(error))
@@ -298,16 +294,16 @@ class _Forwarding:
     # ---------------------------------------------------------------------------------------
 
     def over(self, outcome: str) -> None:
-        """All that was taken is given back."""
+        """Give back all that was taken."""
         self._attempts.over()
         self._journey.close(outcome)
 
     def _told(self, error: UpstreamError) -> InferwayError:
-        """As this caller may read it."""
+        """Return the error as this caller may read it."""
         return error if self._explain else withheld(error, self._request.id)
 
     def _time_left(self) -> float:
-        """Until its first event must have come."""
+        """Return the seconds until the first event must have come."""
         pool = self._pool
         return max(0.0, self._sent_at + pool.timeouts.first_byte - pool.time())
 
@@ -318,7 +314,7 @@ class _Forwarding:
         self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
 
     def _too_late(self) -> None:
-        """No event has come."""
+        """No event has come in time."""
         self._timer = None
         seconds = self._pool.timeouts.first_byte
         if self._paused:  # it is the client who waits
@@ -334,7 +330,7 @@ class _Forwarding:
         )
 
     def _begins(self, chunk: bytes) -> bool:
-        """Whether this is more than comments."""
+        """Return whether the chunk is more than comments, with which the answer begins."""
         if self._events is not None and only_comments(chunk):
             return False
         self._begin()
@@ -348,7 +344,7 @@ class _Forwarding:
         self._attempts.succeeded()
 
     def _release(self) -> None:
-        """Sends the head; from here on the answer is this engine's."""
+        """Send the head; from here on the answer is this engine's."""
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
         self._request.forget_body()  # it is not sent again

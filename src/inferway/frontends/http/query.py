@@ -33,8 +33,8 @@ from typing import Any
 import msgspec
 
 from inferway.errors import InvalidRequestError, RequestError
-from inferway.indexer import EngineScore, Scores
 from inferway.openai_api.requests import decode_body
+from inferway.scores import EngineScore, Scores
 
 _TIERS = ("gpu", "cpu", "disk")
 _LEVELS = {"l1": "gpu", "l2": "cpu", "l3": "disk"}

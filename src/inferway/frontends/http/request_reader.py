@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from inferway.errors import BadHttpError, RequestError
-from inferway.frontends.http.head_checks import (
-    SMALL_BODY_BYTES,
-    bodies_full,
-    body_too_large,
-    check_coding,
-    check_length,
-    expects_continue,
-    head_too_large,
-    merge_repeated,
-    too_many_headers,
-    without_upgrade,
-)
+from inferway.errors import BadHttpError, BodiesFullError, BodyTooLargeError, RequestError
 from inferway.frontends.http.message import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
@@ -32,10 +20,16 @@ from inferway.frontends.http.message import (
     is_host,
     is_request_id,
 )
+from inferway.upstream.headers import header_block
 
 if TYPE_CHECKING:
     from inferway.frontends.http.server import HttpServer
 
+# Of two content types we would take the last, and vLLM takes the first.
+_ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
+# A body up to this size is received whatever its head says, and however many are held already.
+SMALL_BODY_BYTES = 64 * 1024
+_UPGRADE = frozenset({b"upgrade"})
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
 
@@ -188,7 +182,7 @@ class RequestReader:
         if len(headers) > MAX_HEADERS or len(self._read) > MAX_TARGET_BYTES or self._partial:
             self._check_size(headers)
         if len(fields) != len(headers):
-            merge_repeated(headers, fields)
+            _merge_repeated(headers, fields)
         parser = self._parser
         method = parser.get_method().decode()
         self._request = request = Request(method, self._target, 0.0)
@@ -207,20 +201,20 @@ class RequestReader:
             raise BadHttpError(f"host {host[:100]!r}: expected HOST or HOST:PORT")
         length = fields.get(b"content-length")
         if b"transfer-encoding" in fields:
-            check_coding(request)
+            _check_coding(request)
             may_be_large = True
         else:
             if length is not None:
-                self._length = check_length(length, self._server.limits.body_bytes)
+                self._length = _check_length(length, self._server.limits.body_bytes)
             may_be_large = self._length > SMALL_BODY_BYTES
         if b"expect" in fields:
-            self._expects = expects_continue(request)
+            self._expects = _expects_continue(request)
             may_be_large = may_be_large or self._length > 0
         if may_be_large and not self._server.awaits_body(request):
             raise _BodyNotAwaitedError
         self._received = -len(self._read)
         if parser.should_upgrade():
-            self._again = without_upgrade(request, self._target)
+            self._again = _without_upgrade(request, self._target)
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -228,9 +222,9 @@ class RequestReader:
         bodies.held += size
         self._body_bytes = so_far = self._body_bytes + size
         if so_far > self._server.limits.body_bytes:
-            raise body_too_large(self._server.limits.body_bytes)
+            raise _body_too_large(self._server.limits.body_bytes)
         if so_far > SMALL_BODY_BYTES and bodies.held > bodies.limit:
-            raise bodies_full(bodies.limit)
+            raise _bodies_full(bodies.limit)
         if so_far == size:
             self._body = body
             return
@@ -273,14 +267,14 @@ class RequestReader:
 
     def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
         if len(headers) > MAX_HEADERS:
-            raise too_many_headers(len(headers))
+            raise _too_many_headers(len(headers))
         if len(self._target) > MAX_TARGET_BYTES:
             raise BadHttpError(f"request target: over {MAX_TARGET_BYTES} bytes", status=414)
         limit = self._server.limits.header_bytes
         if len(self._partial) + len(self._read) > limit:
             size = sum([len(name) + len(value) + 4 for name, value in headers])
             if size > limit:
-                raise head_too_large(limit)
+                raise _head_too_large(limit)
 
     def _check_part(self, data: bytes | memoryview) -> None:
         """A read ended inside a request. Raises BadHttpError."""
@@ -291,10 +285,86 @@ class RequestReader:
             self._partial = self._partial or bytearray()
             self._partial += data
             if self._received > limit:
-                raise head_too_large(limit)
+                raise _head_too_large(limit)
             if len(self._headers) > MAX_HEADERS:
-                raise too_many_headers(len(self._headers))
+                raise _too_many_headers(len(self._headers))
         else:
             self._received += len(data)
             if self._received - _MAX_FRAMING * self._body_bytes > limit:
-                raise head_too_large(limit)
+                raise _head_too_large(limit)
+
+
+# What a head must not say, beyond what llhttp refuses. Each raises BadHttpError with the status to
+# answer. Sections are of RFC 9112, if nothing else is said.
+
+
+def _merge_repeated(headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
+    """Some may not be repeated; `connection` is one list (RFC 9110 section 5.3)."""
+    names = [name for name, _ in headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise BadHttpError(f"{name.decode()}: given more than once")
+    if names.count(b"connection") > 1:
+        fields[b"connection"] = b", ".join([v for name, v in headers if name == b"connection"])
+
+
+def _check_coding(request: Request) -> None:
+    """Sections 6.1 and 6.3: a body whose last coding is not `chunked` has no end."""
+    fields = request.fields
+    if b"content-length" in fields:
+        raise BadHttpError("content-length and transfer-encoding: only one may be given")
+    if not request.http11:
+        raise BadHttpError("transfer-encoding: not known in HTTP/1.0")
+    codings = [coding.strip() for coding in fields[b"transfer-encoding"].lower().split(b",")]
+    if codings != [b"chunked"]:
+        status = 501 if codings[-1] == b"chunked" else 400
+        raise BadHttpError("transfer-encoding: only 'chunked' is known", status=status)
+
+
+def _check_length(length: bytes, limit: int) -> int:
+    """What it says. Section 6.2."""
+    if not length.isdigit():
+        raise BadHttpError(f"content-length {length[:40]!r}: expected digits")
+    number = int(length)
+    if number > limit:
+        raise _body_too_large(limit)
+    return number
+
+
+def _expects_continue(request: Request) -> bool:
+    """RFC 9110 section 10.1.1: HTTP/1.0 expects nothing."""
+    if not request.http11:
+        return False
+    if request.fields[b"expect"].lower() != b"100-continue":
+        raise BadHttpError("expect: only '100-continue' is known", status=417)
+    return True
+
+
+def _without_upgrade(request: Request, target: bytes) -> bytes:
+    """The head as it would be if nothing were offered (RFC 9110 section 7.8)."""
+    if request.method == "CONNECT":
+        raise BadHttpError("CONNECT: this is no proxy of that kind", status=501)
+    lines = header_block(request.headers, _UPGRADE)
+    version = b"1.1" if request.http11 else b"1.0"
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (request.method.encode(), target, version, lines)
+
+
+def _too_many_headers(number: int) -> BadHttpError:
+    return BadHttpError(f"{number} headers, over the limit of {MAX_HEADERS}", status=431)
+
+
+def _head_too_large(limit: int) -> BadHttpError:
+    return BadHttpError(
+        f"header: over the limit of {limit} bytes (limits.header_bytes)", status=431
+    )
+
+
+def _body_too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
+
+
+def _bodies_full(limit: int) -> BodiesFullError:
+    return BodiesFullError(
+        f"body: the bodies of all requests are over the limit of {limit} bytes"
+        " (limits.bodies_bytes); try again"
+    )

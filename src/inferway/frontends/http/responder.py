@@ -12,6 +12,7 @@ to pause while the client does not read, and when the client has gone.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from inferway.errors import (
@@ -29,6 +30,7 @@ from inferway.upstream.headers import header_block
 
 if TYPE_CHECKING:
     from inferway.frontends.http.connection import ClientConnection
+    from inferway.frontends.tracing import RequestSpan
 
 _NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
 _BODILESS = frozenset({204, 304})
@@ -38,7 +40,7 @@ JSON: Headers = ((b"content-type", b"application/json"),)
 
 
 class Source(Protocol):
-    """Produces an answer's body."""
+    """Produces an answer's body after the handler has returned."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -59,11 +61,11 @@ class Responder:
         "body_bytes",
         "cut",
         "ended",
-        "engine",
         "extra",
         "record",
         "request",
         "source",
+        "span",
         "started",
         "status",
     )
@@ -79,9 +81,9 @@ class Responder:
         self.body_bytes = 0
         self.started = False
         self.ended = False  # also when the client has gone, or after `abort`
-        self.engine = "-"  # for the access log
-        self.record: Record | None = None  # the same; None: no journey has begun
-        self.cut = ""  # the outcome of an answer that is not whole, for the access log
+        self.record: Record | None = None  # None: no journey has begun
+        self.span: RequestSpan | None = None  # None: no span has begun
+        self.cut = ""  # the outcome of an answer that is not whole
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: Source) -> None:
@@ -91,9 +93,9 @@ class Responder:
             source.pause()
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        """The head; it goes out with the first piece, or with `flush`. `headers` without
-        Content-Length, which is `length`, and without hop-by-hop fields; x-request-id is
-        added here."""
+        """Begin the answer with its head, which goes out with the first piece, or with `flush`.
+        `headers` are without Content-Length, which is `length`, and without hop-by-hop fields;
+        x-request-id is added here."""
         if self.started:
             raise RuntimeError(f"the answer has started already, with status {self.status}")
         self.started = True
@@ -135,13 +137,13 @@ class Responder:
         return b""
 
     def write(self, chunk: bytes) -> None:
-        """A piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
+        """Send a piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
         if not self.ended and chunk:
             self._put(chunk, b"")
 
     def end(self, chunk: bytes = b"") -> None:
-        """The body is complete, with `chunk` as its last piece. One that is short of its
-        length is aborted instead."""
+        """End the body, with `chunk` as its last piece. One that is short of its length is aborted
+        instead."""
         if self.ended:
             return
         self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
@@ -174,12 +176,12 @@ class Responder:
             self._connection.transport.writelines((head, chunk, tail))
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer at once."""
+        """Send a whole answer at once."""
         self.start(status, ((b"date", self._connection.server.date), *headers), len(body))
         self.end(body)
 
     def send_error(self, error: InferwayError) -> None:
-        """`error` as OpenAI's clients expect it."""
+        """Send the error as OpenAI's clients expect it."""
         headers = JSON
         if error.retry_after is not None:
             headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
@@ -223,7 +225,7 @@ class Responder:
             raise ClientGoneError("the client has gone")
 
     def client_gone(self) -> None:
-        """It has."""
+        """The client has gone; its source is told."""
         if self.ended:
             return
         if not self.started:
@@ -243,7 +245,37 @@ class Responder:
         self.source = None  # it knows us: a cycle would wait for the garbage collector
         self._connection.answered(self)
 
+    # ------------------------------------------------------------ answer_log.EndedAnswer
+
     @property
     def client(self) -> str:
         """The client's address, without its port; `unix` on a Unix socket."""
         return self._connection.client
+
+    @property
+    def method(self) -> str:
+        return self.request.method
+
+    @property
+    def path(self) -> str:
+        return self.request.path
+
+    @property
+    def request_id(self) -> str:
+        return self.request.id.decode()
+
+    @property
+    def traceparent(self) -> bytes | None:
+        return self.request.fields.get(b"traceparent")
+
+    @property
+    def seconds(self) -> float:
+        """The time since the request was complete."""
+        return time.perf_counter() - self.request.started
+
+    @property
+    def outcome(self) -> str:
+        """How the answer ended; empty if only its status says that."""
+        if self.cut or self.record is None:
+            return self.cut
+        return self.record.outcome

@@ -18,21 +18,21 @@ and /metrics are there alone (`Routes.admin`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
+from inferway.director import Director
 from inferway.errors import (
-    ClientGoneError,
     FleetError,
     MethodNotAllowedError,
     RequestError,
     UnknownPathError,
 )
+from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.http.admin import AdminPages
-from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.admission import Admission, withheld
 from inferway.frontends.http.entrance import Entrance
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.lora import PATHS as LORA
@@ -47,9 +47,7 @@ from inferway.frontends.http.signposts import PathsPage, VersionPage, unknown_pa
 from inferway.frontends.http.structured.explain import PATH as EXPLAIN
 from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
-from inferway.frontends.http.tracing import Tracing
-from inferway.frontends.http.withheld import withheld
-from inferway.frontends.observers import Observer, observe, pod_score
+from inferway.frontends.observers import pod_score
 from inferway.frontends.request_counts import RequestCounts
 from inferway.gate.turns import Asker
 from inferway.indexer import Indexer
@@ -71,34 +69,31 @@ _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
 class Routes:
-    """The handler of every request."""
+    """The handler of every request: finds the handler of its path and method."""
 
     def __init__(
         self,
         indexer: Indexer,
+        director: Director,
         pool: Pool,
         metrics: MetricsPage,
         admission: Admission,
         entrance: Entrance,
         requests: RequestCounts,
-        observers: Sequence[Observer] = (),
         *,
         forwards: bool = True,
         admin_apart: bool = False,
-        tracing: Tracing | None = None,
     ) -> None:
         """`admin_apart`: what is for admins is not answered here, but by `admin`."""
         self._indexer = indexer
-        self._director, self._fleet = indexer.director, indexer.fleet
+        self._director, self._fleet = director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
-        self._observers = observers
         self._admission = admission
-        self._tracing = tracing
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
-        self._models = ModelPages(indexer.fleet, lambda: indexer.director.rewrites)
+        self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
         self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
         state: Table = {
             "/health": {"GET": self._health},
@@ -118,7 +113,7 @@ class Routes:
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
-            EXPLAIN: {"POST": Explain(indexer.director, self._asker)},
+            EXPLAIN: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),
@@ -143,11 +138,12 @@ class Routes:
         await self._handler(request, self._table)(request, responder)
 
     def awaits_body(self, request: Request) -> bool:
-        """Whether a request is not refused for its path, its method or its missing key."""
+        """Return whether the request is not refused for its path, its method or its missing key."""
         return self._table_awaits(request, self._table)
 
     def admin_awaits_body(self, request: Request) -> bool:
-        """The same of the port for admins."""
+        """Return whether the port for admins does not refuse a request for its path, method or
+        key."""
         return self._table_awaits(request, self._admin_table)
 
     def _table_awaits(self, request: Request, table: Table) -> bool:
@@ -167,18 +163,18 @@ class Routes:
             admission.check(request)
 
     def _is_for_admins(self, path: str) -> bool:
-        """On the port of clients."""
+        """Return whether the path is for admins on the port of clients."""
         if path == _METRICS:
             return self._for_clients and self._admission.knows_admins
         return _is_for_admins(path)
 
     @property
     def paths(self) -> Container[str]:
-        """Those that have a name."""
+        """The paths that have a name."""
         return self._table
 
     async def admin(self, request: Request, responder: Responder) -> None:
-        """The handler of the port for admins."""
+        """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
             self._admission.check_admin(request)
         await self._handler(request, self._admin_table)(request, responder)
@@ -207,36 +203,31 @@ class Routes:
         return handler
 
     async def _infer(self, request: Request, responder: Responder) -> None:
-        started = time.perf_counter()
         admission = self._admission
         caller = admission.caller(request)
         tenant = admission.tenant(caller, request)
         journey = self._entrance.open(request, tenant, caller.priority)
         responder.record = journey.record
-        place = admission.ticket(responder, tenant)
+        slot = admission.ticket(responder, tenant)
         try:
             responder.check_client()
-            decision = await journey.decide(place)
-            seconds = time.perf_counter() - started - (place.waited if place is not None else 0.0)
-            self._metrics.decided_in(seconds)
-            observe(self._observers, request.id.decode(), journey, seconds)
+            decision = await journey.decide(slot)
+            self._metrics.decided_in(journey.record.decided_in)
         except BaseException as e:
-            journey.close(_outcome(e))
-            if place is not None:
-                place.leave()
+            journey.close(outcome_of(e))
+            if slot is not None:
+                slot.leave()
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
-        if self._tracing is not None:
-            self._tracing.follow(responder, journey, decision, seconds)
         record, shape = journey.record, journey.shape
-        if place is not None:
-            record.waited = place.waited
+        if responder.span is not None:
+            responder.span.follow(journey)
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, journey, decision, self._pool),
             traffic=admission.traffic,
-            place=place,
+            slot=slot,
             explain=caller.admin,
             record=record,
             passed=self._requests.follow(record) if request.path in GENERATING else None,
@@ -312,13 +303,6 @@ class Routes:
     async def _page(self, _: Request, responder: Responder) -> None:
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
-
-
-def _outcome(error: BaseException) -> str:
-    """Of a request that has not come as far as an engine."""
-    if isinstance(error, ClientGoneError):
-        return "client_gone"
-    return "refused" if isinstance(error, RequestError) else "error"
 
 
 def _send_ready(responder: Responder, why: str | None, told: Mapping[str, Any]) -> None:

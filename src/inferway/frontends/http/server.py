@@ -6,20 +6,20 @@ import asyncio
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import Any
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.eager import resumed
-from inferway.frontends.http.certificate import Certificate
 from inferway.frontends.http.connection import ClientConnection
-from inferway.frontends.http.listening import Listener
+from inferway.frontends.http.listening import Certificate, Listener
 from inferway.frontends.http.message import BodyMemory, Request
 from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.turns import Turns
 from inferway.metrics import Family, Row, counter, gauge, table
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
@@ -29,14 +29,7 @@ from inferway.metrics import Family, Row, counter, gauge, table
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 
 
-class AnswerLog(Protocol):
-    """Is told of each answer that has ended (access_log, tracing)."""
-
-    def add(self, responder: Responder) -> None: ...
-    def flush(self) -> None:
-        """Called each second, and at the end."""
-
-
+CALLS_A_TURN = 16  # of connections; what each does is bounded by itself
 _SWEEP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -81,6 +74,39 @@ _FIGURES: tuple[Row[HttpStats], ...] = (
 )
 
 
+class LoopTurns:
+    """Of connections that have more to read or to answer than fits in one turn of the loop, few are
+    called in each, whatever their number, in the order in which they have asked: a client may have
+    thousands."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._due = False
+
+    @property
+    def are_short(self) -> bool:
+        """Whether more wait than are called in the next turn."""
+        return len(self._waiting) > CALLS_A_TURN
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Call it in a turn of the loop to come."""
+        self._waiting.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        try:
+            for _ in range(min(CALLS_A_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # a fault of one costs the others their place in this turn
+            self._begin()
+
+
 class HttpServer:
     """`start`, then `port` and `url`; `stop` ends it. Everything runs in one loop. `host` may be
     `unix:/path`; with a certificate it speaks TLS alone. `awaits_body`: whether the handler does
@@ -105,7 +131,7 @@ class HttpServer:
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.awaits_body = awaits_body
-        self.turns = Turns()
+        self.turns = LoopTurns()
         self.next_turn: Callable[[Callable[[], object]], object] = self.turns.ask
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
@@ -206,7 +232,7 @@ class HttpServer:
     # ------------------------------------------------------------------- for the connections
 
     def opened(self, connection: ClientConnection) -> None:
-        """A client has connected."""
+        """Count a client that has connected, or abort the connection if there are too many."""
         self.stats.accepted += 1
         self.stats.open += 1
         self._connections.add(connection)
@@ -215,7 +241,7 @@ class HttpServer:
             connection.abort()
 
     def lost(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
+        """Count out a connection that has ended."""
         self.stats.open -= 1
         self._connections.discard(connection)
         if not self._connections:
@@ -243,7 +269,7 @@ class HttpServer:
             task.add_done_callback(self._tasks.discard)
 
     def answered(self, responder: Responder) -> None:
-        """An answer has ended, one way or another."""
+        """Count an answer that has ended, one way or another, and tell the logs."""
         stats = self.stats
         stats.answering -= 1
         stats.body_bytes += responder.body_bytes

@@ -48,14 +48,6 @@ class JudgedAnswer:
         self._told = False  # by the engine
 
     @property
-    def engine(self) -> str:
-        return self._responder.engine
-
-    @engine.setter
-    def engine(self, name: str) -> None:
-        self._responder.engine = name
-
-    @property
     def started(self) -> bool:
         return self._start is not None or self._responder.started
 

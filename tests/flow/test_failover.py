@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from time import monotonic
 
+from tests.slots import NotingSlot
+
 from inferway.config import EjectionSettings, RetrySettings
-from inferway.flow.retries import Retries
+from inferway.flow.failover import Attempts, Retries, Traffic
 from inferway.flow.standing import Standing
-from inferway.flow.traffic import Traffic
-from inferway.frontends.http.attempts import Attempts
 from inferway.model import Endpoint, Target
 
 TARGETS = tuple(
@@ -16,32 +16,14 @@ TARGETS = tuple(
 )  # best first
 
 
-class Room:
-    """A place that notes where it was; `full` takes nobody."""
-
-    def __init__(self, *full: str) -> None:
-        self.full = full
-        self.moves: list[str] = []
-        self.left = 0
-
-    def takes(self, engine: str) -> bool:
-        return engine not in self.full
-
-    def move(self, engine: str) -> None:
-        self.moves.append(engine)
-
-    def leave(self) -> None:
-        self.left += 1
-
-
 def traffic(attempts: int = 3, floor: int = 10) -> Traffic:
     retries = Retries(RetrySettings(attempts=attempts, floor=floor))
     return Traffic(monotonic, Standing(EjectionSettings(failures=1)), retries)
 
 
-def tried(one: Traffic, place: Room | None = None) -> list[str]:
+def tried(one: Traffic, slot: NotingSlot | None = None) -> list[str]:
     """The engines of a request that each of them fails."""
-    attempts = Attempts(TARGETS, one, place)
+    attempts = Attempts(TARGETS, one, slot)
     engines = [attempts.engine]
     attempts.failed()
     while (target := attempts.another()) is not None:
@@ -71,7 +53,7 @@ def test_no_other_is_tried_without_a_budget() -> None:
 
 
 def test_who_is_full_is_passed_over_and_the_place_moves_and_is_left_once() -> None:
-    room = Room("e1")
+    room = NotingSlot({"e1"})
 
     assert tried(traffic(), room) == ["e0", "e2"]
     assert (room.moves, room.left) == (["e0", "e2"], 1)

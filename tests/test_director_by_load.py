@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from tests.scheduling import tables
+from tests.scheduling.tables import kv_aware
+from tests.slots import NotingSlot
 
 from inferway.config import ModelRewrite, RewriteTarget
+from inferway.director import Director, by_load
 from inferway.errors import NoEndpointError, SaturatedError, UnknownModelError
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Endpoint, Headers, HolderId, Reason, Target
-from inferway.openai_api.llm_request import Objectives
+from inferway.model import Candidates, Endpoint, HolderId, Reason, RequestHead, Target
 from inferway.openai_api.unread import UnreadBody, read_unread
-from inferway.steps.counts import DirectorStats
+from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.journey import Journey
 from inferway.steps.match import Matcher
 from inferway.steps.rewrite import Rewrites
-from inferway.steps.unread import ByLoad, by_load
 
 
 class Fleet:
@@ -33,10 +34,10 @@ class Fleet:
         self.booked: Counter[str] = Counter()
         self.suspected: list[str] = []
 
-    def model(self, name: str) -> object:
+    def model(self, name: str) -> ServedModel:
         if name not in self.models:
             raise UnknownModelError(f"model: no engine serves {name!r}", param="model")
-        return name
+        return ServedModel(name, NoPrompts(Reason.NO_TOKENIZER, "none here"))
 
     def candidates(self, model: str) -> Candidates:
         assert model in self.models
@@ -68,36 +69,22 @@ class Fleet:
         raise AssertionError(endpoint)
 
 
-@dataclass
-class Host:
-    """What journeys share, for those of whom no prompt is known."""
-
-    fleet: Fleet
-    matcher: Matcher = field(default_factory=lambda: Matcher(MemoryIndex(), SpeculativeOverlay()))
-    clock: Callable[[], float] = lambda: 0.0
-    stats: DirectorStats = field(default_factory=DirectorStats)
-    later: None = None
-    gate: None = None
-
-
 def journey(
     body: bytes = b'{"model": "m"}', fleet: Fleet | None = None, *rules: ModelRewrite
 ) -> Journey:
-    fleet = fleet or Fleet()
+    director = Director(
+        fleet or Fleet(),
+        Matcher(MemoryIndex(), SpeculativeOverlay()),
+        Scheduling(kv_aware()),
+        lambda: 0.0,
+        rewrites=Rewrites(rules),
+        random=Random(1),
+    )
 
     async def read() -> UnreadBody:
         return read_unread(body)
 
-    decides = ByLoad(
-        headers=(),
-        objectives=Objectives(),
-        read=read,
-        endpoints=fleet,
-        candidates_of=fleet.candidates,
-        rewrites=Rewrites(rules),
-        random=Random(1),
-    )
-    return Journey(Host(fleet), body, decides)
+    return director.open_unread(RequestHead("POST", "/tokenize", "", ()), body, read)
 
 
 def engines(targets: Sequence[Target]) -> list[str]:
@@ -151,28 +138,11 @@ async def test_a_rewrite_that_leads_nowhere_is_not_the_client_s_fault() -> None:
         await journey(b'{"model": "gone"}').decide()
 
 
-class Full:
-    """An entry that lets in, and has no engine with room."""
-
-    limits_engines = True
-
-    def __init__(self, *room: str) -> None:
-        self.room = room
-        self.asked: list[str] = []
-
-    async def enter(self, model: str, headers: Headers, priority: int) -> bool:  # noqa: ARG002
-        self.asked.append(model)
-        return True
-
-    def takes(self, engine: str) -> bool:
-        return engine in self.room
-
-
 async def test_it_has_its_turn_and_goes_where_there_is_room() -> None:
     names = [endpoint.engine for endpoint in Fleet().candidates("m").endpoints]
-    entry = Full(names[1])
+    slot = NotingSlot({names[0]})
 
-    assert engines((await journey().decide(entry)).targets) == [names[1]]
-    assert entry.asked == ["m"]
+    assert engines((await journey().decide(slot)).targets) == [names[1]]
+    assert slot.asked == [("m", 0)]
     with pytest.raises(SaturatedError):
-        await journey().decide(Full())
+        await journey().decide(NotingSlot(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.flow.deadline import patience
+from inferway.frontends.http.flow_control import patience
 
 
 @pytest.mark.parametrize(

@@ -16,23 +16,20 @@ import time
 
 import msgspec
 
-from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.trace_context import trace_id_of
+from inferway.frontends.answer_log import CLIENT_GONE, PROBES, EndedAnswer
 from inferway.frontends.log_lines import LogFormat, quoted, stamp
-from inferway.frontends.request_counts import CLIENT_GONE
+from inferway.frontends.tracing import trace_id_of
 from inferway.steps.record import Record
-
-# Paths that a load balancer, Kubernetes or Prometheus asks again and again.
-PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
 
 LOGGER = "inferway.access"
 _FLUSH_LINES = 256
-MAX_PATH = 200
+_MAX_PATH = 200
 _MAX_MODEL = 128
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """What is logged of one answer. The names are those of the fields, in both forms."""
+    """What is logged of one answer. The names of the fields are those in the log, as text and as
+    JSON."""
 
     time: str  # when the answer ended
     level: str
@@ -69,15 +66,11 @@ class AccessLog:
         self._left_out = frozenset() if probes else PROBES
         self._lines: list[str] = []
 
-    def add(self, responder: Responder) -> None:
-        """`responder` has ended."""
-        self.note(line_of(responder))
-
-    def note(self, line: Line) -> None:
-        """An answer has ended."""
-        if line.path in self._left_out:
+    def add(self, answer: EndedAnswer) -> None:
+        """Collect the line of an answer that has ended."""
+        if answer.path in self._left_out:
             return
-        self._lines.append(self._write(line))
+        self._lines.append(self._write(line_of(answer)))
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
 
@@ -88,34 +81,32 @@ class AccessLog:
             self._logger.info("%s", "\n".join(lines))
 
 
-def line_of(responder: Responder) -> Line:
-    """`responder` has ended."""
-    request, record = responder.request, responder.record
-    status, outcome = responder.status, responder.cut
-    if not outcome and record is not None:
-        outcome = record.outcome
+def line_of(answer: EndedAnswer) -> Line:
+    """Return the line of an answer that has ended."""
+    status, record = answer.status, answer.record
     line = Line(
         stamp(time.time()),
         "info",
         LOGGER,
-        responder.client,
-        request.method,
-        request.path[:MAX_PATH],
+        answer.client,
+        answer.method,
+        answer.path[:_MAX_PATH],
         status,
-        outcome or _outcome_of(status),
-        total_ms=milliseconds(time.perf_counter() - request.started),
-        bytes=responder.body_bytes,
-        request_id=request.id.decode(),
+        answer.outcome or _outcome_of(status),
+        total_ms=_milliseconds(answer.seconds),
+        bytes=answer.body_bytes,
+        request_id=answer.request_id,
     )
-    if b"traceparent" in request.fields:
-        line.trace_id = trace_id_of(request.fields[b"traceparent"])
+    traceparent = answer.traceparent
+    if traceparent is not None:
+        line.trace_id = trace_id_of(traceparent)
     if record is not None:
-        tell(line, record)
+        _tell(line, record)
     return line
 
 
-def tell(line: Line, record: Record) -> None:
-    """What the request's journey has found out."""
+def _tell(line: Line, record: Record) -> None:
+    """Put into the line what the request's journey has found out."""
     line.model = _bounded(record.model)
     if record.target_model != record.model:
         line.target_model = _bounded(record.target_model)
@@ -127,7 +118,7 @@ def tell(line: Line, record: Record) -> None:
         line.matched_blocks = target.matched_blocks
         line.prompt_blocks = target.prompt_blocks
     if record.begun_at:
-        line.ttft_ms = milliseconds(record.begun_at - record.opened_at)
+        line.ttft_ms = _milliseconds(record.begun_at - record.opened_at)
     if usage is not None:
         line.prompt_tokens = usage.prompt
         line.cached_tokens = usage.cached
@@ -135,18 +126,18 @@ def tell(line: Line, record: Record) -> None:
 
 
 def _bounded(name: str) -> str:
-    """Cut off, and without halves of surrogate pairs, which UTF-8 cannot hold."""
+    """Return the name cut off, and without halves of surrogate pairs, which UTF-8 cannot hold."""
     name = name[:_MAX_MODEL]
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
-def milliseconds(seconds: float) -> float:
-    """In tenths; round() takes three times as long."""
+def _milliseconds(seconds: float) -> float:
+    """Return the time in milliseconds, cut off at tenths; round() takes three times as long."""
     return int(seconds * 1e4) / 10
 
 
 def _outcome_of(status: int) -> str:
-    """Of an answer that no journey knows of."""
+    """Return the outcome of an answer that no journey knows of."""
     if status == CLIENT_GONE:
         return "client_gone"
     if status >= 500:
@@ -162,7 +153,8 @@ def _json(line: Line) -> str:
 
 
 def _text(line: Line) -> str:
-    """The fields in their order. Written out: a loop over them would take four times as long."""
+    """Return the line as text, the fields in their order. A loop over them would take four times as
+    long."""
     text = f"{_asked(line)} status={line.status} outcome={line.outcome}"
     if line.model:
         text += f" model={quoted(line.model)}"

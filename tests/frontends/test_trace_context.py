@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.frontends.http.trace_context import Parent, read_traceparent, trace_id_of
+from inferway.frontends.tracing import Parent, read_traceparent, trace_id_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
