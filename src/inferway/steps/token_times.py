@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from inferway.openai_api.token_events import bears_tokens, num_events
+from inferway.openai_api.token_events import bears_tokens
+from inferway_structured.sse import num_events
 
 if TYPE_CHECKING:
     from inferway.steps.record import Record

@@ -21,22 +21,11 @@ from typing import Any
 import msgspec
 
 from inferway_structured.decoding import UNREADABLE
+from inferway_structured.sse import WholeEvents, data_in
 
 MAX_CHARS = 1 << 20  # of an answer's text; what is longer is not judged
 _MAX_TEXTS = 4096
 _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and what was asked
-
-
-_DONE = b"data: [DONE]"
-
-
-def done_at(events: bytes) -> int:
-    """Where the event [DONE] begins among whole events, -1 if it is not among them. In a text the
-    end of a line is escaped."""
-    if events.startswith(_DONE):
-        return 0
-    at = events.rfind(b"\n" + _DONE)
-    return at + 1 if at >= 0 else -1
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -172,11 +161,11 @@ class StreamTexts:
     """Fed with the pieces of one streamed answer, in order and cut anywhere. Keeps its text only,
     and none of it beyond `max_chars`."""
 
-    __slots__ = ("_left", "_max_chars", "_names", "_response", "_size", "_texts", "failed")
+    __slots__ = ("_events", "_max_chars", "_names", "_response", "_size", "_texts", "failed")
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
-        self._left = b""  # the start of a line
+        self._events = WholeEvents(_MAX_EVENT_BYTES)
         self._size = 0
         self._texts: dict[tuple[int, int], StringIO] = {}  # by choice, and call or -1
         self._names: dict[tuple[int, int], str] = {}
@@ -184,20 +173,15 @@ class StreamTexts:
         self.failed = False  # too long, or an error, or no events that are known
 
     def feed(self, chunk: bytes) -> None:
-        """The next piece."""
-        if self.failed:
-            return
-        lines = (self._left + chunk).split(b"\n")
-        self._left = lines.pop()
-        if len(self._left) > _MAX_EVENT_BYTES:
-            self._fail()
-            return
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip())
+        """Take the next piece of the stream."""
+        if not self.failed:
+            self._read(self._events.whole(chunk))
 
     def said(self) -> list[Said] | None:
-        """By all that was fed; None if that is not to be known."""
+        """Return what the stream has said; None if that cannot be known. Call it at the end."""
+        if not self.failed:
+            rest = self._events.rest()
+            self._read(rest[: rest.rfind(b"\n") + 1])
         if self.failed:
             return None
         if self._response is not None:
@@ -213,6 +197,10 @@ class StreamTexts:
             elif text or choice not in calling:
                 said.append(Said(text))
         return said
+
+    def _read(self, events: bytes) -> None:
+        for data in data_in(events):
+            self._event(data)
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]" or not any(word in data for word in _TELLING):
@@ -263,5 +251,4 @@ class StreamTexts:
 
     def _fail(self) -> None:
         self.failed = True
-        self._left = b""
         self._texts.clear()

@@ -48,10 +48,10 @@ from inferway.frontends.ext_proc.reading import (
 )
 from inferway.frontends.http.forward import Journey
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
-from inferway.frontends.http.sse import is_event_stream
 from inferway.gate.passing import PassingAnswer
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
+from inferway_structured.sse import is_event_stream
 
 _COST = "x-gateway-inference-request-cost"
 _SEEN = (b"x-went-into-resp-headers", b"true")  # gateways' tests look for it

@@ -39,7 +39,6 @@ from inferway.frontends.http.attempts import Attempts, Place
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
-from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comments
 from inferway.frontends.http.withheld import withheld
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
@@ -48,6 +47,7 @@ from inferway.steps.token_times import Passed
 from inferway.upstream.exchange import Exchange
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
+from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
 
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
 

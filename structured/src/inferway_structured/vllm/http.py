@@ -30,7 +30,8 @@ from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
 from inferway_structured.requests import FIELDS, asked
 from inferway_structured.spec import Asked
-from inferway_structured.texts import StreamTexts, done_at, said_in
+from inferway_structured.sse import done_at
+from inferway_structured.texts import StreamTexts, said_in
 from inferway_structured.vllm.asgi import (
     App,
     Message,

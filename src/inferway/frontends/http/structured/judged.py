@@ -22,7 +22,8 @@ from inferway.frontends.http.responder import Responder, Source
 from inferway.gate.shape import Shape
 from inferway.model import Headers
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
-from inferway_structured.texts import Said, StreamTexts, done_at, said_in
+from inferway_structured.sse import comment_in, done_at
+from inferway_structured.texts import Said, StreamTexts, said_in
 
 log = logging.getLogger("inferway.gate")
 
@@ -152,7 +153,7 @@ class JudgedAnswer:
             self._held.append(chunk)
             return
         self._texts.feed(chunk)
-        if (valid := _told_in(chunk)) and not self._told:
+        if (valid := comment_in(chunk, VALID_HEADER)) and not self._told:
             self._told = True
             self._shape.was_judged(valid)
         if self._told or not self._shape.reports_streams:
@@ -205,11 +206,3 @@ def _once(headers: Headers, name: bytes) -> Headers:
     """The engine's own comes first."""
     first = next((header for header in headers if header[0] == name), None)
     return [header for header in headers if header[0] != name or header is first]
-
-
-def _told_in(events: bytes) -> bytes:
-    """What the engine says of its own stream."""
-    at = events.find(_COMMENT)
-    if at < 0 or events[at - 1 : at] not in (b"", b"\n"):
-        return b""
-    return events[at + len(_COMMENT) :].partition(b"\n")[0].strip()
