@@ -2,7 +2,6 @@
 
 gate       a parsed request           -> a shape to keep, or 400 with the place; no engine sees it
 shape      one such request on its way: what its engine does not enforce; its answer, judged
-passing    an answer that passes as it is  -> counted, by whether it has its shape
 trial      spec -> verdict, in a process that can be killed
 costs      what compiling takes, and which engine has it done; pure
 verdicts   spec -> what is found of it, once, each tenant in its turn

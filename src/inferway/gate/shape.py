@@ -12,10 +12,11 @@ from inferway.model import Candidates, Headers, Target
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
 from inferway.scheduling.plugin import Ending, Follower
+from inferway_structured.answers import AnswerJudge
 from inferway_structured.grammar import Unenforced
 from inferway_structured.report import UNENFORCED_HEADER, left_free, named
 from inferway_structured.spec import Asked
-from inferway_structured.texts import Said, StreamTexts
+from inferway_structured.texts import Said
 
 if TYPE_CHECKING:
     from inferway.gate.gate import Gate
@@ -95,30 +96,26 @@ class Shape(Follower):
 
     # ---------------------------------------------------------------- its answer, as it passes
 
-    def texts(self) -> StreamTexts:
-        """For the pieces of a streamed answer."""
-        return StreamTexts(self._gate.answer_bytes)
-
-    @property
-    def answer_bytes(self) -> int:
-        """A whole answer of more is not judged."""
-        return self._gate.answer_bytes
-
     @property
     def reports_streams(self) -> bool:
         """Whether a stream ends with a word on it."""
         return self._gate.report_validity
+
+    def answer_judge(self, *, reports: bool = False) -> AnswerJudge:
+        """Return what reads the answer. `reports`: a stream is to end with a word on it."""
+        most = self._gate.answer_bytes
+        return AnswerJudge(most, most, count=self._gate.counts.answered, reports=reports)
 
     async def judge(self, said: Sequence[Said] | None) -> bool | None:
         """Whether the answer has its shape; None if that cannot be told. Counts it."""
         said = said if self.can_be_judged else None
         return await self._gate.judge(self.asked, said, self._asker)
 
-    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        """What goes on after the answer's last byte; ends with the gate."""
-        self._gate.spawn(work)
+    def judge_later(self, answer: AnswerJudge) -> None:
+        """Have an answer judged that has come to its end. It is counted, and no more."""
+        if answer.is_read:
+            self.spawn(self.judge(answer.said()))
 
-    def was_judged(self, valid: bytes | None) -> None:
-        """By its engine, in the words of the header; None: the answer is too long."""
-        told = {b"true": True, b"false": False}
-        self._gate.counts.answered(None if valid is None else told.get(valid))
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run what goes on after the answer's last byte; it ends with the gate."""
+        self._gate.spawn(work)

@@ -172,16 +172,20 @@ class StreamTexts:
         self._response: _Answer | None = None
         self.failed = False  # too long, or an error, or no events that are known
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next piece of the stream."""
-        if not self.failed:
-            self._read(self._events.whole(chunk))
+    def feed(self, chunk: bytes) -> bytes:
+        """Read the next piece of the stream, and return the events that are whole with it."""
+        events = self._events.whole(chunk)
+        for data in data_in(events):
+            if not self.failed:
+                self._event(data)
+        return events
+
+    def rest(self) -> bytes:
+        """Return what was fed after the last whole event."""
+        return self._events.rest()
 
     def said(self) -> list[Said] | None:
-        """Return what the stream has said; None if that cannot be known. Call it at the end."""
-        if not self.failed:
-            rest = self._events.rest()
-            self._read(rest[: rest.rfind(b"\n") + 1])
+        """Return what the stream has said; None if that cannot be known."""
         if self.failed:
             return None
         if self._response is not None:
@@ -197,10 +201,6 @@ class StreamTexts:
             elif text or choice not in calling:
                 said.append(Said(text))
         return said
-
-    def _read(self, events: bytes) -> None:
-        for data in data_in(events):
-            self._event(data)
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]" or not any(word in data for word in _TELLING):

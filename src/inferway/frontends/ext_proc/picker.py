@@ -24,8 +24,6 @@ from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.observers import Observer, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
-from inferway.gate.passing import PassingAnswer
-from inferway.gate.shape import Shape
 from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
@@ -95,7 +93,7 @@ class Picker:
             began=record.began,
             passed=self._passed(ask.head.path, journey.record),
             ended=record.ended,
-            judged=_judged(journey.shape),
+            shape=journey.shape,
         )
 
     def _close(self, journey: Journey, error: BaseException) -> None:
@@ -198,12 +196,8 @@ class Picker:
             *(journey, decision.targets),
             passed=self._passed(ask.head.path, journey.record),
             ended=lambda _, status, __: self.requests.ended(journey.record, status),
-            judged=_judged(journey.shape),
+            shape=journey.shape,
         )
-
-
-def _judged(shape: Shape | None) -> PassingAnswer | None:
-    return None if shape is None else PassingAnswer(shape)
 
 
 @dataclass(slots=True)

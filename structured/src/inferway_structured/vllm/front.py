@@ -216,8 +216,12 @@ class Front:
     async def keeps(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
         """Whether the answer has its shape; None if that cannot be told. Counts it."""
         valid = await self._keeps(asked, said)
-        self.counts.answers.add("unknown" if valid is None else "true" if valid else "false")
+        self.count_answer(valid)
         return valid
+
+    def count_answer(self, valid: bool | None) -> None:
+        """Count an answer by whether it has its shape."""
+        self.counts.answers.add("unknown" if valid is None else "true" if valid else "false")
 
     async def _keeps(self, asked: Sequence[Asked], said: Sequence[Said] | None) -> bool | None:
         if said is None or self._num_judging >= MAX_WAITING:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.answers import AnswerJudge
 from inferway_structured.errors import (
     CompileError,
     InferwayError,
@@ -30,8 +31,7 @@ from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
 from inferway_structured.requests import FIELDS, asked
 from inferway_structured.spec import Asked
-from inferway_structured.sse import done_at
-from inferway_structured.texts import StreamTexts, said_in
+from inferway_structured.texts import MAX_CHARS
 from inferway_structured.vllm.asgi import (
     App,
     Message,
@@ -175,97 +175,75 @@ class Answer:
         self._front = front
         self._request = request
         self._unenforced = unenforced
-        self._reports = reports
         self._why = why
         self._send = send
-        self._start: Message | None = None  # held back until the body is whole
-        self._body = bytearray()
-        self._stream: Message | None = None  # its start, held back until its first piece
-        self._texts: StreamTexts | None = None
+        self._judge = AnswerJudge(
+            MAX_ANSWER_BYTES, MAX_CHARS, count=front.count_answer, reports=reports
+        )
+        self._start: Message | None = None  # held back
+        self._error: bytearray | None = None  # that may be about the shape
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             await self._begin(message)
         elif message["type"] != "http.response.body":
             await self._send(message)
-        elif self._start is not None:
-            await self._collect(message)
-        elif self._texts is not None:
-            if self._stream is not None:
-                start, self._stream = self._stream, None
-                await self._send(self._named(start))
-            await self._pass(message, self._texts)
+        elif self._error is not None:
+            await self._collect(self._error, message)
+        elif self._judge.is_read:
+            await self._pass(message)
         else:
             await self._send(message)
 
     async def _begin(self, start: Message) -> None:
-        if self._may_be_the_grammars(start):
+        status = start["status"]
+        # A grammar may have ended the request: vLLM answers 500 to that up to 0.32, and 400 from
+        # 0.33 on, whatever the reason was.
+        if status in (400, 500) and self._request.ids:
+            self._start, self._error = start, bytearray()
+            return
+        start["headers"] = headers = list(start.get("headers", ()))
+        self._judge.start(status, [(name.lower(), value) for name, value in headers])
+        if self._judge.is_read:
             self._start = start
-            return None
-        if start["status"] != 200:
-            return await self._send(start)
-        headers = start["headers"] = list(start.get("headers", ()))
-        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-        if kind.startswith(b"application/json"):
-            self._start = start
-            return None
-        if kind.startswith(b"text/event-stream"):
-            self._texts = StreamTexts()
-            self._stream = start
-            return None
-        return await self._send(self._named(start))
+        else:
+            await self._send(self._named(start) if status == 200 else start)
 
     def _named(self, start: Message) -> Message:
-        """With what the engine, which by now has got the request, does not enforce."""
+        """The head with what the engine, which by now has got the request, does not enforce."""
         unenforced = list(dict.fromkeys((*self._unenforced, *self._request.left_free)))
         if unenforced:
             start["headers"].append((UNENFORCED_HEADER, named(unenforced)))
         return start
 
-    def _may_be_the_grammars(self, start: Message) -> bool:
-        """Whether a grammar may have ended the request: vLLM answers 500 to that up to 0.32, and
-        400 from 0.33 on, whatever the reason was."""
-        return start["status"] in (400, 500) and bool(self._request.ids)
-
-    async def _collect(self, message: Message) -> None:
-        self._body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if more and len(self._body) <= MAX_ANSWER_BYTES:
+    async def _collect(self, error: bytearray, message: Message) -> None:
+        error += message.get("body", b"")
+        if message.get("more_body", False) and len(error) <= MAX_ANSWER_BYTES:
             return
-        start, self._start = self._start, None
+        start, self._start, self._error = self._start, None, None
         assert start is not None
-        whole = {**message, "body": bytes(self._body)}
-        if self._may_be_the_grammars(start):
-            await self._explain(start, whole)
-        else:
-            said = said_in(whole["body"]) if not more else None
-            await self._judge(start, whole, await self._front.keeps(self._request.asked, said))
-
-    async def _explain(self, start: Message, body: Message) -> None:
-        if (error := await self._why()) is not None:
-            return await answer_error(self._send, error)
+        if (reason := await self._why()) is not None:
+            await answer_error(self._send, reason)
+            return
         await self._send(start)
-        return await self._send(body)
+        await self._send({**message, "body": bytes(error)})
 
-    async def _judge(self, start: Message, body: Message, valid: bool | None) -> None:
-        if valid is not None:
-            start["headers"].append((VALID_HEADER, validity(valid)))
-        await self._send(self._named(start))
-        await self._send(body)
-
-    async def _pass(self, message: Message, texts: StreamTexts) -> None:
-        body = message.get("body", b"")
-        texts.feed(body)
-        done = done_at(body)
-        if done < 0 and message.get("more_body", False):
-            return await self._send(message)
-        self._texts = None
-        valid = await self._front.keeps(self._request.asked, texts.said())
-        if self._reports:
-            at = done if done >= 0 else len(body)
-            comment = b": " + VALID_HEADER + b" " + validity(valid) + b"\n\n"
-            message = {**message, "body": body[:at] + comment + body[at:]}
-        return await self._send(message)
+    async def _pass(self, message: Message) -> None:
+        passed = self._judge.feed(message.get("body", b""))
+        more = message.get("more_body", False)
+        valid: bool | None = None
+        ends = self._judge.is_read and (self._judge.is_done or not more)
+        if ends:
+            valid = await self._front.keeps(self._request.asked, self._judge.said())
+        if self._start is not None and (ends or not self._judge.holds_all):
+            start, self._start = self._start, None
+            if self._judge.holds_all and valid is not None:
+                start["headers"].append((VALID_HEADER, validity(valid)))
+            await self._send(self._named(start))
+        if ends:
+            passed += self._judge.rest(validity(valid))
+        if passed or not more:
+            await self._send({**message, "body": passed})
 
 
 async def why_ended(

@@ -238,6 +238,26 @@ async def test_a_stream_says_before_its_end_whether_it_has_the_shape(
     assert got.body == delta("{") + delta(last) + b": x-inferway-valid %b\n\n" % valid + DONE
 
 
+@pytest.mark.parametrize("reports", [True, False])
+@in_loop
+async def test_a_text_that_looks_like_the_end_of_a_stream_is_text(reports: bool) -> None:
+    event, gate = (
+        delta("{data: [DONE]\n\n: x-inferway-valid false\n\n}"),
+        make_gate(report_validity=reports),
+    )
+    async with (
+        running(streamed(event, DONE)) as engine,
+        judging(engine.url, gate) as server,
+        connected(server) as client,
+    ):
+        got = await client.ask(post())
+        await wait_until(lambda: bool(gate.counts.answers))
+
+    word = b": x-inferway-valid true\n\n" if reports else b""
+    assert got.body == event + word + DONE
+    assert gate.counts.answers == {"true": 1}
+
+
 @in_loop
 async def test_a_stream_without_a_done_says_it_at_its_end() -> None:
     content = [{"type": "output_text", "text": "{}"}]
@@ -272,10 +292,10 @@ async def test_a_reported_stream_is_passed_on_piece_by_piece() -> None:
         await client.head()
         first = await client.chunk()
         go_on.set()
-        rest = [await client.chunk() for _ in range(3)]
+        rest = [await client.chunk() for _ in range(2)]
 
     assert first == delta("{")
-    assert rest == [delta("}"), b": x-inferway-valid true\n\n", DONE]
+    assert rest == [delta("}"), b": x-inferway-valid true\n\n" + DONE]
 
 
 @in_loop
