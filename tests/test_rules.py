@@ -88,9 +88,9 @@ DEFINED_TWICE = {
         AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
         Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
         Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
+        Source Standing Stored Tokenizer Turn Waiting _Told _Watch
     """,
-    "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
+    "inferway_structured": "Held Limits Node _Answer _Choice",
     "inferway_bench": """
         Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
         Outcome Plan Row System Target World _Message _Tour

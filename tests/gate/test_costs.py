@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import msgspec
+from dataclasses import replace
+
 import numpy as np
 from tests.gate.doubles import CHAT, Engines, Words, endpoints, make_gate, schema, target
 from tests.scheduling.tables import candidates
 
 from inferway.gate.costs import LEAST_MS, MAX_SPECS, CompileCosts
-from inferway.gate.library import Verdict
 from inferway.gate.shape import Shape
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway_structured.grammar import Verdict
 from inferway_structured.spec import Spec
 
 
@@ -67,7 +68,7 @@ class Slow(Words):
     """Every spec takes 3 s to compile."""
 
     def verdict(self, spec: Spec) -> Verdict:
-        return msgspec.structs.replace(super().verdict(spec), compile_ms=3000.0)
+        return replace(super().verdict(spec), compile_seconds=3.0)
 
 
 async def test_compiling_costs_what_it_takes_beyond_the_first_token() -> None:

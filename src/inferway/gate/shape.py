@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inferway.gate.turns import ANYBODY, Asker
 from inferway.model import Candidates, Headers, Target
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.columns import COST_MS
@@ -17,6 +16,8 @@ from inferway_structured.grammar import Unenforced
 from inferway_structured.report import UNENFORCED_HEADER, left_free, named
 from inferway_structured.spec import Asked
 from inferway_structured.texts import Said
+from inferway_structured.turns import ANYBODY, Asker
+from inferway_structured.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from inferway.gate.gate import Gate
@@ -32,6 +33,7 @@ class Shape(Follower):
         "_engine",
         "_gate",
         "_status",
+        "_verdicts",
         "asked",
         "can_be_judged",
         "may_try",
@@ -41,6 +43,7 @@ class Shape(Follower):
     def __init__(
         self,
         gate: Gate,
+        verdicts: Verdicts,
         asked: Sequence[Asked],
         unenforced: Sequence[Unenforced] | None,
         asker: Asker = ANYBODY,
@@ -51,6 +54,7 @@ class Shape(Follower):
         # what has never been answered must not bring down one engine after the other
         self.may_try = None if all(gate.is_proven(each.spec.key) for each in asked) else 2
         self._gate = gate
+        self._verdicts = verdicts
         self._asker = asker
         self._engine: str | None = None
         self._status = 0
@@ -104,12 +108,13 @@ class Shape(Follower):
     def answer_judge(self, *, reports: bool = False) -> AnswerJudge:
         """Return what reads the answer. `reports`: a stream is to end with a word on it."""
         most = self._gate.answer_bytes
-        return AnswerJudge(most, most, count=self._gate.counts.answered, reports=reports)
+        return AnswerJudge(most, most, count=self._verdicts.count_answer, reports=reports)
 
     async def judge(self, said: Sequence[Said] | None) -> bool | None:
-        """Whether the answer has its shape; None if that cannot be told. Counts it."""
+        """Whether an answer, which has said this, has its shape; None if that cannot be told.
+        Counts it."""
         said = said if self.can_be_judged else None
-        return await self._gate.judge(self.asked, said, self._asker)
+        return await self._verdicts.keeps(self.asked, said, self._asker)
 
     def judge_later(self, answer: AnswerJudge) -> None:
         """Have an answer judged that has come to its end. It is counted, and no more."""
@@ -118,4 +123,4 @@ class Shape(Follower):
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run what goes on after the answer's last byte; it ends with the gate."""
-        self._gate.spawn(work)
+        self._verdicts.spawn(work)

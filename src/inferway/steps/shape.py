@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.gate.turns import Asker
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import UnreadBody
+from inferway_structured.turns import Asker
 
 
 async def shape_of(

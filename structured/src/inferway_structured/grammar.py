@@ -27,6 +27,15 @@ class Unenforced:
 ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept at all
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What will become of a spec, told without compiling it for a vocabulary."""
+
+    backend: str  # which library keeps it
+    unenforced: Sequence[Unenforced] = ()
+    compile_seconds: float = 0.0  # about (`cost.estimated_seconds`)
+
+
 class Grammar(Protocol):
     """The state of one answer. One thread at a time. No method raises: a grammar that has failed
     says so in `failure`, accepts nothing more and lets only the end of the answer through."""

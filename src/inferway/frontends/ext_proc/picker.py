@@ -24,7 +24,6 @@ from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.observers import Observer, observe
 from inferway.frontends.request_counts import CLIENT_GONE, RequestCounts
-from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
@@ -37,6 +36,7 @@ from inferway.steps.objectives import named_tenant, objectives
 from inferway.steps.record import Record
 from inferway.steps.shape import shape_of_unread
 from inferway.steps.unread import ByLoad, by_load
+from inferway_structured.turns import Asker
 
 _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 

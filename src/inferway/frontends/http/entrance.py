@@ -14,7 +14,6 @@ from inferway.director import Director
 from inferway.errors import InvalidRequestError
 from inferway.fleet.fleet import Fleet
 from inferway.frontends.http.message import Request
-from inferway.gate.turns import Asker
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
@@ -23,6 +22,7 @@ from inferway.steps.objectives import objectives
 from inferway.steps.salt import EDIT, TenantSalt
 from inferway.steps.shape import shape_of_unread
 from inferway.steps.unread import ByLoad
+from inferway_structured.turns import Asker
 
 
 class Entrance:

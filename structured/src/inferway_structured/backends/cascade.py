@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from inferway_structured.backends import llguidance
 from inferway_structured.backends.llguidance import LLGuidance
@@ -26,8 +26,9 @@ from inferway_structured.backends.tags import (
 )
 from inferway_structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway_structured.backends.xgrammar import is_installed as xgrammar_is_installed
+from inferway_structured.cost import estimated_seconds
 from inferway_structured.errors import HeavyError, SpecError
-from inferway_structured.grammar import Unenforced
+from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.spec import Kind
 
 if TYPE_CHECKING:
@@ -40,21 +41,6 @@ Made = TypeVar("Made")
 Make = Callable[["Spec", Sequence["Unenforced"]], Made]
 
 _WORDS = Words(llguidance.takes_string, llguidance.patterns_disjoint)
-
-
-class Judged(Protocol):
-    """A verdict from elsewhere."""
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def unenforced(self) -> Sequence[Unenforced]: ...
-
-
-class Verdict(NamedTuple):
-    backend: str
-    unenforced: Sequence[Unenforced]
 
 
 class Cascade:
@@ -77,7 +63,7 @@ class Cascade:
         with _lightly(spec) as light:
             return self._compile(spec, light)
 
-    def compile_said(self, said: Spec, found: Judged, num_bytes: int) -> Compiled:
+    def compile_said(self, said: Spec, found: Verdict, num_bytes: int) -> Compiled:
         """What `judge` has said of a spec, where it was seen to hold so many bytes."""
         if self._steppers and (found.backend == XGrammar.name or _is_ambiguous(said)):
             return self._steppers.compile(found.backend, said, found.unenforced)
@@ -108,14 +94,14 @@ class Cascade:
 
 
 def verdict(spec: Spec) -> Verdict:
-    """What `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it, but
-    for what xgrammar is left to judge, which wants one."""
+    """Return what `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it,
+    but for what xgrammar is left to judge, which wants one."""
     return judge(spec, llguidance.check)[1]
 
 
 def light_verdict(spec: Spec) -> Verdict:
-    """As `verdict`, of what is known to take little. Raises HeavyError as
-    `Cascade.compile_light`."""
+    """Return the verdict on what is known to take little. Raises HeavyError for all else, before a
+    library sees it."""
     with _lightly(spec) as light:
         return _judged(spec, llguidance.check, light)[1]
 
@@ -131,7 +117,7 @@ def _judged(
 ) -> tuple[Spec, Verdict]:
     def tell(said: Spec, unenforced: Sequence[Unenforced]) -> tuple[Spec, Verdict]:
         attempt(said)
-        return said, Verdict(LLGuidance.name, unenforced)
+        return said, Verdict(LLGuidance.name, unenforced, estimated_seconds(spec))
 
     try:
         return _first(spec, tell, light)
@@ -140,7 +126,7 @@ def _judged(
             raise
         if light:
             raise HeavyError("only a library without limits of its own keeps it") from None
-        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec))
+        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec), estimated_seconds(spec))
 
 
 # Schemas that the library makes of one, by `weight_of`: about 0.1 ms and 4 kB each on a busy

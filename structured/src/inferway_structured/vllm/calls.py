@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from inferway_structured.backends.tags import schemas_of
 from inferway_structured.backends.xgrammar import XGrammar
 from inferway_structured.errors import SpecError
-from inferway_structured.grammar import ARGUMENTS, Unenforced
+from inferway_structured.grammar import ARGUMENTS, Unenforced, Verdict
 from inferway_structured.report import in_request
 from inferway_structured.spec import ANY_ARGUMENTS, Asked, Kind, Spec, canonical
 from inferway_structured.vllm.fit import Patch
@@ -42,14 +42,6 @@ class OnItsWay:
 
 
 ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
-
-
-class Judged(Protocol):
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def unenforced(self) -> Sequence[Unenforced]: ...
 
 
 def patches() -> list[Patch]:
@@ -86,7 +78,7 @@ def _with_strict(tool: Any, strict: bool) -> Any:
     return tool.model_copy(update={"strict": strict})
 
 
-def left_out(calls: Sequence[Asked], spec: Spec, found: Judged) -> list[Unenforced]:
+def left_out(calls: Sequence[Asked], spec: Spec, found: Verdict) -> list[Unenforced]:
     """What `spec`, made by vLLM, does not keep of what the tools ask, beside what was named of each
     alone."""
     if spec.kind is not Kind.STRUCTURAL_TAG:

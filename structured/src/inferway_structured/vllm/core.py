@@ -27,7 +27,7 @@ from inferway_structured.errors import (
     panic_as_error,
 )
 from inferway_structured.failures import OF_THE_SHAPE
-from inferway_structured.spec import Kind, Options, Spec, from_vllm
+from inferway_structured.spec import Spec, from_vllm, unpacked
 from inferway_structured.vllm.adapter import RequestGrammar
 from inferway_structured.vllm.settings import Settings, settings_of
 
@@ -180,8 +180,7 @@ class Core:
     def utility(self, command: str, words: Mapping[str, Any]) -> dict[str, Any]:
         """What an API server asks, between two steps: answered at once."""
         if command == "warm":
-            spec = Spec(Kind(words["kind"]), words["text"], Options(**words["options"]))
-            return self._warm(spec)
+            return self._warm(unpacked(words))
         if command == "why":
             return self._why(words["requests"])
         return {

@@ -24,6 +24,7 @@ from inferway_structured.errors import (
 )
 from inferway_structured.requests import asked as asked_in
 from inferway_structured.spec import Asked, Kind, Options, Spec, json_type
+from inferway_structured.turns import ANYBODY
 from inferway_structured.vllm.asgi import (
     Receive,
     Scope,
@@ -98,7 +99,7 @@ class Endpoints:
                 "time, and this one is too many; leave it out, the request itself will bring its "
                 "shape"
             )
-        await self._front.examine(asked)
+        await self._front.verdicts.examine(asked)
         self._num_warming += 1
         try:
             told = [await self._tell(state, each) for each in asked]
@@ -131,13 +132,12 @@ class Endpoints:
         asked = await self._asked(state, body)
         refuse = settings_of(state.vllm_config).refuse_unenforced
         told = [
-            {"place": each.place, **await self._front.explain(each, refuse=refuse)}
-            for each in asked
+            await self._front.verdicts.explain(each, refuses_unenforced=refuse) for each in asked
         ]
         return 200, {**told[0], "specs": told}
 
     async def _asked(self, state: Any, body: bytes) -> list[Asked]:
-        asked: list[Asked] = await self._front.in_thread(lambda: read_specs(body))
+        asked = await self._front.verdicts.read(ANYBODY, read_specs, body)
         config = state.vllm_config.structured_outputs_config
         return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
 

@@ -16,7 +16,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.answers import AnswerJudge
@@ -32,6 +31,7 @@ from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_reque
 from inferway_structured.requests import FIELDS, asked
 from inferway_structured.spec import Asked
 from inferway_structured.texts import MAX_CHARS
+from inferway_structured.turns import ANYBODY
 from inferway_structured.vllm.asgi import (
     App,
     Message,
@@ -88,8 +88,9 @@ class Middleware:
         settings = settings_of(vllm_config)
         try:
             fields, asked = await self._asked(path, body, vllm_config.structured_outputs_config)
-            refuse = settings.refuse_unenforced
-            asked, unenforced = await self.front.examine(asked, refuse=refuse)
+            asked, unenforced = await self.front.verdicts.examine(
+                asked, refuses_unenforced=settings.refuse_unenforced
+            )
             body = await self._told(body, fields, asked)
         except InferwayError as e:
             return await answer_error(send, e)
@@ -115,8 +116,7 @@ class Middleware:
             return {}, []
         if len(body) <= MAX_ON_LOOP_BYTES:
             return _read(path, body, config)
-        found: _Read = await self.front.in_thread(partial(_read, path, body, config))
-        return found
+        return await self.front.verdicts.read(ANYBODY, _read, path, body, config)
 
     async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
         """The body that vLLM is to read. Raises InvalidRequestError."""
@@ -125,8 +125,7 @@ class Middleware:
             return body
         if len(body) <= MAX_ON_LOOP_BYTES:
             return _written(otherwise)
-        told: bytes = await self.front.in_thread(partial(_written, otherwise))
-        return told
+        return await self.front.verdicts.read(ANYBODY, _written, otherwise)
 
 
 def _may_ask(path: str) -> bool:
@@ -172,13 +171,13 @@ class Answer:
         send: Send,
     ) -> None:
         """`why` says what vLLM's error was about, if it was about the shape."""
-        self._front = front
+        self._verdicts = front.verdicts
         self._request = request
         self._unenforced = unenforced
         self._why = why
         self._send = send
         self._judge = AnswerJudge(
-            MAX_ANSWER_BYTES, MAX_CHARS, count=front.count_answer, reports=reports
+            MAX_ANSWER_BYTES, MAX_CHARS, count=front.verdicts.count_answer, reports=reports
         )
         self._start: Message | None = None  # held back
         self._error: bytearray | None = None  # that may be about the shape
@@ -234,7 +233,7 @@ class Answer:
         valid: bool | None = None
         ends = self._judge.is_read and (self._judge.is_done or not more)
         if ends:
-            valid = await self._front.keeps(self._request.asked, self._judge.said())
+            valid = await self._verdicts.keeps(self._request.asked, self._judge.said())
         if self._start is not None and (ends or not self._judge.holds_all):
             start, self._start = self._start, None
             if self._judge.holds_all and valid is not None:

@@ -11,7 +11,7 @@ from inferway.errors import BodyTooLargeError, UnknownPathError
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.gate.reading import read_specs
-from inferway.gate.turns import Asker
+from inferway_structured.turns import Asker
 
 PATH = "/v1/structured/explain"
 MAX_BODY_BYTES = 2 << 20
@@ -35,7 +35,11 @@ class Explain:
         if len(request.body) > MAX_BODY_BYTES:
             raise BodyTooLargeError(f"body: {len(request.body)} bytes, at most {MAX_BODY_BYTES}")
         asker = self._asker_of(request)
-        asked = await gate.verdicts.read(asker, read_specs, request.body)
-        told = [await gate.explain(each, asker) for each in asked[:MAX_SPECS]]
+        verdicts, refuses = gate.verdicts, gate.refuses_unenforced
+        asked = await verdicts.read(asker, read_specs, request.body)
+        told = [
+            await verdicts.explain(each, asker, refuses_unenforced=refuses)
+            for each in asked[:MAX_SPECS]
+        ]
         body = {"specs": told, "num_specs": len(asked)}
         responder.send(200, JSON, msgspec.json.encode(body))

@@ -1,4 +1,4 @@
-"""An answer that is the same for everybody who asks: worked out once, and kept."""
+"""A value that is the same for everybody who asks for it: worked out once, and kept."""
 
 from __future__ import annotations
 
@@ -10,23 +10,35 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Once(Generic[_T]):
-    """By key; the `most` that were asked for last. An error is not kept. Who stops waiting leaves
-    the work to the others."""
+class SingleFlight(Generic[_T]):
+    """Keeps the `most` values that were asked for last, by their keys. Who asks while a value is
+    being worked out waits for the same work, and who stops waiting leaves it to the others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: OrderedDict[str, _T] = OrderedDict()
         self._coming: dict[str, asyncio.Future[_T]] = {}
 
+    def __len__(self) -> int:
+        """How many values are kept."""
+        return len(self._known)
+
     def known(self, key: str) -> _T | None:
+        """Return the value if it is kept."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
         return found
 
+    def keep(self, key: str, value: _T) -> None:
+        """Keep a value that was worked out elsewhere."""
+        self._known[key] = value
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
     async def get(self, key: str, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Raises what `work` raises."""
+        """Return the value that is kept, or the result of `work`. Raises what `work` raises, which
+        is not kept."""
         found = self.known(key)
         if found is not None:
             return found
@@ -36,13 +48,7 @@ class Once(Generic[_T]):
             coming.add_done_callback(lambda done: self._came(key, done))
         return await asyncio.shield(coming)
 
-    def forget(self, key: str) -> None:
-        self._known.pop(key, None)
-
     def _came(self, key: str, done: asyncio.Future[_T]) -> None:
         del self._coming[key]
-        if done.cancelled() or done.exception() is not None:
-            return
-        self._known[key] = done.result()
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        if not done.cancelled() and done.exception() is None:
+            self.keep(key, done.result())
