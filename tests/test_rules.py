@@ -90,7 +90,7 @@ DEFINED_TWICE = {
         Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
         Source Standing Stored Tokenizer Turn Waiting _Told _Watch
     """,
-    "inferway_structured": "Held Limits Node _Answer _Choice",
+    "inferway_structured": "",
     "inferway_bench": """
         Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
         Outcome Plan Row System Target World _Message _Tour

@@ -16,7 +16,7 @@ from inferway_structured.checker import Checker
 from inferway_structured.cost import is_costly
 from inferway_structured.errors import ChecksBusyError, SpecError
 from inferway_structured.helper.process import Limits as HelperLimits
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Asked, Kind, Spec
 
 GOOD = Asked(Spec(Kind.JSON, '{"type":"object"}'), "guided_json")
@@ -140,7 +140,7 @@ HOSTILE = Asked(
     ),
     "guided_grammar",
 )
-WIDE = Limits(max_rules=10_000, max_grammar_bytes=1 << 20)
+WIDE = SpecLimits(max_rules=10_000, max_grammar_bytes=1 << 20)
 
 
 def test_a_check_that_brings_the_helper_down_is_a_refusal_and_known() -> None:
@@ -159,7 +159,7 @@ def test_too_much_cpu_time_is_a_refusal_and_too_long_a_time_says_that_the_machin
     patterns = {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(20)]}
     slow = Asked(Spec(Kind.GRAMMAR, f"start: %json {json.dumps(patterns)}\n"), "guided_grammar")
     roomy = HelperLimits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60, niceness=0)
-    limits = Limits(max_conjoined=100)
+    limits = SpecLimits(max_conjoined=100)
     with closing(Checker(limits, helper_limits=replace(roomy, wall_seconds=0.1))) as checker:
         for _ in range(2):
             with pytest.raises(ChecksBusyError, match=r"took more than 0\.1 s, for lack of CPU"):
@@ -184,7 +184,7 @@ def test_after_closing_a_spec_is_busy_not_passed() -> None:
 
 
 def test_limits_reach_the_helper() -> None:
-    checker = Checker(Limits(max_rules=1), helper_limits=PATIENT)
+    checker = Checker(SpecLimits(max_rules=1), helper_limits=PATIENT)
 
     with pytest.raises(SpecError, match="2 rules, at most 1"):
         checker.check_now(Asked(Spec(Kind.GRAMMAR, 'start: a\na: "a"\n'), "x"))

@@ -12,7 +12,7 @@ from inferway_structured.cost import estimated_seconds
 from inferway_structured.errors import SpecError
 from inferway_structured.explain import MAX_LISTED, explain
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Asked, Kind, Spec
 
 
@@ -30,7 +30,7 @@ def explained(
 ) -> dict[str, Any]:
     asked = Asked(spec, "", strict)
     found = verdict or Verdict("llguidance")
-    told = explain(asked, checked, found, Limits(), refuse_unenforced)
+    told = explain(asked, checked, found, SpecLimits(), refuse_unenforced)
     through_json: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
     return through_json
 
@@ -108,7 +108,7 @@ def test_limits_are_told_with_what_is_used_of_them() -> None:
 
     used = explained(json_spec(schema))["limits"]
 
-    assert used["enum"] == {"used": 3, "most": Limits().max_enum}
+    assert used["enum"] == {"used": 3, "most": SpecLimits().max_enum}
     assert {what: each["used"] for what, each in used.items()} == {
         "bytes": len(json_spec(schema).text),
         "nesting": 4,
@@ -158,7 +158,7 @@ def test_a_keyword_that_stands_in_no_schema_is_told_too() -> None:
 )
 def test_the_cascade_says_itself_what_it_would_do(spec: Spec) -> None:
     asked = Asked(spec, "", strict=True)
-    told = explain(asked, None, cascades_verdict(spec), Limits())
+    told = explain(asked, None, cascades_verdict(spec), SpecLimits())
 
     assert told["verdict"] == "enforced"
     assert told["backend"]

@@ -13,7 +13,7 @@ from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
 from inferway_structured.decoding import UNREADABLE
-from inferway_structured.spec import Asked
+from inferway_structured.spec import Asked, packed
 
 log = logging.getLogger("inferway.gate")
 
@@ -104,7 +104,7 @@ class Warmer:
 
     async def _tell(self, endpoint: Endpoint, asked: Asked) -> None:
         try:
-            status, answer = await self._post(endpoint, body_of(asked))
+            status, answer = await self._post(endpoint, packed(asked.spec))
             self._counts.warm("sent" if status < 300 else "failed")
             if status < 300:
                 told = _TOLD.decode(answer)
@@ -116,15 +116,3 @@ class Warmer:
             self._open[endpoint.engine] -= 1
             if not self._open[endpoint.engine]:
                 del self._open[endpoint.engine]
-
-
-def body_of(asked: Asked) -> bytes:
-    """As the engine takes it."""
-    spec = asked.spec
-    return msgspec.json.encode(
-        {
-            "kind": spec.kind,
-            "text": spec.text,
-            "options": spec.options,
-        }
-    )

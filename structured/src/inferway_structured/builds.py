@@ -55,7 +55,7 @@ class Build:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class CachedSpec:
     """Compiled; under the manager's lock. The future is done, and everybody's."""
 
     spec: Spec
@@ -67,9 +67,9 @@ class Held:
     num_asked: int = 1
 
 
-def held_of(spec: Spec, compiled: Compiled, seconds: float, job: Job | None) -> Held:
+def held_of(spec: Spec, compiled: Compiled, seconds: float, job: Job | None) -> CachedSpec:
     """Counted with no fewer bytes than such a spec usually takes."""
     future: Waiter = Future()
     future.set_result(compiled)
     num_bytes = max(compiled.num_bytes, estimated_bytes(spec))
-    return Held(spec, future, compiled.backend, seconds, num_bytes, job)
+    return CachedSpec(spec, future, compiled.backend, seconds, num_bytes, job)

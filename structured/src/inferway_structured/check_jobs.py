@@ -9,7 +9,7 @@ import json
 
 from inferway_structured import check as checks
 from inferway_structured.errors import SpecError
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import unpacked
 
 # A helper imports nothing once its limits hold.
@@ -24,7 +24,7 @@ def check(argument: bytes) -> bytes:
     """A SpecError's words, place and keyword; empty when there is none."""
     given = json.loads(argument)
     try:
-        checks.check(unpacked(given), Limits(**given["limits"]))
+        checks.check(unpacked(given), SpecLimits(**given["limits"]))
     except SpecError as e:
         return json.dumps([str(e), e.place, e.keyword]).encode()
     return b""

@@ -31,7 +31,7 @@ from inferway_structured.errors import (
 )
 from inferway_structured.helper.helper import Helper
 from inferway_structured.helper.process import Limits as HelperLimits
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request
 from inferway_structured.spec import Asked, Spec, packed
 
@@ -83,7 +83,7 @@ class Checker:
 
     def __init__(
         self,
-        limits: Limits = DEFAULT,
+        limits: SpecLimits = DEFAULT,
         *,
         max_waiting: int = 64,
         max_entries: int = 16_384,

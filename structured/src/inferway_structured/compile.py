@@ -32,7 +32,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferway_structured.builds import Build, Held, HeldSpec, Stage, held_of
+from inferway_structured.builds import Build, CachedSpec, HeldSpec, Stage, held_of
 from inferway_structured.cache import MemoryCache, Remembered
 from inferway_structured.children import Children, Killed
 from inferway_structured.compile_limits import CompileLimits
@@ -84,7 +84,7 @@ class CompilationManager:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: MemoryCache[str, Held] = MemoryCache(self.limits.memory_bytes)
+        self._held: MemoryCache[str, CachedSpec] = MemoryCache(self.limits.memory_bytes)
         remembered = self.limits.max_remembered
         self._refused: Remembered[str, SpecError] = Remembered(
             self.limits.refusal_seconds, remembered, clock
@@ -352,7 +352,7 @@ class CompilationManager:
 
     # A job that is not required: the spec is held already, and nobody waits.
 
-    def _improve(self, key: str, held: Held) -> None:
+    def _improve(self, key: str, held: CachedSpec) -> None:
         """Begins it, in a thread of ours: the one that asks is the engine's."""
         with self._lock:
             job, held.job = held.job, None
@@ -360,7 +360,7 @@ class CompilationManager:
             step = partial(self._ask_child, key, held, job)
             self._workers.put(partial(self._quietly, step), Turn.LATER)
 
-    def _ask_child(self, key: str, held: Held, job: Job) -> None:
+    def _ask_child(self, key: str, held: CachedSpec, job: Job) -> None:
         assert self._children is not None
         future = self._children.submit_if_idle(job)
         if future is None:
@@ -369,7 +369,7 @@ class CompilationManager:
         step = partial(self._replace, key, held, job, future)
         future.add_done_callback(lambda _: self._workers.put(partial(self._quietly, step)))
 
-    def _replace(self, key: str, held: Held, job: Job, future: Future[bytes]) -> None:
+    def _replace(self, key: str, held: CachedSpec, job: Job, future: Future[bytes]) -> None:
         assert self._children is not None
         if not future.cancelled():
             compiled = self._children.result(job, future)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from inferway_structured.schema_walk import Node, graph
+from inferway_structured.schema_walk import Subschema, graph
 from inferway_structured.spec import Kind, Spec
 
 # Characters, with patterns and without: what jsonschema_rs makes of them holds the GIL for 8 ms at
@@ -70,7 +70,7 @@ def estimated_seconds(spec: Spec) -> float:
         return seconds_of(spec, found.nodes)
 
 
-def seconds_of(spec: Spec, nodes: Sequence[Node]) -> float:
+def seconds_of(spec: Spec, nodes: Sequence[Subschema]) -> float:
     """As `estimated_seconds`, for who has the schema's graph."""
     if spec.kind is not Kind.JSON:
         return _OTHER + _CHAR.get(spec.kind, 0.0) * len(spec.text)

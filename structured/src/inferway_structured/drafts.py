@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from inferway_structured.errors import SpecError
-from inferway_structured.schema_walk import Node, SchemaObject, graph, pointer
+from inferway_structured.schema_walk import SchemaObject, Subschema, graph, pointer
 
 
 def validator_of(schema: SchemaObject | bool) -> Any:
@@ -39,7 +39,7 @@ def validator_of(schema: SchemaObject | bool) -> Any:
     return _by_first(drafts, mended)
 
 
-def is_ordinary(nodes: Sequence[Node], text: str) -> bool:
+def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
     """Whether `validator_of` surely takes the schema of these nodes, whose references all lead
     somewhere: told by the rules of its draft, and its patterns, in a tenth of the time. `text`:
     what it was read from."""

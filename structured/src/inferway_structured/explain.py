@@ -25,8 +25,8 @@ from inferway_structured.cost import seconds_of
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Verdict
 from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
-from inferway_structured.limits import Limits
-from inferway_structured.schema_walk import Node, graph
+from inferway_structured.limits import SpecLimits
+from inferway_structured.schema_walk import Subschema, graph
 from inferway_structured.spec import Asked, Kind, Spec
 
 MAX_LISTED = 1000
@@ -38,7 +38,7 @@ def explain(
     asked: Asked,
     invalid: SpecError | None,
     verdict: Verdict | SpecError | None,
-    limits: Limits,
+    limits: SpecLimits,
     refuses_unenforced: bool = False,
 ) -> dict[str, Any]:
     """Return what becomes of a shape, as JSON. `invalid`: what its check has refused it for; if it
@@ -103,7 +103,7 @@ def _refusal(error: SpecError, by: str) -> dict[str, Any]:
 
 
 def _keywords(
-    spec: Spec, nodes: Sequence[Node], found: Verdict | None, refused: dict[str, Any] | None
+    spec: Spec, nodes: Sequence[Subschema], found: Verdict | None, refused: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     mentioned: Mentioned = {}
     if found is not None:
@@ -124,7 +124,7 @@ def _keywords(
     return listed
 
 
-def _occurrences(spec: Spec, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+def _occurrences(spec: Spec, nodes: Sequence[Subschema]) -> Iterator[tuple[str, str]]:
     if spec.kind is not Kind.JSON:
         yield "", spec.kind.value
     for node in nodes:
@@ -152,7 +152,7 @@ def _entry(place: str, keyword: str, word: str, backend: str | None) -> dict[str
 
 
 def _used(
-    spec: Spec, schema: Any, nodes: Sequence[Node], limits: Limits
+    spec: Spec, schema: Any, nodes: Sequence[Subschema], limits: SpecLimits
 ) -> dict[str, dict[str, int]]:
     used = {"bytes": (len(spec.text.encode()), limits.max_bytes)}
     if spec.kind is Kind.GRAMMAR:
@@ -163,7 +163,7 @@ def _used(
     return {what: {"used": number, "most": most} for what, (number, most) in used.items()}
 
 
-def _used_by(schemas: Sequence[dict[str, Any]], limits: Limits) -> dict[str, tuple[int, int]]:
+def _used_by(schemas: Sequence[dict[str, Any]], limits: SpecLimits) -> dict[str, tuple[int, int]]:
     def sizes(keyword: str) -> list[int]:
         return [
             len(each[keyword]) for each in schemas if isinstance(each.get(keyword), dict | list)

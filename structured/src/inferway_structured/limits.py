@@ -13,7 +13,7 @@ from inferway_structured.spec import MAX_TEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpecLimits:
     """Of one spec."""
 
     max_bytes: int = MAX_TEXT_BYTES  # [201 kB]; a tower of anyOf with 2^12 leaves: 627 kB, 7.6 s

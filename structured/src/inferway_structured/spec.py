@@ -373,14 +373,18 @@ def _number_words(error: ValueError) -> str:
     return f"{text} is no number in JSON" if len(text) < 10 else "a number has too many digits"
 
 
+def fields_of(spec: Spec) -> dict[str, object]:
+    """Return the spec spelled out, as another process, or an engine, reads it."""
+    return {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
+
+
 def packed(spec: Spec, **more: object) -> bytes:
-    """For a helper process, with more that it is to know."""
-    options = asdict(spec.options)
-    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options, **more}).encode()
+    """Return the spec spelled out as JSON, with more that a helper process is to know."""
+    return json.dumps({**fields_of(spec), **more}).encode()
 
 
 def unpacked(given: Mapping[str, object]) -> Spec:
-    """Of what `packed` has written as JSON."""
+    """Return the spec that `fields_of` has spelled out."""
     options = given["options"]
     assert isinstance(options, dict)
     return Spec(Kind(str(given["kind"])), str(given["text"]), Options(**options))

@@ -81,7 +81,7 @@ class _BlockDelta(msgspec.Struct):
     partial_json: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     output: list[_Item] | None = None
     content: list[_Block] | None = None
@@ -91,7 +91,7 @@ class _Answer(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     type: str | None = None  # of the Responses API's events, and Anthropic's
-    response: _Answer | None = None
+    response: _Body | None = None
     index: int = 0  # of Anthropic's block
     content_block: _Block | None = None
     delta: _BlockDelta | str | None = None
@@ -101,7 +101,7 @@ class _Event(msgspec.Struct):
 # A stream's event without any of them has nothing to tell.
 _TELLING = (b'"choices"', b'"response', b'"content_block')
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_Body)
 _EVENT = msgspec.json.Decoder(_Event)
 
 
@@ -114,7 +114,7 @@ def said_in(body: bytes) -> list[Said] | None:
     return _said(answer)
 
 
-def _said(answer: _Answer) -> list[Said] | None:
+def _said(answer: _Body) -> list[Said] | None:
     if answer.error is not None:
         return None
     if answer.choices is not None:
@@ -169,7 +169,7 @@ class StreamTexts:
         self._size = 0
         self._texts: dict[tuple[int, int], StringIO] = {}  # by choice, and call or -1
         self._names: dict[tuple[int, int], str] = {}
-        self._response: _Answer | None = None
+        self._response: _Body | None = None
         self.failed = False  # too long, or an error, or no events that are known
 
     def feed(self, chunk: bytes) -> bytes:

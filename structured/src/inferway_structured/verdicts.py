@@ -39,7 +39,7 @@ from inferway_structured.failures import again
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.helper.helper import Helper
 from inferway_structured.keywords import label
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway_structured.single_flight import SingleFlight
 from inferway_structured.spec import Asked, Spec
@@ -250,7 +250,7 @@ class Verdicts:
         except SpecError as e:
             invalid = e
         told = await self.read(
-            *(asker, explain, asked, invalid, found, Limits(), refuses_unenforced)
+            *(asker, explain, asked, invalid, found, SpecLimits(), refuses_unenforced)
         )
         return {"place": asked.place, **told}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ _BLANKS = frozenset(b" \t\r\n")
 # A line's end and its indentation: two bytes, and four for each level; twice that at the top.
 _FEW = 4
 _A_LEVEL = 4
-_DEEPEST = Limits().max_nesting
+_DEEPEST = SpecLimits().max_nesting
 # Of the tokens that no JSON begins with: more than these come only where there may be text, or a
 # string. Between the tokens of JSON, there is but what ends a tag.
 _FEW_OTHERS = 100

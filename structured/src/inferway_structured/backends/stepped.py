@@ -35,6 +35,7 @@ from inferway_structured.errors import (
 from inferway_structured.failures import TOO_LONG
 from inferway_structured.helper.helper import in_memory
 from inferway_structured.helper.process import Conversation, HelperProcess, Limits
+from inferway_structured.spec import packed
 
 if TYPE_CHECKING:
     from inferway_structured.backends.vocabulary import Vocabulary
@@ -66,11 +67,10 @@ class Steppers:
     ) -> SteppedCompiled:
         """The first time, as long as the library takes to be imported, with the vocabulary. Raises
         SpecError, SaturatedError, and CompileError where there can be no process."""
-        told = {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
-        argument = json.dumps({**told, "unenforced": [asdict(each) for each in unenforced]})
+        argument = packed(spec, unenforced=[asdict(each) for each in unenforced])
         process = self._copy(backend)
         try:
-            found = json.loads(process.do(f"{stepper.MODULE}:compile_spec", argument.encode()))
+            found = json.loads(process.do(f"{stepper.MODULE}:compile_spec", argument))
         except JobKilledError as e:
             process.close()
             raise SpecError(f"compiling it {e}; simplify it") from None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.bodies import WANTED, read_specs
 from inferway_structured.counts import merged
 from inferway_structured.errors import (
     BodyTooLargeError,
@@ -22,8 +23,7 @@ from inferway_structured.errors import (
     InvalidRequestError,
     SaturatedError,
 )
-from inferway_structured.requests import asked as asked_in
-from inferway_structured.spec import Asked, Kind, Options, Spec, json_type
+from inferway_structured.spec import Asked, fields_of, json_type
 from inferway_structured.turns import ANYBODY
 from inferway_structured.vllm.asgi import (
     Receive,
@@ -44,11 +44,6 @@ PREFIX = "/v1/structured/"
 MAX_BODY_BYTES = 1 << 20
 WARM_PER_SECOND = 20.0
 MAX_WARMING = 8  # that the engine core has been told of and has not answered
-
-_WANTED = (
-    "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
-    "for example `response_format`"
-)
 
 
 class Endpoints:
@@ -110,7 +105,7 @@ class Endpoints:
 
     async def _tell(self, state: Any, asked: Asked) -> dict[str, Any]:
         spec = asked.spec
-        (told,) = await ask_cores(state.engine_client, "warm", _words(spec))
+        (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
         return {"key": spec.key, **told}
 
     def may_warm(self) -> bool:
@@ -137,7 +132,7 @@ class Endpoints:
         return 200, {**told[0], "specs": told}
 
     async def _asked(self, state: Any, body: bytes) -> list[Asked]:
-        asked = await self._front.verdicts.read(ANYBODY, read_specs, body)
+        asked = await self._front.verdicts.read(ANYBODY, _read, body)
         config = state.vllm_config.structured_outputs_config
         return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
 
@@ -164,54 +159,12 @@ async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) 
     return [json.loads(answer) for answer in answers]
 
 
-def read_specs(body: bytes) -> list[Asked]:
-    """{"kind", "text", "options", "strict"}, or a request's fields (and "path", if it is no chat).
-    Raises RequestError."""
+def _read(body: bytes) -> list[Asked]:
+    """Return the specs in a body. Raises InvalidRequestError or SpecError."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"the body is not valid JSON; {_WANTED}") from None
+        raise InvalidRequestError(f"the body is not valid JSON; {WANTED}") from None
     if not isinstance(fields, dict):
-        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {_WANTED}")
-    if "kind" in fields:
-        return [_spelled_out(fields)]
-    path = fields.get("path", "/v1/chat/completions")
-    asked = asked_in(path, fields) if isinstance(path, str) else []
-    if not asked:
-        raise InvalidRequestError(f"the body asks for no shape; {_WANTED}")
-    return asked
-
-
-def _shown(value: object) -> str:
-    return repr(value[:40]) if isinstance(value, str) else json_type(value)
-
-
-def _spelled_out(fields: Mapping[str, Any]) -> Asked:
-    kinds = [kind.value for kind in Kind]
-    if fields["kind"] not in kinds:
-        raise InvalidRequestError(
-            f"kind: expected one of {', '.join(kinds)}, got {_shown(fields['kind'])}", param="kind"
-        )
-    text, options = fields.get("text", ""), fields.get("options") or {}
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"text: expected a string, got {json_type(text)}", param="text")
-    if not isinstance(options, dict) or not set(options) <= set(Options.__slots__):
-        names = ", ".join(Options.__slots__)
-        raise InvalidRequestError(
-            f"options: expected an object with no other keys than {names}", param="options"
-        )
-    spec = rewritten(Kind(fields["kind"]), text, Options(**options))
-    return Asked(spec, "text", fields.get("strict") is True)
-
-
-def rewritten(kind: Kind, text: str, options: Options) -> Spec:
-    """Read as in a request, so that what is compiled for it is found again."""
-    from inferway_structured.spec import MAKERS
-
-    value: object = True if kind is Kind.JSON_OBJECT else text
-    return MAKERS[kind.value](value, "text", options)
-
-
-def _words(spec: Spec) -> dict[str, Any]:
-    options = {name: getattr(spec.options, name) for name in Options.__slots__}
-    return {"kind": spec.kind, "text": spec.text, "options": options}
+        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {WANTED}")
+    return read_specs(fields)

@@ -32,7 +32,7 @@ Refuse = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRequest:
     """A request that went in before its grammar."""
 
     since: float
@@ -44,7 +44,7 @@ class Overlap:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldRequest] = {}
         self._why_not: str | None = None  # None: not looked at yet
 
     def lets_in(self, scheduler: Any, request: Any) -> bool:
@@ -63,7 +63,7 @@ class Overlap:
         cached = scheduler.kv_cache_manager.get_computed_blocks(request)[1]
         if request.num_tokens - cached <= scheduler.block_size:
             return False
-        self._held[request.request_id] = Held(monotonic())
+        self._held[request.request_id] = HeldRequest(monotonic())
         return True
 
     def _fits(self, scheduler: Any) -> bool:
@@ -106,7 +106,7 @@ class Overlap:
             held.prefilled = monotonic()
         return max(0, min(num_new, left))
 
-    def _release(self, request_id: str, held: Held) -> None:
+    def _release(self, request_id: str, held: HeldRequest) -> None:
         del self._held[request_id]
         until = monotonic() if held.prefilled is None else held.prefilled
         self._core.counts.compile_hidden_seconds.observe(until - held.since)
