@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structured.tests.patient import PATIENT
 
-from inferway_structured.checker import Checker
+from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Kind, Options, Spec
 from inferway_structured.valid import UNKNOWN, VALID, Validator, Validity, is_quick, keeps, verdict
 
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Validator]:
-    checker = Checker(helper_limits=PATIENT)
-    yield Validator(checker.helper)
-    checker.close()
+    library = GrammarLibrary(PATIENT)
+    yield Validator(library.helpers["structured"])
+    library.close()
 
 
 def of(schema: Any, options: Options | None = None) -> Spec:

@@ -15,7 +15,7 @@ from inferway.gate.gate import Gate
 from inferway.model import Endpoint, Target
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.helper.helper import Helper
-from inferway_structured.spec import Asked, Spec
+from inferway_structured.spec import Spec
 
 CHAT = "/v1/chat/completions"
 
@@ -25,7 +25,6 @@ class Words:
     """A library that goes by words in a spec's text, and counts what it is asked."""
 
     asked: Counter[str] = field(default_factory=Counter)
-    known: set[str] = field(default_factory=set)  # keys of specs
     hold: asyncio.Event | None = None  # checks end when it is set
     begun: list[str] = field(default_factory=list)  # titles of what is checked, in order
 
@@ -33,22 +32,18 @@ class Words:
     def helpers(self) -> Mapping[str, Helper]:
         return {}
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, spec: Spec) -> None:
         self.asked["check"] += 1
-        if self.hold is not None and not self.is_known(asked.spec):
-            self.begun.append(json.loads(asked.spec.text)["title"])
+        if self.hold is not None:
+            self.begun.append(json.loads(spec.text)["title"])
             await self.hold.wait()
-        self.known.add(asked.spec.key)
-        if "breaks" in asked.spec.text:
+        if "breaks" in spec.text:
             raise RecursionError
-        if "invalid" in asked.spec.text:
-            raise SpecError("type: is none", param=f"{asked.place}/type", place="/type")
+        if "invalid" in spec.text:
+            raise SpecError("type: is none", place="/type")
 
     def close(self) -> None:
         pass
-
-    def is_known(self, spec: Spec) -> bool:
-        return spec.key in self.known
 
     def is_costly(self, spec: Spec) -> bool:
         return "costly" in spec.text

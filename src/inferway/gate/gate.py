@@ -40,7 +40,7 @@ from inferway.model import Column, Endpoint
 from inferway_structured.requests import asked as asked_in
 from inferway_structured.spec import Asked
 from inferway_structured.turns import ANYBODY, Asker
-from inferway_structured.verdicts import Library, QuarantinedError, Verdicts
+from inferway_structured.verdicts import Library, QuarantinedError, Verdicts, quarantined
 
 log = logging.getLogger("inferway.gate")
 
@@ -204,9 +204,7 @@ class Gate:
     def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
         why = self.quarantine.refusal(key)
         if why is not None:
-            raise QuarantinedError(
-                f"{asked.place}: is refused for a while: {why}", param=asked.place
-            )
+            raise quarantined(asked, why)
 
     # --------------------------------------------------------------------- while an engine has it
 

@@ -1,10 +1,10 @@
 """Spec -> valid and within limits, or SpecError with the place and what is allowed. Pure.
 
 No tokenizer is needed and nothing is compiled, so a gateway can say it before any engine sees the
-request. `checker.Checker` does it off the event loop, once per spec.
+request. `library.GrammarLibrary` does it off the event loop, `verdicts.Verdicts` once per spec.
 
 What a client sends bounds the time: what could be long is counted first (limits.py), and what
-only a library can judge (grammars) is judged where it can be killed (checker.py).
+only a library can judge (grammars) is judged where it can be killed (`check_packed`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from inferway_structured.errors import SpecError
 from inferway_structured.limits import SpecLimits
 from inferway_structured.schema_walk import pointer
 from inferway_structured.schemas import check_nesting, check_pattern, check_schema
-from inferway_structured.spec import Kind, Spec
+from inferway_structured.spec import Kind, Spec, unpacked
 
 DEFAULT = SpecLimits()
+CHECK = f"{__name__}:check_packed"
 
 
 def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
@@ -47,6 +48,18 @@ def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
             _check_tag(json.loads(spec.text), limits, spec.text)
         case Kind.JSON_OBJECT:
             pass
+
+
+def check_packed(argument: bytes) -> bytes:
+    """Check a packed spec with its `limits`, in a helper process: where libraries' words for time
+    and memory are not trusted, this may be killed instead of us. Return a SpecError's words, place
+    and keyword as JSON; empty when there is none."""
+    given = json.loads(argument)
+    try:
+        check(unpacked(given), SpecLimits(**given["limits"]))
+    except SpecError as e:
+        return json.dumps([str(e), e.place, e.keyword]).encode()
+    return b""
 
 
 def _check_regex(text: str, limits: SpecLimits, before: str = "") -> None:

@@ -29,6 +29,7 @@ from inferway_structured.errors import (
     ChecksBusyError,
     HeavyError,
     HelperError,
+    InferwayError,
     JobKilledError,
     SaturatedError,
     SpecError,
@@ -56,6 +57,7 @@ from inferway_structured.turns import (
 log = logging.getLogger("inferway.structured")
 
 MAX_VERDICTS = 4096
+MAX_CHECKED = 16_384  # specs that are known to be valid or not; 1 kB each at most
 MAX_QUARANTINED = 4096
 MAX_SMALL_ANSWER = 64 * 1024  # characters
 JUDGE_SECONDS = 2.0
@@ -73,12 +75,9 @@ class Library(Protocol):
     def helpers(self) -> Mapping[str, Helper]:
         """The processes for what is large, by the name of their work."""
 
-    async def check(self, asked: Asked) -> None:
-        """Raises SpecError for what is invalid or over a limit, whose `param` is its place in the
-        request, or ChecksBusyError. May be awaited in any event loop."""
-
-    def is_known(self, spec: Spec) -> bool:
-        """Whether `check` has its answer at once. Takes no time."""
+    async def check(self, spec: Spec) -> None:
+        """Raises SpecError for what is invalid or over a limit, or ChecksBusyError. May be awaited
+        in any event loop."""
 
     def is_costly(self, spec: Spec) -> bool:
         """Whether the verdict may take more than some milliseconds, or memory. Takes no time."""
@@ -127,6 +126,7 @@ class Verdicts:
         )
         self._tries_all = tries_all
         self._took = took
+        self._checked: SingleFlight[SpecError | bool] = SingleFlight(MAX_CHECKED)
         self._known: SingleFlight[Verdict | SpecError] = SingleFlight(MAX_VERDICTS)
         # by tenant: nobody's waits in the line of another
         self._under_way: SingleFlight[None] = SingleFlight(0)
@@ -217,7 +217,7 @@ class Verdicts:
                 await self._under_way.get(f"{asker.tenant}\0{compiles}\0{checks}\0{key}", work)
             self._refuse_in_quarantine(asked)
         if checks:
-            await self.library.check(asked)
+            await self._check(asked)
         return await self._verdict(asked, here=False) if compiles else None
 
     async def verdict(
@@ -230,11 +230,11 @@ class Verdicts:
     def verdict_now(self, asked: Asked) -> Verdict:
         """Return the verdict for who may block, in any thread. Raises SpecError with the place in
         the request, or ChecksBusyError."""
-        found = self._known.known(asked.spec.key)
-        if found is None:
-            found = self._threads.submit(asyncio.run, self._find_alone(asked)).result()
-            self._known.keep(asked.spec.key, found)
-        return _given(asked, found)
+        if not self._is_known(asked.spec, compiles=True, checks=True):
+            with ThreadPoolExecutor(1) as alone:  # an event loop may run in this thread
+                alone.submit(asyncio.run, self._find_alone(asked)).result()
+        _refuse_invalid(asked, self._checked.known(asked.spec.key))
+        return _given(asked, self._known.known(asked.spec.key))
 
     async def explain(
         self, asked: Asked, asker: Asker = ANYBODY, *, refuses_unenforced: bool
@@ -257,11 +257,10 @@ class Verdicts:
     def _refuse_in_quarantine(self, asked: Asked) -> None:
         why = self.quarantine.get(asked.spec.key)
         if why is not None:
-            words = _at(asked, f"is refused for a while: {why}")
-            raise QuarantinedError(words, param=asked.place or None)
+            raise quarantined(asked, why)
 
     def _is_known(self, spec: Spec, *, compiles: bool, checks: bool) -> bool:
-        if checks and not self.library.is_known(spec):
+        if checks and self._checked.known(spec.key) is None:
             return False
         return not compiles or self._known.known(spec.key) is not None
 
@@ -273,7 +272,7 @@ class Verdicts:
     ) -> None:
         async def find(*, here: bool) -> None:
             if checks:
-                await self.library.check(asked)
+                await self._check(asked)
             if compiles:
                 await self._verdict(asked, here=here)
 
@@ -285,24 +284,36 @@ class Verdicts:
         async with self._large.turn(asker):
             await find(here=False)
 
+    async def _check(self, asked: Asked) -> None:
+        """Raises SpecError or ChecksBusyError."""
+        found = await self._checked.get(asked.spec.key, partial(self._validity, asked.spec))
+        _refuse_invalid(asked, found)
+
+    async def _validity(self, spec: Spec) -> SpecError | bool:
+        try:
+            await self.library.check(spec)
+        except SpecError as e:
+            return e.with_traceback(None)
+        return True
+
     async def _verdict(self, asked: Asked, *, here: bool) -> Verdict | SpecError:
         """`here`: in a thread; raises HeavyError then."""
         spec = asked.spec
         try:
             return await self._known.get(spec.key, partial(self._work_out, spec, here=here))
         except HelperError as e:
-            self._quarantine(asked, e)
-            raise ChecksBusyError(_at(asked, f"cannot be compiled now: {e}")) from None
+            raise self._not_tried(asked, e) from None
 
-    def _quarantine(self, asked: Asked, error: HelperError) -> None:
-        """Of a compile that was killed, and not for lack of CPU, the spec is to blame."""
+    def _not_tried(self, asked: Asked, error: HelperError) -> InferwayError:
+        """Return what is told instead of a verdict. For a compile that was killed, and not for
+        lack of CPU, the spec is to blame."""
         if not isinstance(error, JobKilledError):
-            return
+            return ChecksBusyError(_at(asked, f"cannot be compiled now: {error}"))
         if error.lacked_cpu:
-            raise ChecksBusyError(_at(asked, f"compiling it {error}; try again")) from None
+            return ChecksBusyError(_at(asked, f"compiling it {error}; try again"))
         self.counts.refusals.add(label(None))
         self.quarantine.put(asked.spec.key, f"compiling it {error}")
-        self._refuse_in_quarantine(asked)
+        return quarantined(asked, f"compiling it {error}")
 
     async def _work_out(self, spec: Spec, *, here: bool) -> Verdict | SpecError:
         """Raises HelperError, HeavyError."""
@@ -317,20 +328,21 @@ class Verdicts:
         self._took(spec.key, found.compile_seconds * 1000)
         return found
 
-    async def _find_alone(self, asked: Asked) -> Verdict | SpecError:
+    async def _find_alone(self, asked: Asked) -> None:
         """Without a turn, in an event loop of its own."""
+        spec, found = asked.spec, None
         self._refuse_in_quarantine(asked)
-        await self.library.check(asked)
+        valid = await self._validity(spec)
+        self._checked.keep(spec.key, valid)
+        if isinstance(valid, SpecError):
+            return
+        if self._is_small(spec):
+            with suppress(HeavyError):
+                found = await self._work_out(spec, here=True)
         try:
-            if self._is_small(asked.spec):
-                with suppress(HeavyError):
-                    return self.library.verdict(asked.spec)
-            return await self.library.trial(asked.spec)
-        except SpecError as e:
-            return e.with_traceback(None)
+            self._known.keep(spec.key, found or await self._work_out(spec, here=False))
         except HelperError as e:
-            self._quarantine(asked, e)
-            raise ChecksBusyError(_at(asked, f"cannot be compiled now: {e}")) from None
+            raise self._not_tried(asked, e) from None
 
     def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -384,6 +396,18 @@ class Verdicts:
                 )
         except (SaturatedError, RuntimeError):  # too many wait, or we are closed
             return None
+
+
+def _refuse_invalid(asked: Asked, found: SpecError | bool | None) -> None:
+    """Raises SpecError with the place in the request."""
+    if isinstance(found, SpecError):
+        raise in_request(asked, again(found)) from None
+
+
+def quarantined(asked: Asked, why: str) -> QuarantinedError:
+    """Return the error of a spec that is refused for a while."""
+    words = _at(asked, f"is refused for a while: {why}")
+    return QuarantinedError(words, param=asked.place or None)
 
 
 def _at(asked: Asked, words: str) -> str:
