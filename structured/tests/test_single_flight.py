@@ -32,12 +32,12 @@ async def test_an_error_is_not_kept() -> None:
     flight: SingleFlight[str] = SingleFlight(2)
 
     async def fails() -> str:
-        raise ValueError
+        raise ValueError("fails")
 
     async def works() -> str:
         return "value"
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="fails"):
         await flight.get("a", fails)
 
     assert await flight.get("a", works) == "value"

@@ -11,7 +11,7 @@ from structured.tests.patient import PATIENT
 
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Kind, Options, Spec
-from inferway_structured.valid import UNKNOWN, VALID, Validator, Validity, is_quick, keeps, verdict
+from inferway_structured.valid import UNKNOWN, VALID, Validator, Validity, is_quick, verdict
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,6 @@ CASES: list[tuple[Spec, str, Validity]] = [
 def test_a_text_keeps_its_spec_or_not(spec: Spec, answer: str, expected: Validity) -> None:
     assert is_quick(spec, answer)
     assert verdict(spec, answer) == expected
-    assert keeps(spec, answer) is expected.valid
 
 
 LARK = Spec(Kind.GRAMMAR, 'start: "a" num\nnum: /[0-9]+/\n')
@@ -119,7 +118,6 @@ def test_what_may_take_long_is_held_in_the_helper(
     validator: Validator, spec: Spec, answer: str, expected: Validity
 ) -> None:
     assert not is_quick(spec, answer)
-    assert keeps(spec, answer) is None
     assert validator.verdict(spec, answer) == expected
 
 

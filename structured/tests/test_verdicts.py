@@ -15,7 +15,7 @@ from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Asked, Kind, Spec, json_spec
 from inferway_structured.texts import Said
 from inferway_structured.trial import LIMITS, Trial
-from inferway_structured.turns import ANYBODY, FirstComeTurns
+from inferway_structured.turns import ANYBODY, FirstComeTurns, TokenBucket
 from inferway_structured.verdicts import QuarantinedError, Verdicts
 
 PLACE = "response_format/json_schema/schema"
@@ -164,3 +164,14 @@ async def test_who_waits_for_a_turn_for_too_long_is_refused() -> None:
 
     async with turns.turn(ANYBODY):
         assert turns.num_waiting == 0
+
+
+def test_so_many_pass_at_once_and_each_second() -> None:
+    now = [0.0]
+    bucket = TokenBucket(20.0, lambda: now[0])
+
+    at_once = [bucket.take() for _ in range(30)]
+    now[0] = 0.1
+    later = [bucket.take() for _ in range(3)]
+
+    assert (at_once.count(True), later) == (20, [True, True, False])

@@ -19,7 +19,6 @@ A build                                its requests
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -114,10 +113,6 @@ class CompilationManager:
         self.counts.cache_hits.add("memory")
         self.counts.requests.add(spec.kind, held.backend, "ok")
         return held.future
-
-    async def compile_async(self, spec: Spec) -> Compiled:
-        """As `compile`; who is cancelled here has cancelled there."""
-        return await asyncio.wrap_future(self.compile(spec))
 
     def warm(self, spec: Spec) -> bool:
         """Builds it though nobody waits for it yet, after all that somebody waits for. False: half

@@ -79,8 +79,15 @@ class Graph:
 
 
 def escaped(step: str) -> str:
-    """As a token of a JSON pointer."""
+    """Return a name as a part of a JSON pointer."""
+    if "/" not in step and "~" not in step:
+        return step
     return step.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(part: str) -> str:
+    """Return the name that a part of a JSON pointer stands for."""
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def pointer(steps: list[str | int]) -> str:
@@ -225,7 +232,7 @@ def _embedding(node: Subschema) -> Iterator[Subschema]:
 
 def _steps(said: str) -> tuple[str, ...]:
     fragment = unquote(said.partition("#")[2])
-    return tuple(s.replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:])
+    return tuple(map(unescaped, fragment.split("/")[1:]))
 
 
 def _followed(root: SchemaObject, fragment: str) -> Json:

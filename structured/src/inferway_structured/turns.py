@@ -1,10 +1,11 @@
-"""Work that little is done of at a time: whose it is, and who waits for it."""
+"""Work that little is done of at a time: whose it is, who waits for it, and how often it comes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 from inferway_structured.errors import SaturatedError
@@ -68,3 +69,24 @@ class FirstComeTurns:
 
     def _words(self) -> str:
         return f"{self.num_waiting} shapes of answers wait to be checked; try again in a moment"
+
+
+class TokenBucket:
+    """Lets so many pass each second, and as many of them at once, but one at least."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = monotonic) -> None:
+        """`clock` counts seconds."""
+        self._per_second = per_second
+        self._clock = clock
+        self._tokens = self._most = max(per_second, 1.0)
+        self._filled = clock()
+
+    def take(self) -> bool:
+        """Whether another one may pass; that one is counted."""
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._filled) * self._per_second, self._most)
+        self._filled = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True

@@ -68,11 +68,6 @@ class Validator:
         return Validity(*json.loads(said))
 
 
-def keeps(spec: Spec, answer: str) -> bool | None:
-    """Where there is no helper: None also where it might take long."""
-    return verdict(spec, answer).valid if is_quick(spec, answer) else None
-
-
 def keeps_packed(argument: bytes) -> bytes:
     """The job of a helper process: of a packed spec with an `answer`, the fields of its `Validity`
     as JSON."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from inferway_structured.backends.schemas.nodes import Document, Node, escaped
+from inferway_structured.backends.schemas.nodes import Document, Node
 from inferway_structured.grammar import Unenforced
+from inferway_structured.schema_walk import escaped
 
 
 class TagSchema(NamedTuple):

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.backends.answer_state import REFUSED
+from inferway_structured.backends.bits import allow_only
 from inferway_structured.errors import panic_as_error
 
 if TYPE_CHECKING:
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     Ended = Callable[[str, str], None]  # a request's id, and why
 
 log = logging.getLogger("vllm.inferway")
-
-_REFUSED = "the engine chose a token that the grammar does not allow"
 
 
 class RequestGrammar:
@@ -51,7 +51,7 @@ class RequestGrammar:
                     return True
             except BaseException as e:
                 self._fail(panic_as_error(e))
-        self._ended(request_id, self.failure or _REFUSED)
+        self._ended(request_id, self.failure or REFUSED)
         return False
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -78,9 +78,7 @@ class RequestGrammar:
                 return
             except BaseException as e:
                 self._fail(panic_as_error(e))
-        row[:] = 0
-        for token in self._ends:
-            row[token >> 5] |= _bit(token)
+        allow_only(row, self._ends)
 
     def forced(self) -> Sequence[int]:
         """What must come next; empty where the model has a choice."""
@@ -105,9 +103,3 @@ class RequestGrammar:
             self.backend,
             exc_info=error,
         )
-
-
-def _bit(token: int) -> int:
-    """As a signed 32-bit word."""
-    bit = 1 << (token & 31)
-    return bit - (1 << 32) if bit >> 31 else bit

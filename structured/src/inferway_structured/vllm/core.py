@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from inferway_structured.errors import (
 from inferway_structured.failures import OF_THE_SHAPE
 from inferway_structured.spec import Spec, from_vllm, unpacked
 from inferway_structured.vllm.adapter import RequestGrammar
+from inferway_structured.vllm.fit import switch_threads_sooner
 from inferway_structured.vllm.settings import Settings, settings_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ log = logging.getLogger("vllm.inferway")
 BACKEND = "inferway"
 
 MAX_REMEMBERED = 256  # requests that have ended as errors
-SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
 
 UTILITY = "inferway_structured"  # the engine core's method that API servers call
 
@@ -271,8 +270,7 @@ def take_over(manager: Any, vllm_config: Any) -> None:
             os.getpid(),
         )
         return
-    # Beside a busy thread every call that drops the GIL waits so long to have it back.
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    switch_threads_sooner()
     seconds = monotonic() - began
     log.info(
         "the engine core in process %d uses Inferway's structured output, set up in %.1f s",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.bodies import WANTED, read_specs
@@ -24,7 +23,7 @@ from inferway_structured.errors import (
     SaturatedError,
 )
 from inferway_structured.spec import Asked, fields_of, json_type
-from inferway_structured.turns import ANYBODY
+from inferway_structured.turns import ANYBODY, TokenBucket
 from inferway_structured.vllm.asgi import (
     Receive,
     Scope,
@@ -47,11 +46,9 @@ MAX_WARMING = 8  # that the engine core has been told of and has not answered
 
 
 class Endpoints:
-    def __init__(self, front: Front, warm_per_second: float = WARM_PER_SECOND) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self.warm_per_second = warm_per_second
-        self._tokens = WARM_PER_SECOND
-        self._filled = monotonic()
+        self.warmings = TokenBucket(WARM_PER_SECOND)
         self._num_warming = 0
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +85,7 @@ class Endpoints:
 
     async def _warm(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         asked = await self._asked(state, body)
-        if self._num_warming >= MAX_WARMING or not self.may_warm():
+        if self._num_warming >= MAX_WARMING or not self.warmings.take():
             raise SaturatedError(
                 f"this server takes {WARM_PER_SECOND:g} warm-ups a second and {MAX_WARMING} at a "
                 "time, and this one is too many; leave it out, the request itself will bring its "
@@ -107,17 +104,6 @@ class Endpoints:
         spec = asked.spec
         (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
         return {"key": spec.key, **told}
-
-    def may_warm(self) -> bool:
-        """Whether its rate lets another one through; that one is counted."""
-        now = monotonic()
-        self._tokens += (now - self._filled) * self.warm_per_second
-        self._tokens = min(self._tokens, WARM_PER_SECOND)
-        self._filled = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
     async def _stats(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         del body

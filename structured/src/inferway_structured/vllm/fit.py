@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,11 @@ def vllm_version() -> tuple[int, int]:
 
 
 _NEWEST = (1_000_000, 0)
+
+
+def switch_threads_sooner() -> None:
+    """Have a thread that waits for the GIL beside a busy one get it after 0.5 ms, not 5 ms."""
+    sys.setswitchinterval(5e-4)
 
 
 def misfits(patches: Sequence[Patch]) -> list[str]:

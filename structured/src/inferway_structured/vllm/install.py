@@ -11,7 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.errors import InferwayError, RequestError
-from inferway_structured.vllm.fit import Feature, Patch, misfits, vllm_version
+from inferway_structured.vllm.fit import (
+    Feature,
+    Patch,
+    misfits,
+    switch_threads_sooner,
+    vllm_version,
+)
 from inferway_structured.vllm.variables import is_required
 
 if TYPE_CHECKING:
@@ -24,7 +30,6 @@ Function = Callable[..., Any]
 _MANAGER = "vllm.v1.structured_output"
 
 OLDEST, NEWEST = (0, 28), (0, 33)  # of vLLM, with which the plugin is tested
-SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
 
 _NOT_INSTALLED = (
     "process %d uses vLLM's own structured output, because Inferway's plugin could not be installed"
@@ -52,8 +57,7 @@ def install() -> str | None:
         _apply_optional(optional_features(), log.warning)
         _say_if_newer()
         _serve(front)
-        # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        switch_threads_sooner()
     except Exception as e:
         log.exception(_NOT_INSTALLED, os.getpid())
         return f"Inferway's plugin could not be installed ({type(e).__name__}: {e})"

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from inferway_structured.backends.schemas.work import CHARS_READ, Work
+from inferway_structured.schema_walk import escaped, unescaped
 
 JsonValue = Any  # what json.loads gives
 
@@ -135,7 +136,7 @@ class Document:
             return self.node(*anchor) if anchor else None
         here = resource
         for part in fragment.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
+            key = unescaped(part)
             if isinstance(here, dict) and key in here:
                 here = here[key]
             elif isinstance(here, list) and key.isdecimal() and int(key) < len(here):
@@ -208,13 +209,6 @@ def _walk(
     elif isinstance(raw, list):
         for at, inner in enumerate(raw):
             yield from _walk(inner, f"{place}/{at}", base, key)
-
-
-def escaped(name: str) -> str:
-    """As a part of a JSON pointer."""
-    if "/" not in name and "~" not in name:
-        return name
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 class Node:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from inferway_structured.backends.schemas.nodes import RESTRICTING, parsed
 from inferway_structured.backends.schemas.shapes import matches
+from inferway_structured.schema_walk import unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
 # 0.5 s and 30 MB, 300,017 take 3.7 s and 150 MB, 3,000,017 43 s and 1.5 GB.
@@ -188,7 +189,7 @@ class _Weigher:
             return self._root if reference == "#" else None
         found = self._root
         for step in reference[2:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
+            step = unescaped(step)
             if not isinstance(found, dict) or step not in found:
                 return None
             found = found[step]
