@@ -24,8 +24,9 @@ def build_gate(
     is_busy: Callable[[], bool],
     find: Callable[[str], object] = find_spec,
 ) -> Gate | None:
-    """None if nothing is to be checked. Close it. `find`: a library that can be imported, or None.
-    Raises ConfigError if what was asked for in so many words cannot be had."""
+    """Return the gate, which its owner closes; None if nothing is to be checked. `find` returns
+    None for a library that cannot be imported. Raises ConfigError if what was asked for in so many
+    words cannot be had."""
     if not settings.check:
         return None
     missing = [name for name in _NEEDED if find(name) is None]

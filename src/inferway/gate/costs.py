@@ -23,7 +23,7 @@ class CompileCosts:
     _seen: OrderedDict[str, OrderedDict[str, None]] = field(default_factory=OrderedDict)
 
     def took(self, key: str, milliseconds: float) -> None:
-        """To compile it took an engine so long."""
+        """Remember that compiling the spec took an engine so long."""
         if milliseconds >= LEAST_MS:
             self._took_ms[key] = milliseconds
             self._took_ms.move_to_end(key)
@@ -33,7 +33,8 @@ class CompileCosts:
             self._took_ms.pop(key, None)
 
     def see(self, engine: str, key: str) -> bool:
-        """It goes to the engine now. True for the first time, as far as that is remembered."""
+        """Remember that the spec goes to the engine now. Return True for the first time, as far as
+        that is remembered."""
         seen = self._seen.setdefault(engine, OrderedDict())
         if len(self._seen) > MAX_ENGINES:
             self._seen.popitem(last=False)
@@ -46,14 +47,14 @@ class CompileCosts:
         return True
 
     def forget(self, engine: str) -> None:
-        """It is started anew, and has nothing compiled."""
+        """Forget what an engine has compiled: it is started anew."""
         self._seen.pop(engine, None)
 
     def missing_ms(
         self, keys: Sequence[str], endpoints: Sequence[Endpoint], is_told: Callable[[str], bool]
     ) -> Column | None:
-        """For each endpoint; None if none of the specs takes long. `is_told`: engines of which
-        that can be said."""
+        """Return what each endpoint would still have to compile, in milliseconds; None if none of
+        the specs takes long. Only of engines for which `is_told` holds can that be said."""
         slow = [(key, took) for key in keys if (took := self._took_ms.get(key)) is not None]
         if not slow:
             return None

@@ -50,20 +50,19 @@ _CONFIRM_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Engines(Protocol):
-    """What the gate needs of the fleet. Engines are named."""
+    """What the gate needs of the fleet. Engines are known by their names."""
 
     def has_plugin(self, engine: str) -> bool:
-        """Whether it runs our structured output."""
+        """Whether the engine runs our structured output."""
 
     def is_up(self, engine: str) -> bool: ...
 
     def num_in_flight(self, engine: str) -> int:
-        """Requests that we have sent there, whatever they ask."""
+        """Return how many requests we have sent there, whatever they ask."""
 
 
 class Gate:
-    """One for each director. `library` None: the extra is not installed, or checks are off; then
-    requests pass, and are counted. Close it."""
+    """What the director asks before an engine gets a request, one for each director. Close it."""
 
     def __init__(
         self,
@@ -74,8 +73,9 @@ class Gate:
         clock: Callable[[], float],
         hint: str = "",
     ) -> None:
-        """`clock` counts seconds. `hint`: logged once, when the first request wants what there is
-        no library for."""
+        """`library` None: the extra is not installed, or checks are off; then requests pass, and are
+        counted. `clock` counts seconds. `hint` is logged once, when the first request wants what
+        there is no library for."""
         self.counts = GateCounts()
         self.quarantine = Quarantine(settings.quarantine_seconds, clock)
         self.costs = CompileCosts()
@@ -120,9 +120,10 @@ class Gate:
         is_echoed: bool = False,
         asker: Asker = ANYBODY,
     ) -> Shape | None:
-        """`fields` of a body of that size, which may go to one of `endpoints`; `is_echoed`: the
-        answer begins with the prompt. None if no shape is asked for, or none is checked. Raises
-        SpecError, ChecksBusyError, or SaturatedError when too many wait."""
+        """Return the shape that a request asks for; None if it asks for none, or none is checked.
+        `fields` are those of a body of that size, which may go to one of `endpoints`; `is_echoed`:
+        the answer begins with the prompt. Raises SpecError, ChecksBusyError, or SaturatedError when
+        too many wait."""
         if self.verdicts is None:
             self._pass_by(path, fields, body_bytes)
             return None
@@ -215,12 +216,13 @@ class Gate:
         return self.quarantine.is_proven(key)
 
     def missing_ms(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Column | None:
-        """What each endpoint would still have to compile; None if that is next to nothing."""
+        """Return what each endpoint would still have to compile, in milliseconds; None if that is
+        next to nothing."""
         keys = [each.spec.key for each in asked]
         return self.costs.missing_ms(keys, endpoints, self._engines.has_plugin)
 
     def sent(self, asked: Sequence[Asked], endpoint: Endpoint) -> None:
-        """It goes there now."""
+        """Note that a request with these specs goes to the endpoint now."""
         self._in_flight.sent(endpoint.engine, _together(asked))
         if not self._engines.has_plugin(endpoint.engine):
             return
@@ -230,31 +232,31 @@ class Gate:
                 self.warmer.tell(endpoint, each)
 
     def left(self, asked: Sequence[Asked], engine: str) -> None:
-        """It is no longer there."""
+        """Note that a request with these specs is no longer at the engine."""
         self._in_flight.over(engine, _together(asked))
 
     def answered(self, asked: Sequence[Asked]) -> None:
-        """It was answered to its end."""
+        """Note that an engine has answered these specs to the end."""
         for each in asked:
             self.quarantine.answered(each.spec.key)
         if len(asked) > 1:
             self.quarantine.answered(_together(asked))
 
     def failed(self, asked: Sequence[Asked], engine: str, now: float) -> None:
-        """It failed there. If the engine turns out to be lost, and nothing else was there, the
-        spec is to blame."""
+        """Note that a request with these specs failed at the engine. If the engine turns out to be
+        lost, and nothing else was there, the spec is to blame."""
         key = _together(asked)
         others = self._engines.num_in_flight(engine)
         if self._in_flight.was_alone(engine, key, others + 1, now):
             self._confirm(engine, key, _CONFIRM_SECONDS)
 
     def failed_beside(self, engine: str) -> None:
-        """A request that asks for no shape has failed there."""
+        """Note that a request that asks for no shape has failed at the engine."""
         self._in_flight.failed_beside(engine, self._clock())
 
     @property
     def num_suspected(self) -> int:
-        """Losses of engines that may yet turn out to be a shape's fault."""
+        """How many losses of engines may yet turn out to be a shape's fault."""
         return len(self._timers)
 
     def _confirm(self, engine: str, key: str, waits: Sequence[float]) -> None:

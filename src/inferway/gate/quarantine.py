@@ -72,7 +72,7 @@ class Quarantine:
 
 @dataclass(slots=True)
 class InFlight:
-    """Which specs are at which engine."""
+    """Keeps which specs are at which engine."""
 
     _keys: dict[str, Counter[str]] = field(default_factory=dict)
     _judged: dict[str, float] = field(default_factory=dict)  # engine -> its last loss
@@ -91,13 +91,13 @@ class InFlight:
             del self._keys[engine]
 
     def failed_beside(self, engine: str, now: float) -> None:
-        """A request that asks for no shape has failed there."""
+        """Note that a request that asks for no shape has failed there."""
         self._note(engine, now)
 
     def was_alone(self, engine: str, key: str, num_requests: int, now: float) -> bool:
-        """A request with `key` has failed at `engine`, where `num_requests` are, or were until
-        it did, this one among them. Whether they all have this key; False for the others that
-        fail of the same loss."""
+        """Whether all requests at `engine` have this key, when one with it has failed there. There
+        are `num_requests`, or were until it failed, this one among them. Return False for the
+        others that fail of the same loss."""
         judged = self._judged.get(engine)
         if judged is not None and now - judged < INCIDENT_SECONDS:
             return False

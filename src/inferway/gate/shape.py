@@ -60,7 +60,7 @@ class Shape(Follower):
         self._status = 0
 
     def weigh(self, candidates: Candidates) -> None:
-        """Adds what compiling would still take beyond the prompt: engines do both at once."""
+        """Add what compiling would still take beyond the prompt: engines do both at once."""
         cost, ttft = candidates.get(COST_MS), candidates.get(EXPECTED_TTFT_MS)
         if cost is None or ttft is None:
             return

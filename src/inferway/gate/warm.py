@@ -38,8 +38,9 @@ _TOLD = msgspec.json.Decoder(_Told)
 
 
 class Warmer:
-    """What cannot be sent now is dropped: the request itself brings the spec a moment later.
-    `took` is told what engines say of their compile times."""
+    """Tells engines of shapes that are on their way. What cannot be sent now is dropped: the
+    request itself brings the spec a moment later. `took` is called with what engines say of their
+    compile times."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Warmer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, endpoint: Endpoint, asked: Asked) -> None:
-        """Now, or never."""
+        """Tell the engine of the shape in the background, or drop it."""
         engine = endpoint.engine
         if not self._may(engine) or len(asked.spec.text) > MAX_BYTES:
             self._counts.warm("dropped")

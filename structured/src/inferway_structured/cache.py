@@ -14,7 +14,8 @@ V = TypeVar("V")
 
 
 class MemoryCache(Generic[K, V]):
-    """What was used longest ago goes first. What alone is over the limit is not kept."""
+    """Keeps values of so many bytes together. What was used longest ago goes first; what alone is
+    over the limit is not kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -32,11 +33,11 @@ class MemoryCache(Generic[K, V]):
         return found[0]
 
     def last_used(self) -> Iterator[tuple[K, V]]:
-        """What was used last comes first."""
+        """Yield what is kept; what was used last comes first."""
         return ((key, value) for key, (value, _) in reversed(self._kept.items()))
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """In place of what was there."""
+        """Keep a value in place of what was there."""
         self.drop(key)
         if num_bytes > self._max_bytes:
             return
@@ -52,7 +53,7 @@ class MemoryCache(Generic[K, V]):
 
 
 class Remembered(Generic[K, V]):
-    """Each for `seconds`, and no more than `max_kept`: then the oldest goes."""
+    """Keeps each value for `seconds`, and no more than `max_kept` of them: then the oldest goes."""
 
     def __init__(self, seconds: float, max_kept: int, clock: Callable[[], float]) -> None:
         self._seconds = seconds

@@ -63,7 +63,7 @@ _MAX_STUCK = 4
 
 
 class CompilationManager:
-    """Any thread may call it. What goes wrong is raised by the futures alone."""
+    """Compiles specs. Any thread may call it; what goes wrong is raised by the futures alone."""
 
     def __init__(
         self,
@@ -98,9 +98,10 @@ class CompilationManager:
         self._closed = False
 
     def compile(self, spec: Spec) -> Waiter:
-        """SpecError (400): refused, or took too long. SaturatedError (429): too many wait.
-        CompileError (500): our fault. Cancelling the future drops the build if nobody else waits
-        for it and it has not begun. What is held comes as a future that is done."""
+        """Return a future of the compiled spec; what is held comes as a future that is done. It
+        raises SpecError (400) for what is refused or took too long, SaturatedError (429) if too
+        many wait, CompileError (500) for a fault of ours. Cancelling it drops the build if nobody
+        else waits for it and it has not begun."""
         key = spec.key
         with self._lock:
             held = self._held.get(key)
@@ -115,8 +116,8 @@ class CompilationManager:
         return held.future
 
     def warm(self, spec: Spec) -> bool:
-        """Builds it though nobody waits for it yet, after all that somebody waits for. False: half
-        of the places are taken, and it is neither held nor under way."""
+        """Build the spec though nobody waits for it yet, after all that somebody waits for. Return
+        False if half of the places are taken and it is neither held nor under way."""
         key = spec.key
         with self._lock:
             if key in self._builds or self._held.get(key) is not None:
@@ -127,13 +128,13 @@ class CompilationManager:
             return True
 
     def held(self, spec: Spec) -> Compiled | None:
-        """Only if it is in memory."""
+        """Return the compiled spec if it is in memory."""
         with self._lock:
             held = self._held.get(spec.key)
         return None if held is None else held.future.result()
 
     def held_specs(self, most: int = 256) -> list[HeldSpec]:
-        """Those in memory, what was used last first."""
+        """Return the specs in memory, what was used last first."""
         with self._lock:
             return [
                 HeldSpec(key, held.backend, held.seconds, held.num_bytes)
@@ -141,7 +142,7 @@ class CompilationManager:
             ]
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """All that was counted, and what is held now."""
+        """Return all that was counted, and what is held now."""
         with self._lock:
             counts = self.counts
             counts.waiting_builds.set(self._num_waiting())
@@ -154,7 +155,7 @@ class CompilationManager:
         return counts.snapshot()
 
     def expire(self) -> None:
-        """Ends the waiting for all builds over their time. A thread of ours calls it."""
+        """End the waiting for all builds over their time. A thread of ours calls it."""
         now = self._clock()
         with self._lock:
             late = [build for build in self._builds.values() if build.deadline <= now]
@@ -169,8 +170,8 @@ class CompilationManager:
                 self._fail(build, waiters, saturated(len(self._builds)), "busy")
 
     def close(self) -> None:
-        """Fails who waits, kills the children, ends the threads. A thread whose library does not
-        come back is left; it does not keep the process alive."""
+        """Fail who waits, kill the children, end the threads. A thread whose library does not come
+        back is left; it does not keep the process alive."""
         with self._lock:
             self._closed = True
             builds = list(self._builds.values())

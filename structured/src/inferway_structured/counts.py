@@ -40,7 +40,7 @@ class Family:
 
 
 class Numbers:
-    """A counter or gauge. Any thread."""
+    """A counter or gauge. Any thread may write it."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -64,7 +64,7 @@ class Numbers:
             return sum(self._values.values())
 
     def snapshot(self) -> dict[str, float]:
-        """Label values, with a slash between them -> value."""
+        """Return the numbers by their label values, with a slash between those."""
         with self._lock:
             return {"/".join(labels): value for labels, value in self._values.items()}
 
@@ -75,7 +75,7 @@ class Numbers:
 
 
 class Seconds:
-    """A histogram. Any thread."""
+    """A histogram. Any thread may write it."""
 
     def __init__(self, family: Family, bounds: tuple[float, ...]) -> None:
         self.family = family
@@ -94,16 +94,17 @@ class Seconds:
             return sum(self._counts)
 
     def snapshot(self) -> dict[str, float]:
-        """Upper bound -> how many were not above it and above the one before; and the sum."""
+        """Return how many were not above each upper bound and above the one before, by the bound;
+        and the sum."""
         with self._lock:
             names = [*(str(bound) for bound in self._bounds), "+Inf"]
             return {**dict(zip(names, self._counts, strict=True)), "sum": self._sum}
 
 
 class Counts:
-    """One process's. Who counts what: `requests` to `waiting_builds` and `compile_wall_seconds`
-    the CompilationManager, the others the engine's plugin; of the verdict service, `refusals` and
-    `answers`."""
+    """What one process counts. The CompilationManager counts `requests` to `waiting_builds` and
+    `compile_wall_seconds`, the verdict service `refusals` and `answers`, the engine's plugin the
+    others."""
 
     def __init__(self) -> None:
         self.all: dict[str, Numbers | Seconds] = {}  # by the names of their families
@@ -192,7 +193,8 @@ class Counts:
         )
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """Family -> label values -> number; what has not been counted yet is an empty family."""
+        """Return family -> label values -> number; what has not been counted yet is an empty
+        family."""
         return {name: each.snapshot() for name, each in self.all.items()}
 
     def _numbers(self, kind: str, name: str, words: str, *labels: str) -> Numbers:
@@ -208,7 +210,7 @@ _FAMILIES = {name: each.family for name, each in Counts().all.items()}
 
 
 def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, float]]:
-    """Of several processes. What is not a family of ours is left out."""
+    """Return the sum of several processes' snapshots. What is not a family of ours is left out."""
     total: dict[str, dict[str, float]] = {name: {} for name in _FAMILIES}
     for snapshot in snapshots:
         for name, values in snapshot.items():
@@ -224,7 +226,8 @@ def families() -> Sequence[Family]:
 
 
 def samples(snapshot: Snapshot) -> Iterator[tuple[Family, list[Sample]]]:
-    """As prometheus_client's Metric and add_sample want them."""
+    """Yield each family with its samples, as prometheus_client's Metric and add_sample want
+    them."""
     for name, values in snapshot.items():
         family = _FAMILIES[name]
         yield (

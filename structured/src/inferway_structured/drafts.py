@@ -205,7 +205,8 @@ def _is_too_large(pattern: str) -> bool:
 
 
 def regex_fault(pattern: str) -> str | None:
-    """What the engine's regex library has against it, in its words."""
+    """Return what the engine's regex library has against a regex, in its words; None if it takes
+    it."""
     import llguidance
 
     grammar = llguidance.grammar_from("regex", pattern)

@@ -52,10 +52,10 @@ _TOOL_BYTES = 192  # that each counts for at least
 
 
 def asked(path: str, fields: Fields) -> list[Asked]:
-    """`path`: of the URL; a prefix, a query or a version before its end do not matter. Raises
-    SpecError where the shape cannot be read; `param` is its place in the body.
-
-    One about the answer's text at most, and one for each tool whose arguments have a shape."""
+    """Return what a request asks for: one shape of the answer's text at most, and one for each tool
+    whose arguments have a shape. `path` is that of the URL; a prefix, a query or a version before
+    its end do not matter. Raises SpecError where the shape cannot be read; `param` is its place in
+    the body."""
     if FIELDS.isdisjoint(fields):
         return []
     bare = path.partition("?")[0].rstrip("/")

@@ -91,14 +91,14 @@ def unescaped(part: str) -> str:
 
 
 def pointer(steps: list[str | int]) -> str:
-    """A JSON pointer."""
+    """Return the JSON pointer of these steps."""
     return "".join(f"/{escaped(str(step))}" for step in steps)
 
 
 def graph(root: Json) -> Graph:
-    """In time linear in the document: each object becomes a node at most once, wherever
-    references lead, also to places that no keyword makes a schema. What is no object (`true`) has
-    no nodes."""
+    """Return the graph of a document, in time linear in it: each object becomes a node at most
+    once, wherever references lead, also to places that no keyword makes a schema. What is no object
+    (`true`) has no nodes."""
     if not isinstance(root, dict):
         return Graph([], [], True)
     nodes: dict[int, Subschema] = {}
@@ -248,9 +248,9 @@ def _followed(root: SchemaObject, fragment: str) -> Json:
 
 
 def longest_path(found: Graph) -> int:
-    """No way through the graph that sees no node twice is longer: how deep whoever follows
-    references by recursion may get. Exact without circles; a circle counts with all its nodes,
-    and with those of its parts that no keyword leads to."""
+    """Return a length that no way through the graph exceeds that sees no node twice: how deep
+    whoever follows references by recursion may get. Exact without circles; a circle counts with all
+    its nodes, and with those of its parts that no keyword leads to."""
     lengths: dict[int, int] = {}
     for circle in found.circles:
         onward = 0

@@ -29,7 +29,7 @@ _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and wh
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One text, or what one call hands its function."""
+    """One text of an answer, or what one call hands its function."""
 
     text: str
     function: str | None = None  # that is called
@@ -106,7 +106,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def said_in(body: bytes) -> list[Said] | None:
-    """By a whole answer; None if it is not one of those above."""
+    """Return what a whole answer says; None if it is not one of those above."""
     try:
         answer = _ANSWER.decode(body)
     except UNREADABLE:

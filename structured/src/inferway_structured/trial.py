@@ -46,7 +46,7 @@ _REHEARSED = (
 
 
 class TrialResult(NamedTuple):
-    """What a child has found out."""
+    """What a child has found out about a spec."""
 
     verdict: Verdict
     num_bytes: int  # that the compiled spec left in memory
@@ -54,8 +54,8 @@ class TrialResult(NamedTuple):
 
 
 class TrialJobs:
-    """For a CompilationManager: what is heavy is compiled in the child, then here. As what it takes
-    here is known, this is done once at a time."""
+    """The jobs of a CompilationManager for what is heavy: it is compiled in the child, then here.
+    As what it takes here is known, this is done once at a time."""
 
     fingerprint = "trial"  # its results are kept nowhere
 

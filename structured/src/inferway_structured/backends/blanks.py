@@ -32,7 +32,7 @@ _BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
 
 
 class Place(NamedTuple):
-    """Where an answer is."""
+    """Where in its JSON an answer is."""
 
     depth: int = 0  # of objects and arrays
     in_string: bool = False
@@ -65,7 +65,7 @@ def after(place: Place, written: bytes) -> Place:
 
 
 class Blanks:
-    """Of one vocabulary."""
+    """Counts the blanks in the answers of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.token_bytes
@@ -76,7 +76,7 @@ class Blanks:
         return after(place, written) if written else place
 
     def num_without_too_many(self, place: Place, tokens: Sequence[int]) -> int:
-        """How many of `tokens` come before the first that may not."""
+        """Return how many of `tokens` come before the first that may not."""
         for at, token in enumerate(tokens):
             if place.has_enough and token < len(self._written) and _begins(self._written[token]):
                 return at
@@ -91,7 +91,7 @@ class Blanks:
 
 
 class BlanksInTags(Blanks):
-    """As those, where it is not known what is JSON."""
+    """Counts blanks where it is not known what is JSON."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -106,7 +106,8 @@ class BlanksInTags(Blanks):
         return Place(_DEEPEST, num_blanks=before + num_blanks)
 
     def num_without_too_many(self, _: Place, tokens: Sequence[int]) -> int:
-        """All of them: what stands there decides, and is known when the mask is made."""
+        """Return how many of `tokens` may come: all. What stands there decides, and is known when
+        the mask is made."""
         return len(tokens)
 
     def forbid(self, row: MaskRow) -> None:

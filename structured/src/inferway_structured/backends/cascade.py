@@ -44,7 +44,8 @@ _WORDS = Words(llguidance.takes_string, llguidance.patterns_disjoint)
 
 
 class Cascade:
-    """Of one engine. Any thread; what it calls drops the GIL where the library does."""
+    """Compiles specs for the vocabulary of one engine. Any thread may use it; what it calls drops
+    the GIL where the library does."""
 
     def __init__(self, vocabulary: Vocabulary, steppers: Steppers | None = None) -> None:
         """`steppers`: for what can make a step take long, which else is stepped here."""
@@ -54,17 +55,19 @@ class Cascade:
         self._xgrammar = XGrammar(vocabulary)
 
     def compile(self, spec: Spec) -> Compiled:
-        """Raises SpecError: what no library can keep at all."""
+        """Return the spec, compiled by the library that keeps most of it. Raises SpecError for what
+        no library can keep at all."""
         return self._compile(spec, None)
 
     def compile_light(self, spec: Spec) -> Compiled:
-        """As `compile`, of what is known to take little of time and memory. Raises HeavyError for
-        all else, before a library sees it."""
+        """Return the spec, compiled, if that is known to take little of time and memory. Raises
+        HeavyError for all else, before a library sees it, and SpecError as `compile`."""
         with _lightly(spec) as light:
             return self._compile(spec, light)
 
     def compile_said(self, said: Spec, found: Verdict, num_bytes: int) -> Compiled:
-        """What `judge` has said of a spec, where it was seen to hold so many bytes."""
+        """Return a spec compiled as a child has found it out: `said` is what `judge` has returned
+        for it, and it was seen to hold so many bytes."""
         if self._steppers and (found.backend == XGrammar.name or _is_ambiguous(said)):
             return self._steppers.compile(found.backend, said, found.unenforced)
         if found.backend == XGrammar.name:
@@ -107,8 +110,8 @@ def light_verdict(spec: Spec) -> Verdict:
 
 
 def judge(spec: Spec, attempt: Callable[[Spec], object]) -> tuple[Spec, Verdict]:
-    """What the library is given for the spec, and the verdict. `attempt`: to have the library take
-    it; raises SpecError. What it may take is bounded by nobody here."""
+    """Return what the library is given for the spec, and the verdict. `attempt` has the library
+    take it, and raises SpecError if it does not. What that may take is bounded by nobody here."""
     return _judged(spec, attempt, None)
 
 
@@ -258,8 +261,9 @@ Way = tuple["Spec", Sequence[Unenforced]]
 
 
 def ways_to_say(spec: Spec, light: _Light | None = None) -> Generator[Way, str, None]:
-    """Best first; is sent why the one before was refused. Raises SpecError where there is none,
-    and TooLargeError where looking for it takes more than what is light."""
+    """Yield the ways to say a spec in the library's words, best first, each with what it leaves
+    out. It is sent why the one before was refused. Raises SpecError where there is none, and
+    TooLargeError where looking for it takes more than what is light."""
     try:
         yield from _ways_to_say(spec, light)
     except RecursionError:

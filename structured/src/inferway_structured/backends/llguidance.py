@@ -108,7 +108,7 @@ class LLGuidance:
 
 
 def check(spec: Spec) -> None:
-    """Whether the library takes it, without any tokenizer. Raises SpecError."""
+    """Raises SpecError if the library does not take the spec. No tokenizer is needed."""
     import llguidance
 
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
@@ -119,7 +119,7 @@ def check(spec: Spec) -> None:
 
 
 def compiled_alone(spec: Spec) -> llguidance.LLMatcher:
-    """As `LLGuidance.compile`, for a vocabulary of the 256 bytes: what a compile takes, and what it
+    """Return a spec compiled for a vocabulary of the 256 bytes: what a compile takes, and what it
     leaves in memory, is nearly all of the grammar and not of the vocabulary. Raises SpecError."""
     source = written(spec)
     prototype = _on_bytes(source)
@@ -163,13 +163,13 @@ def _bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 def takes_string(schema: Mapping[str, Any]) -> bool:
-    """Whether the library takes a schema of a string, with its pattern, format and lengths. One
-    that nothing matches it takes."""
+    """Whether the library takes a schema of a string, with its pattern, format and lengths. It
+    takes one that nothing matches."""
     return _takes(json.dumps({"type": "string", **schema}))
 
 
 def patterns_disjoint(patterns: Sequence[str]) -> bool:
-    """Whether no name matches two of them; False where it does not find out."""
+    """Whether no name matches two of these patterns; False where the library does not find out."""
     return _takes(
         json.dumps({"type": "object", "patternProperties": dict.fromkeys(patterns, True)})
     )
@@ -191,14 +191,15 @@ def _limits() -> Any:
 
 
 def refusal(message: str) -> str:
-    """The library's message without its context."""
+    """Return the library's message without its context."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = next((line for line in lines if not line.startswith("while processing")), "refused")
     return first[:300].removesuffix(".")
 
 
 def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
-    """The spec in the library's own language. Raises SpecError where it has no words for it."""
+    """Return the spec in the library's own language. Raises SpecError where it has no words for
+    it."""
     import llguidance
 
     match spec.kind:
@@ -249,7 +250,7 @@ def _ways(options: Options) -> Any:
 
 
 class Lexer:
-    """Shared by the matchers that were copied from one prototype."""
+    """What the matchers share that were copied from one prototype."""
 
     __slots__ = ("is_spoiled", "num_tokens", "prototype")
 
@@ -263,7 +264,7 @@ class Lexer:
         return self.is_spoiled or self.num_tokens > _TOKENS_PER_LEXER
 
     def has_failed(self) -> bool:
-        """As it shows in a mask of nobody's."""
+        """Whether the lexer has failed, as it shows in a mask that belongs to no answer."""
         if not self.is_spoiled:
             probe = self.prototype.deep_copy()
             probe.compute_bitmask()
@@ -297,7 +298,7 @@ class LLGuidanceCompiled:
         return LLGuidanceGrammar(self, stop_token_ids)
 
     def matcher(self) -> tuple[llguidance.LLMatcher, Lexer]:
-        """For one answer, which shares its lexer with others."""
+        """Return a matcher for one answer, and the lexer that it shares with others."""
         with self._renewing:
             if self._lexer.is_used_up:
                 self._lexer = Lexer(self.make())

@@ -51,7 +51,7 @@ class OutlinesCore:
         self._vocabulary = vocabulary
 
     def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> OutlinesCompiled:
-        """Builds it here and now, however long that takes."""
+        """Build the automaton here and now, however long that takes. Raises SpecError."""
         import outlines_core
 
         pattern = pattern_of(spec)
@@ -72,7 +72,7 @@ class OutlinesCore:
 
 
 class OutlinesJobs:
-    """For a CompilationManager: which specs are worth an automaton."""
+    """Says for a CompilationManager which specs are worth an automaton."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -96,7 +96,7 @@ class OutlinesJobs:
 
 
 def pattern_of(spec: Spec) -> str | None:
-    """The regex whose automaton stays small; None: it may not."""
+    """Return the regex whose automaton stays small; None if it may not."""
     if spec.kind is Kind.CHOICE:
         choices: list[str] = json.loads(spec.text)
         pattern = "|".join(f"(?:{re.escape(choice)})" for choice in choices)

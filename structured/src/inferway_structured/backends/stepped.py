@@ -52,7 +52,8 @@ MAX_COMPILED_BYTES = 512 << 20  # of the grammars that are kept, or that answers
 
 
 class Steppers:
-    """Of one engine: a process for each library, from its first grammar on. Any thread."""
+    """The processes that step the grammars of one engine: one for each library, from its first
+    grammar on, and copies of it. Any thread may use it. Close it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.written
@@ -65,8 +66,9 @@ class Steppers:
     def compile(
         self, backend: str, spec: Spec, unenforced: Sequence[Unenforced]
     ) -> SteppedCompiled:
-        """The first time, as long as the library takes to be imported, with the vocabulary. Raises
-        SpecError, SaturatedError, and CompileError where there can be no process."""
+        """Return the spec, compiled in a process of its own. The first time, this takes as long as
+        the library takes to be imported, with the vocabulary. Raises SpecError, SaturatedError, and
+        CompileError where there can be no process."""
         argument = packed(spec, unenforced=[asdict(each) for each in unenforced])
         process = self._copy(backend)
         try:
@@ -92,11 +94,11 @@ class Steppers:
         return compiled
 
     def when_one_ends(self, begin: Callable[[], object]) -> None:
-        """Calls it once, in another thread, when there is room for one more answer."""
+        """Call `begin` once, in another thread, when there is room for one more answer."""
         self._room.wait(begin)
 
     def close(self) -> None:
-        """The answers under way fail."""
+        """End all processes. The answers under way fail."""
         with self._lock:
             for library in self._libraries.values():
                 library.close()
@@ -177,8 +179,9 @@ class SteppedCompiled:
 
 
 class SteppedGrammar:
-    """What has killed its process has failed. The mask of the next token is computed there as soon
-    as a token was accepted here, beside the engine's step."""
+    """The grammar of one answer, in a process of its own. What has killed its process has failed.
+    The mask of the next token is computed there as soon as a token was accepted here, beside the
+    engine's step."""
 
     def __init__(
         self, compiled: SteppedCompiled, process: Conversation, ends: frozenset[int]

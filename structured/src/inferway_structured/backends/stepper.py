@@ -74,7 +74,7 @@ _answers: list[_SteppedAnswer] = []
 
 
 def written(backend: str, text: str, size: int, eos_token_ids: Sequence[int]) -> bytes:
-    """For `prepare`."""
+    """Return the argument of `prepare`."""
     return json.dumps([backend, text, size, list(eos_token_ids)]).encode()
 
 
@@ -102,7 +102,8 @@ def _rehearse() -> None:
 
 
 def compile_spec(argument: bytes | bytearray) -> bytes:
-    """Why it is refused, or the bytes of memory that this process now shares with no other."""
+    """Compile a packed spec. Return why it is refused, or the bytes of memory that this process now
+    shares with no other."""
     given = json.loads(argument)
     unenforced = [Unenforced(**each) for each in given["unenforced"]]
     try:
@@ -118,7 +119,7 @@ def _private_bytes() -> int:
 
 
 def start(argument: bytes | bytearray) -> bytes:
-    """With the tokens that end the answer."""
+    """Begin an answer; the argument is the tokens that end it."""
     stops = frozenset(array("i", bytes(argument)))
     grammar = _compiled[0].start(stops)
     _answers[:] = [_SteppedAnswer(grammar, _prepared[0].vocabulary.num_words)]

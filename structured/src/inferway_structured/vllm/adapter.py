@@ -21,7 +21,7 @@ log = logging.getLogger("vllm.inferway")
 
 
 class RequestGrammar:
-    """Of one request, used by the engine core's thread alone."""
+    """The grammar of one request, used by the engine core's thread alone."""
 
     __slots__ = ("_ended", "_ends", "_failure", "_grammar", "backend")
 
@@ -36,7 +36,7 @@ class RequestGrammar:
 
     @property
     def grammar(self) -> Grammar | None:
-        """None: it has failed here, and only the end of the answer may come."""
+        """The grammar; None if it has failed here, and only the end of the answer may come."""
         return self._grammar if self._failure is None else None
 
     @property
@@ -44,7 +44,7 @@ class RequestGrammar:
         return self._failure or self._grammar.failure
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """False: the request ends as an error."""
+        """Move on by `tokens`. Return False if the request ends as an error."""
         if self.failure is None:
             try:
                 if self._grammar.accept(tokens):
@@ -81,7 +81,7 @@ class RequestGrammar:
         allow_only(row, self._ends)
 
     def forced(self) -> Sequence[int]:
-        """What must come next; empty where the model has a choice."""
+        """Return what must come next; empty where the model has a choice."""
         if self.failure is not None:
             return ()
         try:
@@ -94,7 +94,7 @@ class RequestGrammar:
         return self._grammar.terminated
 
     def reset(self) -> None:
-        """vLLM calls it nowhere."""
+        """Do nothing: vLLM calls it nowhere."""
 
     def _fail(self, error: Exception) -> None:
         self._failure = f"{self.backend} raised {type(error).__name__}"

@@ -25,7 +25,7 @@ _REGISTRY = "vllm.tool_parsers.structural_tag_registry"
 
 @dataclass(slots=True)
 class OnItsWay:
-    """A request, as the middleware has read it."""
+    """A request on its way to the engine core, as the middleware has read it."""
 
     asked: Sequence[Asked]
     ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
@@ -45,7 +45,7 @@ ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default
 
 
 def patches() -> list[Patch]:
-    """Of an API server."""
+    """Return the patches of an API server."""
 
     def resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         def resolve_tool_strictness(tools: Any, tool_choice: Any, strict_level: Any) -> Any:
@@ -79,8 +79,8 @@ def _with_strict(tool: Any, strict: bool) -> Any:
 
 
 def left_out(calls: Sequence[Asked], spec: Spec, found: Verdict) -> list[Unenforced]:
-    """What `spec`, made by vLLM, does not keep of what the tools ask, beside what was named of each
-    alone."""
+    """Return what `spec`, made by vLLM, does not keep of what the tools ask, beside what was named
+    of each alone."""
     if spec.kind is not Kind.STRUCTURAL_TAG:
         return []
     held = list(schemas_of(json.loads(spec.text)))
@@ -104,7 +104,7 @@ def _is_any(asked: Asked) -> bool:
 
 
 def free_calls(params: Any) -> None:
-    """Lets calls have any arguments in vLLM's StructuredOutputsParams, and keeps the rest."""
+    """Let calls have any arguments in vLLM's StructuredOutputsParams, and keep the rest."""
     if params.structural_tag is not None:
         tag = json.loads(params.structural_tag)
         for one in list(schemas_of(tag)):
@@ -121,7 +121,8 @@ def free_calls(params: Any) -> None:
 
 
 def about_calls(asked: Sequence[Asked], refused: SpecError) -> SpecError:
-    """With a place in the request: where there are several, what is refused is all together."""
+    """Return a refusal with a place in the request: where there are several calls, what is refused
+    is all together."""
     if len(asked) == 1:
         return in_request(asked[0], SpecError(str(refused), keyword=refused.keyword))
     return SpecError(f"tools: {refused}", keyword=refused.keyword, param="tools")

@@ -34,7 +34,7 @@ _EXAMINED: ContextVar[object] = ContextVar("inferway_params", default=None)
 
 
 class Front:
-    """One in each API server process."""
+    """What one API server process checks."""
 
     def __init__(self, helper_limits: HelperLimits = HELPER_LIMITS) -> None:
         self.verdicts = Verdicts(
@@ -43,8 +43,8 @@ class Front:
         self.counts = self.verdicts.counts
 
     async def examine_params(self, request_id: str, params: Any, config: Any) -> None:
-        """`params`: vLLM's StructuredOutputsParams; `config`: the engine's
-        StructuredOutputsConfig. Raises as `Verdicts.examine`."""
+        """Examine what vLLM has made of a request: `params` are its StructuredOutputsParams,
+        `config` the engine's StructuredOutputsConfig. Raises as `Verdicts.examine`."""
         request = ON_ITS_WAY.get()
         if request is not None:
             request.ids.append(request_id)
@@ -74,8 +74,8 @@ class Front:
             request.left_out = await self.verdicts.read(ANYBODY, made)
 
     def require(self, params: Any, config: Any) -> None:
-        """In vLLM's own check: at once where `examine_params` was here before. Marks `params` for
-        the engine core. Raises as `examine_params`."""
+        """Stand in for vLLM's own check: at once where `examine_params` was here before. Marks
+        `params` for the engine core. Raises as `examine_params`."""
         if _EXAMINED.get() is not params:
             self.verdicts.verdict_now(_as_asked(_spec(params, config)))
         params._backend = BACKEND

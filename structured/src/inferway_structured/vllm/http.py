@@ -133,7 +133,7 @@ def _may_ask(path: str) -> bool:
 
 
 def may_hold_spec(body: bytes) -> bool:
-    """False only if no name that asks for a shape is in it; one may be written with escapes."""
+    """Whether a name that asks for a shape may be in a body; one may be written with escapes."""
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
@@ -159,7 +159,7 @@ def _written(fields: dict[str, Any]) -> bytes:
 
 
 class Answer:
-    """One answer on its way out."""
+    """One answer on its way out to the client."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Answer:
 async def why_ended(
     engine_client: Any, ids: Sequence[str], asked: Sequence[Asked]
 ) -> InferwayError | None:
-    """The engine core's reason for the end of one of these requests; None if it has none."""
+    """Return the engine core's reason for the end of one of these requests; None if it has none."""
     try:
         asking = ask_cores(engine_client, "why", {"requests": ids})
         told = next((each for each in await asyncio.wait_for(asking, WHY_SECONDS) if each), None)

@@ -44,8 +44,9 @@ BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.op
 
 
 def install() -> str | None:
-    """In a process that serves, and all else if the engine core runs in it. Idempotent. None: done;
-    else why nothing was, which the log has, too, unless vLLM ends for it. Never raises."""
+    """Install all patches in a process that serves, those of the engine core too if that runs in
+    it. To do it twice changes nothing. Return None if it is done, else why nothing was, which the
+    log has, too, unless vLLM ends for it. Never raises."""
     try:
         from inferway_structured.vllm.front import Front
 
@@ -65,7 +66,8 @@ def install() -> str | None:
 
 
 def install_core() -> None:
-    """In the engine core. Idempotent. What is missing was said where it was started."""
+    """Install the patches of the engine core. To do it twice changes nothing. What is missing was
+    said where it was started."""
     from inferway_structured.vllm import core
 
     if why := _apply_all(core_patches()):
@@ -77,7 +79,7 @@ def install_core() -> None:
 
 
 def optional_features() -> list[Feature]:
-    """Each by itself: without it, structured output works as it is."""
+    """Return the features that structured output works without, each by itself."""
     from inferway_structured.vllm import drafts, overlap
 
     return [
@@ -89,7 +91,7 @@ def optional_features() -> list[Feature]:
 
 
 def server_features() -> list[Feature]:
-    """As those, of an API server alone."""
+    """Return the optional features of an API server alone."""
     from inferway_structured.vllm import calls
 
     return [Feature("the schemas of tools that are required and not strict", calls.patches())]

@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 0.5
 
 
 class Collector:
-    """As prometheus_client wants one."""
+    """The collector that prometheus_client's registry calls."""
 
     def __init__(self, front: Front) -> None:
         self._told: dict[str, Any] = front.counts.snapshot()

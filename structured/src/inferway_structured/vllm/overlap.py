@@ -40,7 +40,7 @@ class HeldRequest:
 
 
 class Overlap:
-    """Of one engine core; its thread alone uses it."""
+    """Lets requests of one engine core begin before their grammars; its thread alone uses it."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -80,7 +80,7 @@ class Overlap:
         return not self._why_not
 
     def give_up(self) -> None:
-        """Lets nothing in any more; who is in goes on."""
+        """Let nothing in any more; who is in goes on."""
         self._core.settings = replace(self._core.settings, overlap=False)
 
     def holds_back(self, request: Any) -> bool:
@@ -88,8 +88,8 @@ class Overlap:
         return request.request_id in self._held and _pending(request)
 
     def most(self, request: Any, num_computed: int, num_new: int, refuse: Refuse) -> int:
-        """Of `num_new` tokens, how many may be computed now. Where the grammar cannot be, it asks
-        to `refuse` the request."""
+        """Return how many of `num_new` tokens may be computed now. Where the grammar cannot be had,
+        this asks to `refuse` the request."""
         held = self._held.get(request.request_id)
         if held is None:
             return num_new

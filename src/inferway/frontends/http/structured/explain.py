@@ -23,7 +23,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class Explain:
-    """The handler."""
+    """Answers the path for one gateway."""
 
     def __init__(self, director: Director, asker_of: Callable[[Request], Asker]) -> None:
         self._director = director

@@ -66,7 +66,7 @@ _UNKNOWN = _Weight(10_000, 1)  # a circle, or a reference to elsewhere
 
 @lru_cache(maxsize=4)  # each is asked for twice in a row
 def weight_of(text: str) -> float:
-    """Of a schema's text, in schemas of ordinary cost; infinite where there is no bound."""
+    """Return a schema's weight, in schemas of ordinary cost; infinite where there is no bound."""
     if not any(word in text for word in _HEAVY_WORDS):
         return text.count("{")
     try:
@@ -76,7 +76,8 @@ def weight_of(text: str) -> float:
 
 
 def num_remainders(divisor: float) -> float:
-    """Of an automaton for `multipleOf`. Digits at the end that are zero cost nothing."""
+    """Return how many states an automaton for `multipleOf` has. Digits at the end that are zero
+    cost nothing."""
     parts = Decimal(str(divisor)).normalize().as_tuple()
     return float("".join(map(str, parts.digits)))
 
