@@ -48,19 +48,11 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        backends/schemas/disjoint.py _below
-        backends/schemas/rows.py _schemas
-        backends/stepped.py _copy
         disk.py _files
-        drafts.py _deeper
-        drafts.py _mended
-        helper/helper.py _do
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
         schemas.py _check_counts
-        valid.py _validator
-        workers.py leave
     """,
     "inferway_bench": """
         chat_overhead/run.py _warm_up

@@ -73,9 +73,9 @@ class Gate:
         clock: Callable[[], float],
         hint: str = "",
     ) -> None:
-        """`library` None: the extra is not installed, or checks are off; then requests pass, and are
-        counted. `clock` counts seconds. `hint` is logged once, when the first request wants what
-        there is no library for."""
+        """`library` None: the extra is not installed; then requests pass, and are counted. `clock`
+        counts seconds. `hint` is logged once, when the first request wants what there is no
+        library for."""
         self.counts = GateCounts()
         self.quarantine = Quarantine(settings.quarantine_seconds, clock)
         self.costs = CompileCosts()

@@ -136,16 +136,19 @@ def _mended(schema: SchemaObject) -> SchemaObject:
     made = deepcopy(schema)
     with graph(made) as found:
         for node in found.nodes:
-            inside = node.schema
-            for keyword in _DESCRIBING.keys() & inside.keys():
-                if not isinstance(inside[keyword], _DESCRIBING[keyword]):
-                    del inside[keyword]
-            required, reference = inside.get("required"), inside.get("$ref")
-            if isinstance(required, list) and all(isinstance(name, str) for name in required):
-                inside["required"] = list(dict.fromkeys(required))
-            if isinstance(reference, str):
-                inside["$ref"] = quote(reference, safe=_IN_URIS)
+            _mend(node.schema)
     return made
+
+
+def _mend(schema: SchemaObject) -> None:
+    for keyword in _DESCRIBING.keys() & schema.keys():
+        if not isinstance(schema[keyword], _DESCRIBING[keyword]):
+            del schema[keyword]
+    required, reference = schema.get("required"), schema.get("$ref")
+    if isinstance(required, list) and all(isinstance(name, str) for name in required):
+        schema["required"] = list(dict.fromkeys(required))
+    if isinstance(reference, str):
+        schema["$ref"] = quote(reference, safe=_IN_URIS)
 
 
 def _built(schema: SchemaObject, draft: str) -> Any:
@@ -244,13 +247,14 @@ def _deeper(inside: object, steps: list[str | int], draft: str) -> SpecError | N
         return None
     children = enumerate(inside) if isinstance(inside, list) else [(None, inside)]
     for i, child in children:
-        if isinstance(child, dict):
-            try:
-                _built(child, draft)
-            except SpecError as e:
-                if e.place:
-                    before = pointer(steps if i is None else [*steps, i])
-                    return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
+        if not isinstance(child, dict):
+            continue
+        try:
+            _built(child, draft)
+        except SpecError as e:
+            if e.place:
+                before = pointer(steps if i is None else [*steps, i])
+                return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
     return None
 
 

@@ -16,7 +16,7 @@ A tool's arguments are asked for when a call is required or named, or its `stric
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from inferway_structured.errors import SpecError
@@ -204,24 +204,15 @@ _READERS: tuple[tuple[str, Reader], ...] = (
 _WITH_BEAMS = (_chat, _text)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _ToolChoice:
     """Which tools a request may or must call. `names` None: any. `known`: one that must be called
     is among the tools, or vLLM refuses the request."""
 
-    __slots__ = ("known", "names", "none", "required")
-
-    def __init__(
-        self,
-        *,
-        required: bool = False,
-        none: bool = False,
-        names: frozenset[str] | None = None,
-        known: bool = True,
-    ) -> None:
-        self.required = required
-        self.none = none
-        self.names = names
-        self.known = known
+    required: bool = False
+    none: bool = False
+    names: frozenset[str] | None = None
+    known: bool = True
 
 
 def _openai_choice(fields: Fields) -> _ToolChoice:

@@ -164,9 +164,10 @@ def _validator(text: str, additional_properties: bool) -> Any:
     schema = json.loads(text)
     if not additional_properties:
         with graph(schema) as found:
-            for node in found.nodes:
-                if "properties" in node.schema or "patternProperties" in node.schema:
-                    node.schema.setdefault("additionalProperties", False)
+            schemas = [node.schema for node in found.nodes]
+        for each in schemas:
+            if "properties" in each or "patternProperties" in each:
+                each.setdefault("additionalProperties", False)
     return validator_of(schema)
 
 

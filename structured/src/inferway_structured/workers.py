@@ -64,12 +64,12 @@ class Workers:
     def leave(self, task: Task) -> None:
         """Leave the thread to its task, which takes too long, and have another take its place."""
         with self._changed:
-            for thread, at in self._threads.items():
-                if at is task and len(self._left) < self._max_stuck:
-                    self._left.add(thread)
-                    if self._num_waiting():
-                        self._start_one()
-                    return
+            thread = next((each for each, at in self._threads.items() if at is task), None)
+            if thread is None or len(self._left) >= self._max_stuck:
+                return
+            self._left.add(thread)
+            if self._num_waiting():
+                self._start_one()
 
     def close(self, patience_seconds: float = 1.0) -> None:
         """Do nothing of what waits; wait for what runs, so long."""

@@ -110,20 +110,23 @@ class Steppers:
         cannot be copied now is kept, because the answers under way end with it."""
         with self._lock:
             try:
-                library = self._libraries.get(backend)
-                if library is not None:
-                    with suppress(HelperError):
-                        return library.copy(COMPILE, copied=True)
-                    if library.usable:  # or it has ended while it was asked: this says so
-                        with suppress(HelperError):
-                            return library.copy(COMPILE, copied=True)
-                    if library.usable:
-                        raise HelperError("there can be no more processes now")
-                    self._libraries.pop(backend).close()
-                self._libraries[backend] = self._thread.submit(self._start, backend).result()
-                return self._libraries[backend].copy(COMPILE, copied=True)
+                return self._copied(backend)
             except (HelperError, RuntimeError) as e:  # the thread has ended
                 raise CompileError(f"a grammar cannot be compiled: {e}") from None
+
+    def _copied(self, backend: str) -> Conversation:
+        library = self._libraries.get(backend)
+        if library is not None:
+            with suppress(HelperError):
+                return library.copy(COMPILE, copied=True)
+            with suppress(HelperError):
+                if library.usable:  # or it has ended while it was asked: this says so
+                    return library.copy(COMPILE, copied=True)
+            if library.usable:
+                raise HelperError("there can be no more processes now")
+            self._libraries.pop(backend).close()
+        library = self._libraries[backend] = self._thread.submit(self._start, backend).result()
+        return library.copy(COMPILE, copied=True)
 
     def _start(self, backend: str) -> HelperProcess:
         argument = stepper.written(backend, *self._written)

@@ -145,10 +145,13 @@ class Helper:
             raise
         finally:
             if not process.usable:
-                self._drop(process)
-                with self._lock:
-                    if not self._closed:
-                        self._thread.submit(self._make_ready)
+                self._replace(process)
+
+    def _replace(self, process: HelperProcess) -> None:
+        self._drop(process)
+        with self._lock:
+            if not self._closed:
+                self._thread.submit(self._make_ready)
 
     def _make_ready(self) -> None:
         """What fails here is tried again with the next job."""
