@@ -11,12 +11,13 @@ import pytest
 from structured.tests.patient import PATIENT
 
 from inferway_structured.errors import ChecksBusyError, SaturatedError, SpecError
+from inferway_structured.failures import QuarantinedError
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Asked, Kind, Spec, json_spec
 from inferway_structured.texts import Said
 from inferway_structured.trial import LIMITS, Trial
 from inferway_structured.turns import ANYBODY, FirstComeTurns, TokenBucket
-from inferway_structured.verdicts import QuarantinedError, Verdicts
+from inferway_structured.verdicts import Verdicts
 
 PLACE = "response_format/json_schema/schema"
 NUMBER = Asked(json_spec({"type": "object", "required": ["n"]}, ""), PLACE)

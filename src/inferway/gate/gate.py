@@ -37,14 +37,14 @@ from inferway.gate.shape import Shape
 from inferway.gate.turns import FairTurns
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
+from inferway_structured.failures import QuarantinedError
 from inferway_structured.requests import asked as asked_in
 from inferway_structured.spec import Asked
 from inferway_structured.turns import ANYBODY, Asker
-from inferway_structured.verdicts import Library, QuarantinedError, Verdicts, quarantined
+from inferway_structured.verdicts import MAX_BODY_ON_LOOP, Library, Verdicts, quarantined
 
 log = logging.getLogger("inferway.gate")
 
-MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
 # When an engine that has failed a request is looked at: whether it is gone.
 _CONFIRM_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -128,10 +128,7 @@ class Gate:
             self._pass_by(path, fields, body_bytes)
             return None
         try:
-            if body_bytes <= MAX_BODY_ON_LOOP:
-                asked = asked_in(path, fields)
-            else:
-                asked = await self.verdicts.read(asker, asked_in, path, fields)
+            asked = await self.verdicts.read(asker, asked_in, path, fields, num_bytes=body_bytes)
         except SpecError:
             self.counts.asked("unreadable", "refused")
             raise

@@ -20,6 +20,7 @@ from inferway_structured.errors import (
     SaturatedError,
     SpecError,
 )
+from inferway_structured.failures import QuarantinedError
 from inferway_structured.helper.helper import Helper
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ logger = logging.getLogger(__name__)
 
 # Jobs that wait for the child, beside the one it is at.
 _MAX_WAITING = 8
-
-
-class Killed(SpecError):
-    """The job has killed its child, now or not long ago."""
 
 
 class Children:
@@ -93,12 +90,12 @@ class Children:
 
     def submit(self, job: Job) -> Future[bytes]:
         """Hand the job to the child. The first time, this takes as long as making what the child is
-        prepared with. Raises Killed if it is in quarantine, SaturatedError if too many wait,
-        CompileError if no child can be had."""
+        prepared with. Raises QuarantinedError, SaturatedError if too many wait, or CompileError if
+        no child can be had."""
         with self._lock:
             why = self._killers.get(self._name(job))
             if why is not None:
-                raise Killed(why)
+                raise QuarantinedError(why)
         try:
             return self._started().submit(job.function, job.argument)
         except HelperBusyError:
@@ -149,7 +146,7 @@ class Children:
     def _name(self, job: Job) -> str:
         return name_of(self._jobs.fingerprint.encode(), job.function.encode(), job.argument)
 
-    def _killed(self, job: Job, error: JobKilledError) -> Killed:
+    def _killed(self, job: Job, error: JobKilledError) -> QuarantinedError:
         self._counts.helper_kills.add(error.limit)
         why = f"compiling it {error}"
         if error.lacked_cpu:
@@ -157,7 +154,7 @@ class Children:
         else:
             with self._lock:
                 self._killers.put(self._name(job), why)
-        return Killed(why)
+        return QuarantinedError(why)
 
     def _started(self) -> Helper:
         with self._lock:

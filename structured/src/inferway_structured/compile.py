@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from inferway_structured.builds import Build, CachedSpec, HeldSpec, Stage, held_of
 from inferway_structured.cache import MemoryCache, Remembered
-from inferway_structured.children import Children, Killed
+from inferway_structured.children import Children
 from inferway_structured.compile_limits import CompileLimits
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
@@ -44,7 +44,7 @@ from inferway_structured.errors import (
     SpecError,
     crash_report,
 )
-from inferway_structured.failures import again, saturated, took_longer
+from inferway_structured.failures import QuarantinedError, again, saturated, took_longer
 from inferway_structured.keywords import label
 from inferway_structured.workers import Task, Turn, Workers
 
@@ -403,7 +403,7 @@ class CompilationManager:
                 waiter.set_result(compiled)
 
     def _refuse(self, build: Build, error: InferwayError) -> None:
-        killed = isinstance(error, Killed)
+        killed = isinstance(error, QuarantinedError)
         with self._lock:
             waiters = self._end(build)
             if isinstance(error, SpecError) and not killed:

@@ -18,6 +18,11 @@ NO_TOKEN = "the grammar allows no token at this point"
 OF_THE_SHAPE = frozenset({TOO_LONG, TOO_LONG_IN_ALL, TOO_MANY, REGEX_TOO_LONG, NO_TOKEN})
 
 
+class QuarantinedError(SpecError):
+    """The spec is refused, because compiling it was killed with its process, now or not long ago,
+    or because engines were lost with it."""
+
+
 def again(error: E) -> E:
     """Return an equal error: each who gets one raises his own, because a raised error grows by
     where it was raised."""

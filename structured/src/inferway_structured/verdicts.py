@@ -36,7 +36,7 @@ from inferway_structured.errors import (
     crash_report,
 )
 from inferway_structured.explain import explain
-from inferway_structured.failures import again
+from inferway_structured.failures import QuarantinedError, again
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.helper.helper import Helper
 from inferway_structured.keywords import label
@@ -59,6 +59,7 @@ log = logging.getLogger("inferway.structured")
 MAX_VERDICTS = 4096
 MAX_CHECKED = 16_384  # specs that are known to be valid or not; 1 kB each at most
 MAX_QUARANTINED = 4096
+MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
 MAX_SMALL_ANSWER = 64 * 1024  # characters
 JUDGE_SECONDS = 2.0
 _READS, _SMALL, _LARGE, _JUDGEMENTS = 1, 2, 2, 2  # at a time
@@ -96,10 +97,6 @@ class Library(Protocol):
         thread."""
 
     def close(self) -> None: ...
-
-
-class QuarantinedError(SpecError):
-    """The spec is refused for a while, because compiling it was killed."""
 
 
 class Verdicts:
@@ -161,9 +158,17 @@ class Verdicts:
 
     # ------------------------------------------------------------------ before an engine sees it
 
-    async def read(self, asker: Asker, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Return what `work`, which takes some milliseconds, makes of a body. Raises
-        SaturatedError, or what `work` raises."""
+    async def read(
+        self,
+        asker: Asker,
+        work: Callable[..., _T],
+        *arguments: Any,
+        num_bytes: int = MAX_BODY_ON_LOOP + 1,
+    ) -> _T:
+        """Return what `work`, which may take some milliseconds, makes of a body of that size: at
+        once if it is small. Raises SaturatedError, or what `work` raises."""
+        if num_bytes <= MAX_BODY_ON_LOOP:
+            return work(*arguments)
         async with self._reads.turn(asker):
             return await self._in_thread(work, *arguments)
 

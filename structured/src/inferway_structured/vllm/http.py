@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 Why = Callable[[], Awaitable[InferwayError | None]]
 
-MAX_ON_LOOP_BYTES = 16 * 1024  # of a body that is read on the event loop, in a millisecond
 WHY_SECONDS = 1.0
 MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
 _WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
@@ -114,18 +113,16 @@ class Middleware:
         """Raises SpecError. What vLLM cannot read either is left to its own error."""
         if not may_hold_spec(body):
             return {}, []
-        if len(body) <= MAX_ON_LOOP_BYTES:
-            return _read(path, body, config)
-        return await self.front.verdicts.read(ANYBODY, _read, path, body, config)
+        verdicts, size = self.front.verdicts, len(body)
+        return await verdicts.read(ANYBODY, _read, path, body, config, num_bytes=size)
 
     async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
         """The body that vLLM is to read. Raises InvalidRequestError."""
         otherwise = in_vllms_words(fields, asked)
         if otherwise is None:
             return body
-        if len(body) <= MAX_ON_LOOP_BYTES:
-            return _written(otherwise)
-        return await self.front.verdicts.read(ANYBODY, _written, otherwise)
+        verdicts = self.front.verdicts
+        return await verdicts.read(ANYBODY, _written, otherwise, num_bytes=len(body))
 
 
 def _may_ask(path: str) -> bool:
