@@ -24,6 +24,7 @@ NUMBER = Asked(json_spec({"type": "object", "required": ["n"]}, ""), PLACE)
 SET = Asked(json_spec({"type": "array", "uniqueItems": True}, ""), PLACE, strict=True)
 INVALID = Asked(json_spec({"type": "objekt"}, ""), PLACE)
 REFUSED = Asked(json_spec({"type": "string", "enum": [1]}, ""), "guided_json")
+BAD_GRAMMAR = Asked(Spec(Kind.GRAMMAR, "start: foo\n"), "guided_grammar")
 TOWER = '{"type":"string"}'
 for _ in range(9):
     TOWER = f'{{"oneOf":[{{"properties":{{"a":{TOWER}}}}},{{"properties":{{"b":{TOWER}}}}}]}}'
@@ -99,6 +100,22 @@ async def test_a_spec_whose_compile_is_killed_is_refused_without_another_try() -
     assert str(first.value) == str(again.value)
     assert trial.helper.stats.kills == {"cpu": 1}
     assert kept[0].free
+    await verdicts.close()
+
+
+async def test_what_is_killed_or_invalid_is_counted_and_checked_once() -> None:
+    trial = Trial(replace(LIMITS, cpu_seconds=0.02))
+    verdicts = service(trial)
+
+    for asked in (HEAVY, BAD_GRAMMAR):
+        asking = [verdicts.verdict(asked) for _ in range(5)]
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(each, SpecError) for each in told)
+        with pytest.raises(SpecError):
+            verdicts.verdict_now(asked)
+
+    assert verdicts.counts.refusals.total() == 1
+    assert verdicts.library.helpers["structured"].stats.jobs == 2
     await verdicts.close()
 
 

@@ -190,7 +190,8 @@ class Verdicts:
         for number, each in enumerate(asked, 1):
             try:
                 found = await self.find(each, asker, compiles=compiles or self._tries_all)
-                left = _unenforced(each, found) if compiles else ()
+                verdict = _given(each, found) if compiles else None
+                left = verdict.unenforced if verdict is not None else ()
                 if refuses_unenforced:
                     refuse_unenforced(each, left)
             except SpecError as e:
@@ -230,7 +231,9 @@ class Verdicts:
     ) -> Verdict:
         """Return the verdict on a spec. Raises as `find`, and SpecError for what the backends
         refuse, with the place in the request."""
-        return _given(asked, await self.find(asked, asker, checks=checks))
+        found = _given(asked, await self.find(asked, asker, checks=checks))
+        assert found is not None
+        return found
 
     def verdict_now(self, asked: Asked) -> Verdict:
         """Return the verdict for who may block, in any thread. Raises SpecError with the place in
@@ -238,8 +241,10 @@ class Verdicts:
         if not self._is_known(asked.spec, compiles=True, checks=True):
             with ThreadPoolExecutor(1) as alone:  # an event loop may run in this thread
                 alone.submit(asyncio.run, self._find_alone(asked)).result()
-        _refuse_invalid(asked, self._checked.known(asked.spec.key))
-        return _given(asked, self._known.known(asked.spec.key))
+        _given(asked, self._checked.known(asked.spec.key))
+        found = _given(asked, self._known.known(asked.spec.key))
+        assert found is not None
+        return found
 
     async def explain(
         self, asked: Asked, asker: Asker = ANYBODY, *, refuses_unenforced: bool
@@ -265,8 +270,9 @@ class Verdicts:
             raise quarantined(asked, why)
 
     def _is_known(self, spec: Spec, *, compiles: bool, checks: bool) -> bool:
-        if checks and self._checked.known(spec.key) is None:
-            return False
+        valid = self._checked.known(spec.key) if checks else True
+        if valid is None or isinstance(valid, SpecError):
+            return valid is not None
         return not compiles or self._known.known(spec.key) is not None
 
     def _is_small(self, spec: Spec) -> bool:
@@ -291,8 +297,7 @@ class Verdicts:
 
     async def _check(self, asked: Asked) -> None:
         """Raises SpecError or ChecksBusyError."""
-        found = await self._checked.get(asked.spec.key, partial(self._validity, asked.spec))
-        _refuse_invalid(asked, found)
+        _given(asked, await self._checked.get(asked.spec.key, partial(self._validity, asked.spec)))
 
     async def _validity(self, spec: Spec) -> SpecError | bool:
         try:
@@ -307,21 +312,11 @@ class Verdicts:
         try:
             return await self._known.get(spec.key, partial(self._work_out, spec, here=here))
         except HelperError as e:
-            raise self._not_tried(asked, e) from None
-
-    def _not_tried(self, asked: Asked, error: HelperError) -> InferwayError:
-        """Return what is told instead of a verdict. For a compile that was killed, and not for
-        lack of CPU, the spec is to blame."""
-        if not isinstance(error, JobKilledError):
-            return ChecksBusyError(_at(asked, f"cannot be compiled now: {error}"))
-        if error.lacked_cpu:
-            return ChecksBusyError(_at(asked, f"compiling it {error}; try again"))
-        self.counts.refusals.add(label(None))
-        self.quarantine.put(asked.spec.key, f"compiling it {error}")
-        return quarantined(asked, f"compiling it {error}")
+            raise _not_tried(asked, e) from None
 
     async def _work_out(self, spec: Spec, *, here: bool) -> Verdict | SpecError:
-        """Raises HelperError, HeavyError."""
+        """Raises HelperError, HeavyError. For a compile that was killed, and not for lack of CPU,
+        the spec is to blame."""
         try:
             if here:
                 found = await self._in_thread(self.library.verdict, spec)
@@ -330,6 +325,11 @@ class Verdicts:
         except SpecError as e:
             self.counts.refusals.add(label(e.keyword))
             return e.with_traceback(None)
+        except JobKilledError as e:
+            if not e.lacked_cpu:
+                self.counts.refusals.add(label(None))
+                self.quarantine.put(spec.key, f"compiling it {e}")
+            raise
         self._took(spec.key, found.compile_seconds * 1000)
         return found
 
@@ -347,7 +347,7 @@ class Verdicts:
         try:
             self._known.keep(spec.key, found or await self._work_out(spec, here=False))
         except HelperError as e:
-            raise self._not_tried(asked, e) from None
+            raise _not_tried(asked, e) from None
 
     def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -403,12 +403,6 @@ class Verdicts:
             return None
 
 
-def _refuse_invalid(asked: Asked, found: SpecError | bool | None) -> None:
-    """Raises SpecError with the place in the request."""
-    if isinstance(found, SpecError):
-        raise in_request(asked, again(found)) from None
-
-
 def quarantined(asked: Asked, why: str) -> QuarantinedError:
     """Return the error of a spec that is refused for a while."""
     words = _at(asked, f"is refused for a while: {why}")
@@ -419,13 +413,17 @@ def _at(asked: Asked, words: str) -> str:
     return f"{asked.place}: {words}" if asked.place else words
 
 
-def _given(asked: Asked, found: Verdict | SpecError | None) -> Verdict:
-    """Return the verdict. Raises what the backends refuse the spec for."""
+def _not_tried(asked: Asked, error: HelperError) -> InferwayError:
+    """Return what is told instead of a verdict."""
+    if not isinstance(error, JobKilledError):
+        return ChecksBusyError(_at(asked, f"cannot be compiled now: {error}"))
+    if error.lacked_cpu:
+        return ChecksBusyError(_at(asked, f"compiling it {error}; try again"))
+    return quarantined(asked, f"compiling it {error}")
+
+
+def _given(asked: Asked, found: _T | SpecError) -> _T:
+    """Return what was found. Raises what the spec is refused for, with its place in the request."""
     if isinstance(found, SpecError):
         raise in_request(asked, again(found)) from None
-    assert found is not None
     return found
-
-
-def _unenforced(asked: Asked, found: Verdict | SpecError | None) -> Sequence[Unenforced]:
-    return _given(asked, found).unenforced
