@@ -14,12 +14,11 @@ while all the others still count as being there. (A spec whose compile is killed
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from inferway_structured.cache import Remembered
+from inferway_structured.cache import RecentlyUsed, Remembered
 
 STRIKES = 2
 INCIDENT_SECONDS = 5.0  # failures at one engine within it are one loss
@@ -33,10 +32,9 @@ class Quarantine:
         self, seconds: float, clock: Callable[[], float], most: int = MAX_REMEMBERED
     ) -> None:
         """A spec is refused for `seconds`, by the clock; `most` are remembered."""
-        self._most = most
         self._refused: Remembered[str, str] = Remembered(seconds, most, clock)
-        self._strikes: OrderedDict[str, int] = OrderedDict()
-        self._proven: OrderedDict[str, None] = OrderedDict()
+        self._strikes: RecentlyUsed[str, int] = RecentlyUsed(most)
+        self._proven: RecentlyUsed[str, bool] = RecentlyUsed(most)
 
     def refusal(self, key: str) -> str | None:
         """Return why it is refused; None if it is not."""
@@ -46,20 +44,16 @@ class Quarantine:
         """Count that an engine was lost while it alone was there."""
         if key in self._proven:
             return
-        strikes = self._strikes.pop(key, 0) + 1
-        if strikes >= STRIKES:
-            why = f"{strikes} engines were lost while they worked on it alone"
-            self._refused.put(key, why)
+        strikes = (self._strikes.drop(key) or 0) + 1
+        if strikes < STRIKES:
+            self._strikes.put(key, strikes)
             return
-        self._strikes[key] = strikes
-        _bound(self._strikes, self._most)
+        self._refused.put(key, f"{strikes} engines were lost while they worked on it alone")
 
     def answered(self, key: str) -> None:
         """Forget strikes: an engine has answered it to the end."""
-        self._strikes.pop(key, None)
-        self._proven[key] = None
-        self._proven.move_to_end(key)
-        _bound(self._proven, self._most)
+        self._strikes.drop(key)
+        self._proven.put(key, True)
 
     def is_proven(self, key: str) -> bool:
         """Whether an engine has answered it to the end."""
@@ -109,8 +103,3 @@ class InFlight:
         if len(self._judged) >= MAX_REMEMBERED:
             self._judged.clear()
         self._judged[engine] = now
-
-
-def _bound(table: OrderedDict[str, Any], most: int) -> None:
-    while len(table) > most:
-        table.popitem(last=False)

@@ -1,6 +1,5 @@
-"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time.
-
-Neither locks: the owner does.
+"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time;
+all else, by number. None of them locks: the owner does.
 """
 
 from __future__ import annotations
@@ -11,6 +10,38 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class RecentlyUsed(Generic[K, V]):
+    """Keeps no more than `most` values. What was used longest ago goes first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._kept
+
+    def get(self, key: K) -> V | None:
+        """Return the value, which counts as used now; None if it is not kept."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        """Keep a value in place of what was there."""
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def drop(self, key: K) -> V | None:
+        """Return the value, and keep it no longer."""
+        return self._kept.pop(key, None)
 
 
 class MemoryCache(Generic[K, V]):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+from inferway_structured.cache import RecentlyUsed
 
 _T = TypeVar("_T")
 
@@ -15,8 +16,7 @@ class SingleFlight(Generic[_T]):
     being worked out waits for the same work, and who stops waiting leaves it to the others."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: OrderedDict[str, _T] = OrderedDict()
+        self._known: RecentlyUsed[str, _T] = RecentlyUsed(most)
         self._coming: dict[str, asyncio.Future[_T]] = {}
 
     def __len__(self) -> int:
@@ -25,16 +25,11 @@ class SingleFlight(Generic[_T]):
 
     def known(self, key: str) -> _T | None:
         """Return the value if it is kept."""
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        return found
+        return self._known.get(key)
 
     def keep(self, key: str, value: _T) -> None:
         """Keep a value that was worked out elsewhere."""
-        self._known[key] = value
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._known.put(key, value)
 
     async def get(self, key: str, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return the value that is kept, or the result of `work`. Raises what `work` raises, which
