@@ -74,7 +74,7 @@ PURE = [
         "doctor/rules.py",
     ],
     *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
-    *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine", "reading")),
+    *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine")),
     *(f"index/redis/{name}.py" for name in ("chains", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}

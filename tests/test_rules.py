@@ -39,19 +39,11 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        backends/schemas/disjoint.py _below
-        backends/schemas/rows.py _schemas
-        backends/stepped.py _copy
         disk.py _files
-        drafts.py _deeper
-        drafts.py _mended
-        helper/helper.py _do
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
         schemas.py _check_counts
-        valid.py _validator
-        workers.py leave
     """,
     "inferway_bench": """
         chat_overhead/run.py _warm_up
@@ -79,7 +71,7 @@ DEFINED_TWICE = {
         AllBlocksCleared Answer BlockRemoved BlockStored EventSource Exchange Gateway Job
         Link ModelNames Picker Publisher QueueFullError Refused Turn
     """,
-    "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
+    "inferway_structured": "",
     "inferway_bench": """
         Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
         Memory Outcome Plan Row System Target World _Message _Tour

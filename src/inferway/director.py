@@ -33,7 +33,6 @@ from inferway.flow.standing import Standing
 from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Endpoint, Reason, RequestHead, Target
 from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest, Objectives
@@ -51,6 +50,7 @@ from inferway.steps.journey import Journey, Observer, Routed
 from inferway.steps.match import Matcher, with_prompts
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites, looked_up
+from inferway_structured.turns import Asker
 
 # A proxy in front of us says here which model the request is for (field notes 3.5).
 MODEL_HEADER = b"x-gateway-model-name-rewrite"

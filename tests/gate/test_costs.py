@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-import msgspec
+from dataclasses import replace
+
 from tests.gate.doubles import CHAT, Engines, Words, endpoints, make_gate, schema, target
 from tests.scheduling.tables import candidates, request
 
 from inferway.gate.costs import LEAST_MS, MAX_SPECS, CompileCosts
-from inferway.gate.library import Verdict
 from inferway.gate.shape import Shape
 from inferway.scheduling.columns import COMPILE_MS
+from inferway_structured.grammar import Verdict
 from inferway_structured.spec import Spec
 
 
@@ -65,7 +66,7 @@ class Slow(Words):
     """Every spec takes 3 s to compile."""
 
     def verdict(self, spec: Spec) -> Verdict:
-        return msgspec.structs.replace(super().verdict(spec), compile_ms=3000.0)
+        return replace(super().verdict(spec), compile_seconds=3.0)
 
 
 async def test_the_shape_adds_what_each_engine_has_to_compile() -> None:

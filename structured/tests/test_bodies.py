@@ -2,21 +2,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
-from tests.gate.doubles import schema
 
-from inferway.errors import InvalidRequestError, SpecError
-from inferway.gate.reading import read_specs
+from inferway_structured.bodies import read_specs
+from inferway_structured.errors import InvalidRequestError, SpecError
 from inferway_structured.spec import Asked, Kind, Options, Spec
+
+FORM = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {"type": "object", "title": "a"}},
+    }
+}
 
 
 def read(**fields: Any) -> list[Asked]:
-    return read_specs(msgspec.json.encode(fields))
+    return read_specs(fields)
 
 
 def test_a_chat_may_be_given_as_it_would_be_sent() -> None:
-    (asked,) = read(model="m", messages=[{"role": "user", "content": "hi"}], **schema("a"))
+    (asked,) = read(model="m", messages=[{"role": "user", "content": "hi"}], **FORM)
 
     assert asked == Asked(
         Spec(Kind.JSON, '{"type":"object","title":"a"}'), "response_format/json_schema/schema"
@@ -31,6 +36,12 @@ def test_a_response_too() -> None:
     assert asked == Asked(Spec(Kind.JSON, '{"type":"object"}'), "text/format/schema", strict=True)
 
 
+def test_a_path_says_what_a_request_is_for() -> None:
+    (asked,) = read(path="/v1/completions", prompt="hi", guided_regex="a")
+
+    assert asked.spec.kind is Kind.REGEX
+
+
 def test_a_spec_may_be_spelled_out() -> None:
     (asked,) = read(kind="json", text='{ "type": "object" }', options={"any_whitespace": False})
 
@@ -38,7 +49,15 @@ def test_a_spec_may_be_spelled_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"model": "m"}, {"kind": "poem"}, {"kind": "regex", "text": 1}, {"kind": 1}]
+    "fields",
+    [
+        {},
+        {"model": "m"},
+        {"kind": "poem"},
+        {"kind": "regex", "text": 1},
+        {"kind": 1},
+        {"kind": "regex", "options": {"any_whitespace": 1}},
+    ],
 )
 def test_what_asks_for_nothing_or_is_unreadable_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.frontends.http.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream
+from inferway_structured.sse import (
+    MAX_HELD_BYTES,
+    WholeEvents,
+    comment_in,
+    data_in,
+    done_at,
+    is_event_stream,
+    last_data,
+    num_events,
+    with_data,
+)
 
 COMMENT = b": keep-alive\n\n"
 EVENT = b"data: x\n\n"
@@ -76,3 +86,33 @@ def test_a_stream_says_what_it_is() -> None:
     assert is_event_stream([(b"content-type", b"text/event-stream; charset=utf-8")])
     assert not is_event_stream([(b"content-type", b"application/json")])
     assert not is_event_stream([])
+
+
+LOOKALIKE = b'data: {"text":"\\ndata: [DONE]\\n\\n: x true"}\n\n'
+
+
+def test_a_text_that_looks_like_the_end_of_a_stream_is_text() -> None:
+    text = LOOKALIKE.removeprefix(b"data: ").strip()
+
+    assert done_at(LOOKALIKE) == -1
+    assert done_at(LOOKALIKE + DONE) == len(LOOKALIKE)
+    assert num_events(LOOKALIKE + COMMENT + LOOKALIKE) == 2
+    assert list(data_in(LOOKALIKE + DONE)) == [text, b"[DONE]"]
+    assert [data.strip() for data in last_data(LOOKALIKE + DONE, 4)] == [b"[DONE]", text]
+    assert comment_in(LOOKALIKE, b"x") == b""
+
+
+def test_the_end_of_a_stream_may_begin_in_the_middle_of_an_event() -> None:
+    assert list(last_data(b'"b":1}\n\ndata: x\n\n', 4)) == [b" x", b'"b":1}']
+
+
+def test_a_comment_is_read_wherever_it_stands() -> None:
+    assert comment_in(b": x true\n\n" + DONE, b"x") == b"true"
+    assert comment_in(EVENT + b": x false\r\n\r\n", b"x") == b"false"
+    assert comment_in(EVENT, b"x") == b""
+
+
+def test_only_the_data_of_events_is_edited() -> None:
+    events = b": a\n\nevent: a\r\ndata: a\r\n\r\ndata: a"
+
+    assert with_data(events, bytes.upper) == b": a\n\nevent: a\r\ndata: A\r\n\r\ndata: A"
