@@ -82,9 +82,9 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored Endpoints EventSource Exchange
-        Fleet Gateway Job Journey Latency Link ModelNames Picker Places Publisher
-        QueueFullError Refused Standing Turn Turns _Told
+        AllBlocksCleared Answer BlockRemoved BlockStored Endpoints EventSource Fleet Gateway
+        Job Journey Latency Link ModelNames Picker Places Publisher QueueFullError Refused
+        Standing Turn Turns _Told
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
