@@ -68,8 +68,8 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Exchange Gateway Job
-        Link ModelNames Picker Publisher QueueFullError Refused Turn
+        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Gateway Job Link
+        ModelNames Picker Publisher QueueFullError Refused Turn
     """,
     "inferway_structured": "",
     "inferway_bench": """
