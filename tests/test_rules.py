@@ -79,8 +79,8 @@ DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Endpoints Engine
         Entry EventSource Exchange Finding Fleet Follower Gateway HeldBlocks Job Journey Latency
-        Lines Link Lora ModelNames Picker Places Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Waiting _Told _Watch
+        Lines Link Lora Picker Places Pool Proof Publisher QueueFullError Refused Removed
+        Source Standing Stored Tokenizer Turn Waiting _Watch
     """,
     "inferway_structured": "",
     "inferway_bench": """

@@ -28,13 +28,13 @@ Post = Callable[[Endpoint, bytes], Awaitable[tuple[int, bytes]]]
 Took = Callable[[str, float], None]  # (key, milliseconds)
 
 
-class _Told(msgspec.Struct):
+class _Warmed(msgspec.Struct):
     """Of one spec, by the engine."""
 
     compile_ms: float | None = None
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_TOLD = msgspec.json.Decoder(_Warmed)
 
 
 class Warmer:
