@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers
 from inferway_structured.cost import is_costly
 from inferway_structured.drafts import validator_of
 from inferway_structured.ebnf import is_ebnf
 from inferway_structured.errors import HelperError, SpecError, is_panic
 from inferway_structured.helper.helper import Helper
+from inferway_structured.respelled import ascii_classes
 from inferway_structured.schema_walk import graph, pointer
 from inferway_structured.schemas import expansion
 from inferway_structured.spec import Kind, Spec, packed, unpacked

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.tag_xml import STYLES, Value, Wrapper, arguments
 from inferway_structured.errors import SpecError
+from inferway_structured.respelled import ascii_classes
 
 _ANYTHING = "/(?s:.*)/"
 
