@@ -12,8 +12,8 @@ vLLM's libraries take them, and Rust's do not. What no dialect knows (`\y`), or 
 than vLLM's library reads it (`\K`, `\R`), stays as it is and is refused.
 
 And `\d`, `\w` and `\s` are spelled out in ASCII for Rust's regexes, llguidance's among them, which
-take every script's digits for `\d`: a date was answered in Arabic ones. vLLM's own library (xgrammar)
-and JSON Schema's dialect mean ASCII, and so do those who write them.
+take every script's digits for `\d`: a date was answered in Arabic ones. vLLM's own library
+(xgrammar) and JSON Schema's dialect mean ASCII, and so do those who write them.
 """
 
 from __future__ import annotations
