@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
+from inferway_structured.keywords import REFERENCES
+
 Json = Any  # as json.loads gives it
 SchemaObject = dict[str, Any]
 
@@ -24,7 +26,6 @@ BELOW_ONE = (
 BELOW_MANY = ("prefixItems", "items")
 BELOW_NAMED = ("properties", "patternProperties")
 ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _REFERRING = frozenset(REFERENCES)
 
 

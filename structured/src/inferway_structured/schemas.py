@@ -12,10 +12,10 @@ from typing import Any
 
 from inferway_structured.drafts import is_ordinary, validator_of
 from inferway_structured.errors import SpecError
+from inferway_structured.keywords import REFERENCES
 from inferway_structured.limits import SpecLimits
 from inferway_structured.regexes import Regex, measured
 from inferway_structured.schema_walk import (
-    REFERENCES,
     Graph,
     SchemaObject,
     Subschema,

@@ -19,8 +19,9 @@ from functools import lru_cache, reduce
 from math import inf, isinf, prod
 from typing import Any, NamedTuple
 
-from inferway_structured.backends.schemas.nodes import RESTRICTING, parsed
+from inferway_structured.backends.schemas.nodes import parsed
 from inferway_structured.backends.schemas.shapes import matches
+from inferway_structured.keywords import RESTRICTING
 from inferway_structured.schema_walk import unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
