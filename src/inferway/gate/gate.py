@@ -286,7 +286,7 @@ class Gate:
 
 
 def _together(asked: Sequence[Asked]) -> str:
-    """One key for all that a request asks."""
+    """Return one key for all that a request asks."""
     if len(asked) == 1:
         return asked[0].spec.key
     return "+".join(sorted(each.spec.key for each in asked))

@@ -30,7 +30,7 @@ Took = Callable[[str, float], None]  # (key, milliseconds)
 
 
 class _Warmed(msgspec.Struct):
-    """Of one spec, by the engine."""
+    """What an engine says of one spec."""
 
     compile_ms: float | None = None
 

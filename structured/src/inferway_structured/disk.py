@@ -127,6 +127,6 @@ def _header(name: str, content: bytes) -> bytes:
 
 
 def _content(name: str, data: bytes) -> bytes | None:
-    """None: not what was written under this name."""
+    """Return the content of a file; None if that is not what was written under this name."""
     content = data[HEADER.size :]
     return content if data[: HEADER.size] == _header(name, content) else None

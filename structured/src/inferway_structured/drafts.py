@@ -196,7 +196,8 @@ def _is_pattern(error: Any) -> bool:
 
 
 def _is_too_large(pattern: str) -> bool:
-    """For jsonschema_rs, whose automata are built at once; else it is no regular expression."""
+    """Whether a regex is too large for jsonschema_rs, whose automata are built at once; else it is
+    no regular expression."""
     return regex_fault(pattern) is None
 
 

@@ -48,7 +48,8 @@ def respelled_regex(text: str) -> str:
 
 
 def _without_last_anchors(text: str) -> str:
-    """Where another one is before it, in the groups that end there."""
+    """Return the expression without an anchor that has another one before it, in the groups that
+    end there."""
     bare = text.rstrip("$")
     is_escaped = (len(bare) - len(bare.rstrip("\\"))) % 2
     text = text[: len(bare) + is_escaped + 1]

@@ -203,7 +203,7 @@ def _grammar(spec: Spec, answer: str) -> Validity:
 
 
 def _walked(kind: Literal["regex", "lark"], text: str, answer: str, keyword: str) -> Validity:
-    """By a matcher whose tokens are bytes."""
+    """Have a matcher whose tokens are bytes walk the text."""
     import llguidance
 
     try:
@@ -255,7 +255,7 @@ def _structural_tag(spec: Spec, answer: str) -> Validity:
 def _tagged(
     structures: list[dict[str, Any]], answer: str, at: int, additional_properties: bool
 ) -> tuple[int, Validity]:
-    """Where the tag that begins at `at` ends, and its verdict."""
+    """Return where the tag that begins at `at` ends, and the verdict on it."""
     first = Validity(False, "/structures", "begin")
     for i, structure in enumerate(structures):
         if not answer.startswith(structure["begin"], at):

@@ -225,7 +225,8 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
 
 
 def _choice(words: Sequence[str]) -> str:
-    """One lexeme: as alternatives of the parser, some thousands would pass its limits."""
+    """Return the grammar of these words, as one lexeme: as alternatives of the parser, some
+    thousands would pass its limits."""
     return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, dict.fromkeys(words)))
 
 
@@ -381,7 +382,8 @@ class LLGuidanceGrammar(AnswerState):
         return self._let_stop(row)
 
     def _is_not_to_blame(self) -> bool:
-        """That there is no mask, but others with its lexer, or all together."""
+        """Whether it is the fault of others with its lexer, or of all together, that there is no
+        mask."""
         if self.lexer.is_spoiled:
             return True
         return _NO_FUEL not in self.matcher.get_error() and self.lexer.has_failed()
@@ -420,7 +422,7 @@ class LLGuidanceGrammar(AnswerState):
         return True
 
     def _fail(self) -> bool:
-        """False."""
+        """Fail for what the matcher says. Return False."""
         self.lexer.has_failed()
         self._failure = self._failure or _failure(self.matcher)
         return False

@@ -223,7 +223,7 @@ class Node:
 
     @cached_property
     def _work(self) -> float:
-        """Of one look: who looks may go through the values, too."""
+        """What one look costs: who looks may go through the values, too."""
         raw = self.raw
         if not isinstance(raw, dict) or _READ.isdisjoint(raw):
             return 1.0
@@ -279,7 +279,7 @@ class Node:
         return {"$ref": target}
 
     def _dependencies(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of both kinds."""
+        """Read dependencies of both kinds."""
         names = {name: one for name, one in value.items() if isinstance(one, list)}
         schemas = {
             name: self._at("dependencies", one, name)

@@ -80,7 +80,7 @@ _HOLDERS = (dict, list)
 
 
 def _written_in_rust(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Its patterns."""
+    """Return a schema with its patterns as Rust writes them."""
     pattern, named = schema.get("pattern"), schema.get("patternProperties")
     said: dict[str, JsonValue] = {}
     if isinstance(pattern, str):
