@@ -287,8 +287,8 @@ _ANY_NAME = ""  # of items, and of properties whose schema does not depend on th
 
 
 def _inside(node: Subschema, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
-    """Return how many patterns one string inside this value must match, by the name of its property.
-    Of a circle, only what is known so far: once around."""
+    """Return how many patterns one string inside this value must match, by its property's name. Of
+    a circle, only what is known so far: once around."""
     below = [edge for edge in node.below if (key := id(edge[1])) in here or key in inside]
     beside = [edge for edge in node.here if id(edge[1]) in inside]
     if not below and not beside:
