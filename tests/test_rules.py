@@ -48,7 +48,6 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        disk.py _files
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
