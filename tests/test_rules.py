@@ -39,7 +39,6 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        disk.py _files
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
@@ -69,7 +68,7 @@ SUFFIXED = {
 DEFINED_TWICE = {
     "inferway": """
         AllBlocksCleared Answer BlockRemoved BlockStored EventSource Gateway Job Link
-        ModelNames Picker Publisher QueueFullError Refused Turn
+        Picker Publisher QueueFullError Refused Turn
     """,
     "inferway_structured": "",
     "inferway_bench": """
