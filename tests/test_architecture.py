@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src" / "inferway"
 # room -> rooms it may import. A room is a folder, or a module directly in inferway/.
 _LEAVES = {"errors"}
 _PURE_BASE = {"model", *_LEAVES}
-_LOW = {"tasks", "openai_api", "prompts", "blocks", "index", *_PURE_BASE, "config"}
+_LOW = {"metrics", "tasks", "openai_api", "prompts", "blocks", "index", *_PURE_BASE, "config"}
 _MIDDLE = {"events", "scheduling", *_LOW}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -25,9 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocks": {*_PURE_BASE, "config"},
     "discovery": {*_PURE_BASE, "config"},
     "openai_api": {"blocks", *_PURE_BASE, "config"},
-    "prompts": {"openai_api", "blocks", *_PURE_BASE, "config"},
+    "prompts": {"metrics", "openai_api", "blocks", *_PURE_BASE, "config"},
     "tasks": set(),
-    "index": {"tasks", "blocks", *_PURE_BASE, "config"},
+    "metrics": set(),
+    "index": {"metrics", "tasks", "blocks", *_PURE_BASE, "config"},
     "events": _LOW,
     "scheduling": _LOW,
     "gate": {"scheduling", "openai_api", "flow", "config", *_PURE_BASE},
@@ -69,11 +70,12 @@ PURE = [
         "scheduling",
         "steps",
         "flow",
+        "metrics.py",
         "doctor/rules.py",
     ],
     *(f"index/{path.name}" for path in (SRC / "index").glob("*.py")),
-    *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine", "reading")),
-    *(f"index/redis/{name}.py" for name in ("chains", "changes", "roll", "writer", "scripts")),
+    *(f"gate/{name}.py" for name in ("costs", "counts", "quarantine")),
+    *(f"index/redis/{name}.py" for name in ("chains", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

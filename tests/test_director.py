@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.scheduling.tables import kv_aware
 from tests.slots import NotingSlot
 
 from inferway.blocks.extra_keys import request_extras
@@ -44,9 +45,9 @@ from inferway.model import (
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.scheduling.idle import idle
-from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
-from inferway.steps.journey import EngineTokens, Journey
+from inferway.steps.counts import EngineTokens
+from inferway.steps.journey import Journey
 from inferway.steps.match import Matcher
 from inferway.steps.rewrite import Rewrites
 

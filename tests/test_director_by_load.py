@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from tests.scheduling import tables
+from tests.scheduling.tables import kv_aware
 from tests.slots import NotingSlot
 
 from inferway.config import ModelRewrite, RewriteTarget
@@ -18,7 +19,6 @@ from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Endpoint, HolderId, Reason, RequestHead, Target
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.journey import Journey
 from inferway.steps.match import Matcher

@@ -31,15 +31,6 @@ SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")
 NESTED = {
     "inferway": """
         demo/run.py _scored
-        discovery/kubernetes/pool.py run
-        fleet/journal/journal.py _batches
-        fleet/journal/journal.py _redo
-        fleet/scraper.py _run
-        frontends/http/load_metrics.py expectation_families
-        index/matching.py window_blocks
-        index/memory.py _in_lower_tiers
-        index/settling.py run
-        index/speculative.py extend
         prompts/body_size.py body_size
         prompts/content_format.py _names_of_messages
         prompts/expansion.py check_expansion
@@ -48,19 +39,11 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        backends/schemas/disjoint.py _below
-        backends/schemas/rows.py _schemas
-        backends/stepped.py _copy
         disk.py _files
-        drafts.py _deeper
-        drafts.py _mended
-        helper/helper.py _do
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
         schemas.py _check_counts
-        valid.py _validator
-        workers.py leave
     """,
     "inferway_bench": """
         chat_overhead/run.py _warm_up
@@ -85,15 +68,13 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored Breaker Caller Cleared Engine
-        EventSource Exchange Finding Follower Gateway HeldBlocks Job Latency
-        Lines Link Lora ModelNames Picker Pool Proof Publisher QueueFullError Refused Removed
-        Source Standing Stored Tokenizer Turn Waiting _Told _Watch
+        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Exchange Gateway Job
+        Link ModelNames Picker Publisher QueueFullError Refused Turn
     """,
-    "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
+    "inferway_structured": "",
     "inferway_bench": """
-        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
-        Outcome Plan Row System Target World _Message _Tour
+        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
+        Memory Outcome Plan Row System Target World _Message _Tour
     """,
 }
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from bench.tests.test_report import MACHINE
 
-from inferway.events.wire import BlockStored, decode_batch
+from inferway.events.adapters.sglang import open_batch
+from inferway.events.event import BlockStored
 from inferway.index.memory import MemoryIndex
 from inferway_bench.index.followed import FollowedEngine
 from inferway_bench.index.holdings import Fleet
@@ -46,7 +47,7 @@ TINY = Plan(
 
 
 def stored(payload: bytes) -> BlockStored:
-    [event] = decode_batch(payload).events
+    [event] = open_batch(payload).decoded().events
     assert isinstance(event, BlockStored)
     return event
 

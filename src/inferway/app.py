@@ -21,11 +21,12 @@ import zmq
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.director import Director
 from inferway.discovery.members import Members, build_members
+from inferway.events.adapters.vllm import normalise
 from inferway.events.dialect import SEEDS
-from inferway.events.wire import Batch, normalise
+from inferway.events.event import Batch
 from inferway.fleet.adoption import Adopter
 from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import sockets_context
+from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.frontends.access_log import AccessLog
 from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.fleet_gate import FleetGate

@@ -33,7 +33,6 @@ from inferway.flow.standing import Standing
 from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.gate.turns import Asker
 from inferway.model import Candidates, Decision, Endpoint, Reason, RequestHead, Target
 from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest, Objectives
@@ -45,11 +44,13 @@ from inferway.prompts.context import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.attempt import EndpointBook, Later
+from inferway.steps.counts import DirectorStats
 from inferway.steps.eligible import Eligible, Within
-from inferway.steps.journey import DirectorStats, Journey, Observer, Routed
+from inferway.steps.journey import Journey, Observer, Routed
 from inferway.steps.match import Matcher, with_prompts
 from inferway.steps.objectives import objectives
 from inferway.steps.rewrite import Rewrites, looked_up
+from inferway_structured.turns import Asker
 
 # A proxy in front of us says here which model the request is for (field notes 3.5).
 MODEL_HEADER = b"x-gateway-model-name-rewrite"
@@ -215,10 +216,10 @@ class ByPrompt:
             candidates = director.eligible.with_room(candidates, slot)
         candidates.now = director.clock()
         director.matcher.fill(candidates, journey.matched)
+        if shape is not None:
+            shape.produce(request, candidates)
         for producer in director.scheduling.producers:
             producer.produce(request, candidates)
-        if shape is not None:
-            shape.weigh(candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         decision = Decision(targets, reason, choice.headers)

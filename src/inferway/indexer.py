@@ -27,12 +27,14 @@ from inferway.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from inferway.events.wire import Batch
+from inferway.events.event import Batch
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.fleet.subscriber import REPLAYS_AT_ONCE, EventSubscriber, sockets_context
+from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import EventSubscriber, Subscription
+from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
 from inferway.index.build import build_index
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, TokenIds, Tokenized
@@ -225,17 +227,18 @@ class Indexer:
     def _subscribe(
         self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> EventSubscriber:
-        return EventSubscriber(
+        subscription = Subscription(
             source,
-            holder=endpoint.holder,
-            block_size=engine.block_size_told or ASSUMED_BLOCK_SIZE,
-            index=self.index,
+            endpoint.holder,
+            engine.block_size_told or ASSUMED_BLOCK_SIZE,
+            self.index,
             name=engine.name,
             on_batch=partial(self._on_batch, engine) if self._on_batch else None,
-            context=self._context,
-            replays=self._replays,
             journal=self.state_dir.journal(engine, source, endpoint),
         )
+        if source.is_polled:
+            return PollingSubscriber(subscription, headers=engine.http_headers)
+        return ZmqSubscriber(subscription, context=self._context, replays=self._replays)
 
 
 def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:

@@ -10,9 +10,10 @@ hash* is the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -139,6 +140,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 Column: TypeAlias = "NDArray[np.float64]"
+# Rows of columns. A slice, where it is one, gives views and costs a tenth.
+Rows: TypeAlias = "slice | NDArray[np.intp]"
 
 # What is believed of an engine's cache (events.stream.StreamState), as numbers of a column.
 EXACT, PARTIAL, REPAIRING, STALE, BLIND = range(5)
@@ -161,63 +164,118 @@ class Added(msgspec.Struct, Generic[_ArrayT], frozen=True):
     name: str
 
 
+class Figure(msgspec.Struct, frozen=True):
+    """How a column of `Candidates` comes to its values. One with `metrics` is scraped, from the
+    first of them that the engine has; its ranks add up, but a share's (`is_share`) are averaged."""
+
+    unknown: float = 0.0  # the value for an endpoint of which nothing is known
+    kind: str = "f8"  # numpy's word for its type
+    metrics: tuple[str, ...] = ()
+    is_share: bool = False
+    about: str = ""  # what is scraped, for /metrics
+    fades: bool = False  # toward the mean of the others, while nothing is scraped
+    is_matched: bool = False  # new for each request that has prompts
+
+
+def _kept(unknown: float = 0.0, kind: str = "f8", *, fades: bool = False) -> Mapping[str, Figure]:
+    """A column that the fleet keeps by what it sees itself."""
+    return {"figure": Figure(unknown, kind, fades=fades)}
+
+
+def _scraped(about: str, *metrics: str, is_share: bool = False) -> Mapping[str, Figure]:
+    """A column that the fleet fills with what engines tell."""
+    return {"figure": Figure(metrics=metrics, is_share=is_share, about=about, fades=True)}
+
+
+_MATCHED = {"figure": Figure(is_matched=True)}
+
+
 @dataclass(slots=True)
 class Candidates:
     """The endpoints that may serve a request: a table of columns, row i = `endpoints[i]`.
 
-    `fleet` owns the load columns and updates them in place; the matched columns are new for
-    each request. Scorers read, and return a column of their own.
+    `fleet` owns all columns but the matched ones and updates them in place; the matched columns are
+    new for each request. Scorers read, and return a column of their own. A new figure of engines is
+    one more column here: what it is read from stands beside it.
     """
 
     endpoints: Sequence[Endpoint]
     rows: Mapping[HolderId, int]  # holder -> row
     adapters: Sequence[Adapters]
-    block_sizes: NDArray[np.int64]  # in tokens; 0 where it is not known
-    states: NDArray[np.int8]  # EXACT to BLIND: how true is what we believe that it holds
-    in_flight: Column  # requests we have sent there and not seen the end of
-    others: Column  # requests there that are not ours, as of the last scrape
-    running: Column  # requests in the engine's batch, as last scraped
-    waiting: Column  # requests queued in the engine, as last scraped
-    kv_usage: Column  # share of the engine's KV blocks in use, 0..1, as last scraped
-    unbegun: Column  # requests there without a first token, as last scraped; -1: not told
-    recent_tokens: Column  # prompt tokens sent there to be computed; fades within a minute
-    matched_blocks: Column  # blocks of the request's prompts that the endpoint holds
-    matched_value: Column  # the same, each weighed by the tier it lies in
-    prompt_blocks: Column  # full blocks of the request's prompts, in the endpoint's block size
+    # in tokens; 0 where it is not known
+    block_sizes: NDArray[np.int64] = field(metadata=_kept(kind="i8"))
+    # EXACT to BLIND: how true is what we believe that it holds
+    states: NDArray[np.int8] = field(metadata=_kept(BLIND, kind="i1"))
+    in_flight: Column = field(metadata=_kept())  # requests sent there that have not ended
+    # requests there that are not ours, as of the last scrape
+    others: Column = field(metadata=_kept(fades=True))
+    running: Column = field(
+        metadata=_scraped(
+            "Requests that run in the engine",
+            "vllm:num_requests_running",
+            "sglang:num_running_reqs",
+            "trtllm_num_requests_running",
+        )
+    )
+    waiting: Column = field(
+        metadata=_scraped(
+            "Requests that wait in the engine",
+            "vllm:num_requests_waiting",
+            "sglang:num_queue_reqs",
+            "trtllm_num_requests_waiting",
+        )
+    )
+    kv_usage: Column = field(
+        metadata=_scraped(
+            "Share of the engine's KV blocks in use, from 0 to 1",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",  # vLLM's older name
+            "sglang:token_usage",
+            "trtllm_kv_cache_utilization",
+            is_share=True,
+        )
+    )
+    # requests there without a first token, as last scraped; -1: not told
+    unbegun: Column = field(metadata=_kept(-1.0))
+    # prompt tokens sent there to be computed; fades within a minute
+    recent_tokens: Column = field(metadata=_kept())
+    matched_blocks: Column = field(metadata=_MATCHED)  # blocks of its prompts that it holds
+    matched_value: Column = field(metadata=_MATCHED)  # the same, weighed by the tiers they lie in
+    prompt_blocks: Column = field(metadata=_MATCHED)  # full blocks, in the endpoint's block size
     added: dict[str, NDArray[Any]] = field(default_factory=dict)  # by producers
     now: float = 0.0  # seconds, when the choice is made; by the clock that followers are told
 
     def add(self, column: Added[_ArrayT], values: _ArrayT) -> None:
-        """A producer's column: one value a row."""
+        """Add a producer's column: one value a row."""
         self.added[column.name] = values
+
+    def get(self, column: Added[_ArrayT]) -> _ArrayT | None:
+        """Return a producer's column; None if no producer has added it."""
+        return self.added.get(column.name)  # type: ignore[return-value]
 
     def narrowed(
         self,
-        rows: NDArray[np.intp],
+        rows: Rows,
         endpoints: Sequence[Endpoint],
         holders: Mapping[HolderId, int],
         adapters: Sequence[Adapters],
     ) -> Candidates:
-        """These rows alone; with what of them is no column."""
-        return Candidates(
-            endpoints=endpoints,
-            rows=holders,
-            adapters=adapters,
-            added={name: values[rows] for name, values in self.added.items()},
-            now=self.now,
-            **{name: getattr(self, name)[rows] for name in _COLUMNS},
-        )
-
-    def get(self, column: Added[_ArrayT]) -> _ArrayT | None:
-        """None if no producer has added it."""
-        return self.added.get(column.name)  # type: ignore[return-value]
+        """Return a table of these rows alone; what of them is no column is given. With a slice its
+        columns are views."""
+        columns = [column[rows] for column in _columns(self)]
+        narrowed = Candidates(endpoints, holders, adapters, *columns)
+        if self.added:
+            narrowed.added = {name: values[rows] for name, values in self.added.items()}
+        narrowed.now = self.now
+        return narrowed
 
 
-_COLUMNS = [
-    *("block_sizes", "states", "in_flight", "others", "running", "waiting", "kv_usage"),
-    "unbegun",
-    *("recent_tokens", "matched_blocks", "matched_value", "prompt_blocks"),
-]
+# The columns by name, in their order; and those of them that are scraped.
+FIGURES: Mapping[str, Figure] = {
+    each.name: each.metadata["figure"] for each in fields(Candidates) if each.metadata
+}
+_columns: Callable[[Candidates], Sequence[Any]] = attrgetter(*FIGURES)  # in a third of the time
+SCRAPED = {name: figure for name, figure in FIGURES.items() if figure.metrics}
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -1,11 +1,33 @@
-"""Work that nobody waits for: kept until it ends, and heard of if it fails; or not yet begun."""
+"""Work beside the requests: kept until it ends, and heard of if it fails; in slices; or later."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+
+SLICE_SECONDS = 0.001
+
+
+class TimeSlice:
+    """How long the event loop is held by one piece of work before others get a turn."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others should get a turn now."""
+        return self._clock() >= self._end
+
+    async def rest(self) -> None:
+        """Give others a turn, and begin the next slice. Reading what is there already never gives
+        up the event loop by itself."""
+        await asyncio.sleep(0)
+        self._end = self._clock() + SLICE_SECONDS
 
 
 class Tasks:

@@ -26,7 +26,7 @@ LIBRARIES = {
 }
 PURE = [
     *("spec", "requests", "limits", "regexes", "schema_walk", "schemas", "lax", "decoding"),
-    *("drafts", "ebnf", "check", "cost", "report", "guided", "keywords"),
+    *("drafts", "ebnf", "check", "cost", "report", "guided", "keywords", "sse", "bodies"),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time"}
 

@@ -13,7 +13,7 @@ from inferway_structured.check import DEFAULT, check
 from inferway_structured.cost import estimated_seconds
 from inferway_structured.drafts import validator_of
 from inferway_structured.errors import SpecError, is_panic
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request
 from inferway_structured.schema_walk import graph, longest_path
 from inferway_structured.spec import Asked, Kind, Options, Spec
@@ -34,7 +34,7 @@ def of(schema: Any) -> Spec:
     return Spec(Kind.JSON, json.dumps(schema))
 
 
-def refused(spec: Spec, *, limits: Limits = DEFAULT) -> SpecError:
+def refused(spec: Spec, *, limits: SpecLimits = DEFAULT) -> SpecError:
     with pytest.raises(SpecError) as caught:
         check(spec, limits)
     return caught.value
@@ -233,7 +233,7 @@ def test_a_way_through_references_is_bounded(length: int) -> None:
         check(of(schema))
     else:
         check(of(schema))
-        assert "lead to each other" in str(refused(of(schema), limits=Limits(max_path=999)))
+        assert "lead to each other" in str(refused(of(schema), limits=SpecLimits(max_path=999)))
 
 
 def test_a_circle_counts_with_all_its_nodes() -> None:

@@ -231,9 +231,9 @@ def test_a_build_that_nobody_waits_for_holds_up_no_other(make: MakeManager) -> N
 async def test_a_task_that_is_cancelled_has_left(make: MakeManager) -> None:
     source = Gated()
     manager = make(source, CompileLimits(num_threads=1))
-    running = asyncio.ensure_future(manager.compile_async(spec("running")))
+    running = asyncio.wrap_future(manager.compile(spec("running")))
     await asyncio.to_thread(source.wait_for_build)
-    waiting = asyncio.ensure_future(manager.compile_async(spec("waiting")))
+    waiting = asyncio.wrap_future(manager.compile(spec("waiting")))
     await asyncio.sleep(0)
 
     waiting.cancel()

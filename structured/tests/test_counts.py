@@ -5,11 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferway_structured.counts import Counts, families, merged, text
+from inferway_structured.counts import Counts, Snapshot, families, merged
 from inferway_structured.keywords import label
+from inferway_structured.vllm.metrics import metrics_of
+
+
+class Page:
+    """A collector of what was counted."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        return metrics_of(self._snapshot)
+
+
+def text(snapshot: Snapshot) -> str:
+    registry = CollectorRegistry()
+    registry.register(Page(snapshot))
+    return generate_latest(registry).decode()
 
 
 def read(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,23 +11,13 @@ from inferway_structured.backends.cascade import verdict as cascades_verdict
 from inferway_structured.cost import estimated_seconds
 from inferway_structured.errors import SpecError
 from inferway_structured.explain import MAX_LISTED, explain
-from inferway_structured.grammar import Unenforced
-from inferway_structured.limits import Limits
+from inferway_structured.grammar import Unenforced, Verdict
+from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Asked, Kind, Spec
-
-
-@dataclass(frozen=True)
-class Verdict:
-    backend: str = "llguidance"
-    unenforced: Sequence[Unenforced] = ()
 
 
 def json_spec(schema: Any) -> Spec:
     return Spec(Kind.JSON, json.dumps(schema, separators=(",", ":")))
-
-
-def passes(_: Spec) -> None:
-    return None
 
 
 def explained(
@@ -40,23 +28,9 @@ def explained(
     refuse_unenforced: bool = False,
     checked: SpecError | None = None,
 ) -> dict[str, Any]:
-    def check(_: Spec) -> None:
-        if checked is not None:
-            raise checked
-
-    def judge(_: Spec) -> Verdict:
-        if isinstance(verdict, SpecError):
-            raise verdict
-        return verdict or Verdict()
-
     asked = Asked(spec, "", strict)
-    told = explain(
-        asked,
-        check=check,
-        verdict=judge,
-        limits=Limits(),
-        refuse_unenforced=refuse_unenforced,
-    )
+    found = verdict or Verdict("llguidance")
+    told = explain(asked, checked, found, SpecLimits(), refuse_unenforced)
     through_json: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
     return through_json
 
@@ -74,7 +48,7 @@ def test_every_keyword_is_named_with_what_becomes_of_it() -> None:
     }
 
     told = explained(
-        json_spec(schema), Verdict(unenforced=[Unenforced("/properties/a~1b", "uniqueItems")])
+        json_spec(schema), Verdict("llguidance", [Unenforced("/properties/a~1b", "uniqueItems")])
     )
 
     assert words(told) == {
@@ -91,7 +65,7 @@ def test_every_keyword_is_named_with_what_becomes_of_it() -> None:
 
 def test_what_is_left_out_is_refused_where_strict_is_asked_and_that_is_set() -> None:
     spec = json_spec({"type": "array", "uniqueItems": True})
-    left_out = Verdict(unenforced=[Unenforced("", "uniqueItems")])
+    left_out = Verdict("llguidance", [Unenforced("", "uniqueItems")])
 
     told = explained(spec, left_out, strict=True, refuse_unenforced=True)
 
@@ -134,7 +108,7 @@ def test_limits_are_told_with_what_is_used_of_them() -> None:
 
     used = explained(json_spec(schema))["limits"]
 
-    assert used["enum"] == {"used": 3, "most": Limits().max_enum}
+    assert used["enum"] == {"used": 3, "most": SpecLimits().max_enum}
     assert {what: each["used"] for what, each in used.items()} == {
         "bytes": len(json_spec(schema).text),
         "nesting": 4,
@@ -159,14 +133,14 @@ def test_only_so_many_keywords_are_listed_those_that_matter_first() -> None:
     schema = {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}}
     last = Unenforced("/properties/p1499", "type")
 
-    told = explained(json_spec(schema), Verdict(unenforced=[last]))
+    told = explained(json_spec(schema), Verdict("llguidance", [last]))
 
     assert (len(told["keywords"]), told["num_keywords"]) == (MAX_LISTED, 1501)
     assert told["keywords"][0]["is"] == "unenforced"
 
 
 def test_a_keyword_that_stands_in_no_schema_is_told_too() -> None:
-    told = explained(json_spec({"type": "string"}), Verdict(unenforced=[Unenforced("/x", "y")]))
+    told = explained(json_spec({"type": "string"}), Verdict("llguidance", [Unenforced("/x", "y")]))
 
     assert words(told) == {"/x#y": "unenforced", "#type": "enforced"}
 
@@ -184,7 +158,7 @@ def test_a_keyword_that_stands_in_no_schema_is_told_too() -> None:
 )
 def test_the_cascade_says_itself_what_it_would_do(spec: Spec) -> None:
     asked = Asked(spec, "", strict=True)
-    told = explain(asked, check=passes, verdict=cascades_verdict, limits=Limits())
+    told = explain(asked, None, cascades_verdict(spec), SpecLimits())
 
     assert told["verdict"] == "enforced"
     assert told["backend"]

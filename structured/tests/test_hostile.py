@@ -26,12 +26,13 @@ from structured.tests.patient import PATIENT
 from tests.cpu import seconds_of
 
 from inferway_structured.check import check
-from inferway_structured.checker import Checker
 from inferway_structured.errors import SpecError
 from inferway_structured.helper.helper import Helper
+from inferway_structured.library import GrammarLibrary
 from inferway_structured.requests import asked
 from inferway_structured.spec import Asked, Kind, Spec
 from inferway_structured.valid import Validator
+from inferway_structured.verdicts import Verdicts
 
 THREAD_SECONDS = 2.0
 MEMORY_BYTES = 256 << 20
@@ -50,10 +51,21 @@ def chat(schema: Schema) -> Asked:
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
-    checker = Checker(helper_limits=PATIENT)
-    yield checker
-    checker.close()
+def grammars() -> Iterator[GrammarLibrary]:
+    grammars = GrammarLibrary(PATIENT)
+    yield grammars
+    grammars.close()
+
+
+@pytest.fixture
+def verdicts(grammars: GrammarLibrary) -> Verdicts:
+    return Verdicts(grammars, quarantine_seconds=60.0)
+
+
+async def refusal(verdicts: Verdicts, one: Asked) -> SpecError:
+    with pytest.raises(SpecError) as refused:
+        await verdicts.find(one, compiles=False)
+    return refused.value
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +78,12 @@ def library() -> Iterator[Helper]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_hostile_schema_is_refused_with_a_place(checker: Checker, name: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        checker.check_now(chat(REFUSED[name]))
+async def test_a_hostile_schema_is_refused_with_a_place(verdicts: Verdicts, name: str) -> None:
+    refused = await refusal(verdicts, chat(REFUSED[name]))
 
-    assert str(refused.value.param).startswith("response_format/json_schema/schema")
-    assert checker.stats.killed == 0, "refused by its bound"
-    assert len(str(refused.value)) < 2_000
+    assert str(refused.param).startswith("response_format/json_schema/schema")
+    assert verdicts.library.helpers["structured"].stats.kills == {}, "refused by its bound"
+    assert len(str(refused)) < 2_000
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *HARMLESS])
@@ -103,12 +114,12 @@ def test_reading_a_request_does_not_hold_the_event_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_passes_is_harmless(checker: Checker, library: Helper, name: str) -> None:
+async def test_what_passes_is_harmless(verdicts: Verdicts, library: Helper, name: str) -> None:
     """The library says yes or no within the bound on CPU seconds, and neither hangs nor crashes:
     the helper would raise."""
     one = chat(HARMLESS[name])
 
-    checker.check_now(one)
+    await verdicts.find(one, compiles=False)
 
     assert (
         library.call("structured.tests.hostile_jobs:validate", one.spec.text.encode()) is not None
@@ -131,36 +142,32 @@ def test_no_request_takes_memory_without_bound() -> None:
 
 
 @pytest.mark.parametrize("name", REGEXES)
-def test_a_hostile_regex_is_refused(checker: Checker, name: str) -> None:
+async def test_a_hostile_regex_is_refused(verdicts: Verdicts, name: str) -> None:
     fields = {"structured_outputs": {"regex": REGEXES[name]}}
 
-    with pytest.raises(SpecError) as refused:
-        checker.check_now(asked("/v1/completions", fields)[0])
+    refused = await refusal(verdicts, asked("/v1/completions", fields)[0])
 
-    assert refused.value.param == "structured_outputs/regex"
+    assert refused.param == "structured_outputs/regex"
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_hostile_grammar_is_refused(checker: Checker, name: str) -> None:
+async def test_a_hostile_grammar_is_refused(verdicts: Verdicts, name: str) -> None:
     fields = {"structured_outputs": {"grammar": GRAMMARS[name]}}
 
-    with pytest.raises(SpecError) as refused:
-        checker.check_now(asked("/v1/completions", fields)[0])
+    refused = await refusal(verdicts, asked("/v1/completions", fields)[0])
 
-    assert refused.value.param == "structured_outputs/grammar"
+    assert refused.param == "structured_outputs/grammar"
 
 
-def test_a_refusal_is_known_and_costs_nothing_again(checker: Checker) -> None:
+async def test_a_refusal_is_known_and_costs_nothing_again(verdicts: Verdicts) -> None:
     one = asked("/v1/completions", {"structured_outputs": {"grammar": GRAMMARS["groups"]}})[0]
+    stats = verdicts.library.helpers["structured"].stats
+    before = stats.jobs
+
     for _ in range(3):
-        with pytest.raises(SpecError):
-            checker.check_now(one)
-    checked = checker.stats.checked
+        await refusal(verdicts, one)
 
-    with pytest.raises(SpecError):
-        checker.check_now(one)
-
-    assert checker.stats.checked == checked
+    assert stats.jobs == before + 1
 
 
 @pytest.mark.parametrize(
@@ -179,9 +186,9 @@ def test_a_refusal_is_known_and_costs_nothing_again(checker: Checker) -> None:
     ],
     ids=["enum", "unique", "backtracking", "nested", "deep", "digits", "recursion"],
 )
-def test_no_answer_holds_a_thread(checker: Checker, spec: Spec, answer: str) -> None:
+def test_no_answer_holds_a_thread(grammars: GrammarLibrary, spec: Spec, answer: str) -> None:
     """Models are led to write such. The verdict may be that there is none."""
-    validator = Validator(checker.helper)
+    validator = Validator(grammars.helpers["structured"])
 
     assert seconds_of(lambda: validator.verdict(spec, answer)) < THREAD_SECONDS
     assert validator.verdict(Spec(Kind.JSON, "{}"), "1").valid is True

@@ -10,12 +10,21 @@ import pytest
 
 from inferway_structured.backends.cascade import MAX_WEIGHT, light_verdict, verdict
 from inferway_structured.backends.schemas.weight import weight_of
-from inferway_structured.errors import ChecksBusyError, HeavyError, SpecError
+from inferway_structured.errors import HeavyError, JobKilledError, SpecError
 from inferway_structured.helper.process import Limits
 from inferway_structured.spec import Kind, Spec
 from inferway_structured.trial import LIMITS, Trial
 
 SET = Spec(Kind.JSON, '{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}')
+GOOD = [
+    SET,
+    Spec(Kind.JSON, '{"type":"object","properties":{"a":{"type":"integer"}}}'),
+    Spec(Kind.JSON_OBJECT, ""),
+    Spec(Kind.REGEX, "(a|b)*a(a|b){12}"),
+    Spec(Kind.CHOICE, '["yes","no"]'),
+    Spec(Kind.GRAMMAR, 'start: "a" | "b"'),
+    Spec(Kind.GRAMMAR, 'root ::= "a" | "b"'),
+]
 TAG = '{{"structures":[{{"begin":"<a>","schema":{},"end":"</a>"}}],"triggers":["<a>"]}}'
 IMPOSSIBLE = Spec(Kind.STRUCTURAL_TAG, TAG.format('{"type":"string","enum":[1]}'))
 TOWER = "x"
@@ -42,41 +51,66 @@ def trial() -> Iterator[Trial]:
     made.close()
 
 
-def test_a_verdict_is_the_cascades_own(trial: Trial) -> None:
-    here = verdict(SET)
+@pytest.mark.parametrize("spec", GOOD, ids=lambda spec: f"{spec.kind} {spec.text[:20]}")
+async def test_a_trial_finds_what_the_cascade_finds(trial: Trial, spec: Spec) -> None:
+    here = verdict(spec)
 
-    there = trial.verdict(SET)
+    there = await trial.verdict(spec)
 
-    assert (there.backend, there.unenforced) == (here.backend, list(here.unenforced))
+    assert there == replace(here, unenforced=list(here.unenforced))
+    assert there.compile_seconds > 0
 
 
-def test_a_refusal_names_its_place_and_keyword(trial: Trial) -> None:
+@pytest.mark.parametrize("spec", [IMPOSSIBLE, Spec(Kind.REGEX, "(?=a)b")])
+async def test_what_no_backend_takes_is_told_with_its_words(trial: Trial, spec: Spec) -> None:
+    with pytest.raises(SpecError) as expected:
+        verdict(spec)
+
     with pytest.raises(SpecError) as refused:
-        trial.verdict(IMPOSSIBLE)
+        await trial.verdict(spec)
 
-    assert refused.value.place == "/structures/0/schema"
+    assert str(refused.value) == str(expected.value)
+    assert refused.value.place == expected.value.place
+    assert refused.value.keyword == expected.value.keyword
+
+
+async def test_what_takes_too_much_is_killed_and_the_next_one_is_not() -> None:
+    limits = Limits(memory_bytes=24 << 20, cpu_seconds=2, wall_seconds=10.0)
+    hostile = Spec(Kind.JSON, '{"type":"array","maxItems":400000,"items":{"type":"integer"}}')
+    with closing(Trial(limits)) as trial:
+        with pytest.raises(JobKilledError):
+            await trial.verdict(hostile)
+
+        assert (await trial.verdict(GOOD[0])).backend
+        assert sum(trial.helper.stats.kills.values()) == 1
+
+
+def test_the_limits_are_those_that_the_document_names() -> None:
+    assert (LIMITS.cpu_seconds, LIMITS.wall_seconds, LIMITS.memory_bytes) == (2, 10.0, 256 << 20)
+    assert LIMITS.niceness == 19
 
 
 @pytest.mark.parametrize(
-    ("limits", "limit", "error", "words"),
+    ("limits", "limit", "lacked_cpu"),
     [
-        (replace(LIMITS, cpu_seconds=0.02), "cpu", SpecError, "took more than 0.02 s of CPU time"),
-        (replace(LIMITS, wall_seconds=0.02), "wall", ChecksBusyError, "0.02 s, for lack of CPU"),
+        (replace(LIMITS, cpu_seconds=0.02), "cpu", False),
+        (replace(LIMITS, wall_seconds=0.02), "wall", True),
     ],
 )
-def test_too_much_cpu_time_is_the_specs_fault_and_too_long_a_time_the_machines(
-    limits: Limits, limit: str, error: type[Exception], words: str
+async def test_too_much_cpu_time_is_the_specs_fault_and_too_long_a_time_the_machines(
+    limits: Limits, limit: str, lacked_cpu: bool
 ) -> None:
     with closing(Trial(limits)) as trial:
         for _ in range(2):
-            with pytest.raises(error, match=words):
-                trial.verdict(Spec(Kind.JSON, TOWER))
+            with pytest.raises(JobKilledError, match=r"took more than 0\.02 s") as killed:
+                await trial.verdict(Spec(Kind.JSON, TOWER))
+            assert killed.value.lacked_cpu == lacked_cpu
 
         assert trial.helper.stats.kills == {limit: 2}
 
 
 @pytest.mark.parametrize("schema", [APART, CIRCLE])
-def test_what_may_multiply_is_tried_where_it_can_be_killed(
+async def test_what_may_multiply_is_tried_where_it_can_be_killed(
     trial: Trial, schema: dict[str, Any]
 ) -> None:
     spec = Spec(Kind.JSON, json.dumps(schema))
@@ -85,17 +119,17 @@ def test_what_may_multiply_is_tried_where_it_can_be_killed(
     with pytest.raises(HeavyError):
         light_verdict(spec)
 
-    assert trial.verdict(spec).unenforced == []
+    assert (await trial.verdict(spec)).unenforced == []
 
 
-def test_what_multiplies_is_refused_and_where_no_bound_is_known_it_is_not_tried(
+async def test_what_multiplies_is_killed_and_where_no_bound_is_known_it_is_not_tried(
     trial: Trial,
 ) -> None:
     nested: Any = {"const": 1}
     for _ in range(11):
         nested = {"allOf": [{"prefixItems": [{}, {}, {}]}, {"items": nested}]}
-    with pytest.raises(SpecError, match="compiling it"):
-        trial.verdict(Spec(Kind.JSON, json.dumps(nested)))
+    with pytest.raises(JobKilledError):
+        await trial.verdict(Spec(Kind.JSON, json.dumps(nested)))
 
     with pytest.raises(SpecError, match="multiply"):
-        trial.verdict(Spec(Kind.JSON, json.dumps(apart(400))))
+        await trial.verdict(Spec(Kind.JSON, json.dumps(apart(400))))

@@ -13,7 +13,7 @@ from inferway.blocks.dialects import (
     DEFAULT_SEED,
     Dialect,
     HashExtra,
-    Lora,
+    LoraAdapter,
     cbor,
     published_extras,
     wire_hash,
@@ -60,9 +60,9 @@ def test_block_hashes_are_those_of_vllm(run: dict[str, Any], case: str) -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_prompt_with_adapter_and_salt_hashes_as_in_vllm(run: dict[str, Any]) -> None:
-    lora = Lora("alice", "/adapters/alice")
+    lora = LoraAdapter("alice", "/adapters/alice")
 
-    hashes = dialect(run).prompt_hashes(TOKENS, SIZE, lora=lora, cache_salt="s")
+    hashes = list(dialect(run).block_hashes(TOKENS, SIZE, lora=lora, cache_salt="s"))
 
     assert [h.hex() for h in hashes] == run["cases"]["lora_salt"]["hashes"]
 
@@ -77,7 +77,7 @@ def test_extras_are_published_as_vllm_publishes_them(case: str) -> None:
 
 
 def test_a_block_that_is_not_full_has_no_hash() -> None:
-    assert len(Dialect().prompt_hashes(TOKENS[: SIZE + SIZE - 1], SIZE)) == 1
+    assert len(list(Dialect().block_hashes(TOKENS[: SIZE + SIZE - 1], SIZE))) == 1
 
 
 def test_an_unknown_algorithm_names_the_known_ones() -> None:

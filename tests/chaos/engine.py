@@ -15,14 +15,14 @@ from random import Random
 
 import msgspec
 
-from inferway.blocks.dialects import Dialect, Lora, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.config import EventFormat
 from inferway.simulator.events import BlockRemoved, BlockStored, Event, Stored, WireEvent
 from inferway.simulator.events import _flat as flat
 from inferway.simulator.events import _to_wire as to_wire
 
-ADAPTER = Adapter(1, Lora("adapter", "/adapters/one"))
+ADAPTER = Adapter(1, LoraAdapter("adapter", "/adapters/one"))
 VOCABULARY = 3  # so small that prompts meet by chance
 MAX_PROMPT_BLOCKS = 7
 
@@ -34,7 +34,7 @@ class Prompt:
     salt: str | None = None
 
     @property
-    def lora(self) -> Lora | None:
+    def lora(self) -> LoraAdapter | None:
         return ADAPTER.lora if self.adapter else None
 
     def run(self, *more: int) -> Run:
@@ -82,7 +82,7 @@ class TrueEngine:
 
     def blocks_of(self, prompt: Prompt) -> list[int]:
         """The hashes of its full blocks, as events say them."""
-        hashes = self.dialect.prompt_hashes(
+        hashes = self.dialect.block_hashes(
             prompt.tokens, self.features.block_size, lora=prompt.lora, cache_salt=prompt.salt
         )
         return [wire_hash(block_hash) for block_hash in hashes]

@@ -172,16 +172,14 @@ class Line:
         index = self.world.index
         size = self.troubles.features.block_size
         self.pending: list[bytes] = []
-        self.blocks = EngineBlocks(
-            self.holder, size, holdings=index.holdings, on_record=self._record
-        )
+        self.blocks = EngineBlocks(self.holder, size, holdings=index, on_record=self._record)
         self.world.healer.attend(self.blocks)
         self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
         self.blocks.witness, self.blocks.confirm = self.finder.see, self.finder.confirms
         self.follower = EngineFollower(
             self.blocks,
             can_replay=self.troubles.can_replay,
-            holdings=index.holdings,
+            holdings=index,
             on_batch_done=self._batch_done,
         )
         self.follower.stream.max_held_batches = 6

@@ -82,6 +82,7 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
         ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
         ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
+        ("engines: [{url: 'http://h:1', events: 'http://h:1/kv_cache_events'}]", "give block_size"),
         (
             "engines: [{url: 'http://h:1'}]\nmodels: {m: {template: x}}",
             "object contains unknown field `template`; did you mean `chat_template`?; known: ",

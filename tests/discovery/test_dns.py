@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.discovery.told import Told
 
-from inferway.discovery.dns import DnsName
+from inferway.discovery.sources import DnsName
 from inferway.errors import ConfigError
 
 

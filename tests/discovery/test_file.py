@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.discovery.told import Told
 
-from inferway.discovery.file import EnginesFile, read_engines
+from inferway.discovery.sources import EnginesFile, read_engines
 from inferway.errors import ConfigError
 
 TWO = "engines:\n- url: http://10.0.0.1:8000\n- url: http://10.0.0.2:8000\n  name: b\n"
@@ -31,7 +31,7 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         ("[{url: 'http://h:1', block_size: 0}]", "engines[0].block_size: 0: expected `int` >= 1"),
         ("- url: ftp://h:1", "expected http://HOST:PORT"),
         ("- url: http://h:1\n- url: http://h:1", "'h:1' is given twice"),
-        ("- url: http://h:1\n  events: udp://x", "must start with tcp:// or ipc://"),
+        ("- url: http://h:1\n  events: udp://x", "must start with tcp://, ipc:// or http://"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_place(tmp_path: Path, text: str, said: str) -> None:

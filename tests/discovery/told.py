@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from inferway.config import EngineSettings
-from inferway.discovery.source import Source
+from inferway.discovery.sources import EngineSource
 
 
 class Told:
@@ -35,7 +35,7 @@ class Told:
 
 
 @asynccontextmanager
-async def running(source: Source) -> AsyncIterator[Told]:
+async def running(source: EngineSource) -> AsyncIterator[Told]:
     """A source that tells, until the end of the block."""
     told = Told()
     task = asyncio.ensure_future(source.run(told))

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from inferway.config import EngineSettings
 from inferway.doctor.engines import ask_engines
-from inferway.doctor.facts import Engine
+from inferway.doctor.facts import EngineReport
 
 from .servers import serving
 
@@ -45,8 +45,8 @@ def engine(event_port: int, *, key: str | None = None, page: str = CACHE_CONFIG)
     return app
 
 
-def ask(app: web.Application, **settings: str) -> Engine:
-    async def run() -> Engine:
+def ask(app: web.Application, **settings: str) -> EngineReport:
+    async def run() -> EngineReport:
         async with serving(app) as url:
             (found,) = await ask_engines([EngineSettings(url=url, **settings)])  # type: ignore[arg-type]
         return found

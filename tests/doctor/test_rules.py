@@ -1,9 +1,18 @@
 from __future__ import annotations
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket, Tokenizer
+from inferway.doctor.facts import (
+    Cache,
+    EngineReport,
+    Hub,
+    Interpreter,
+    Packages,
+    Port,
+    Socket,
+    TokenizerReport,
+)
 from inferway.doctor.rules import (
-    Finding,
+    CheckResult,
     Level,
     judge_cache,
     judge_engine,
@@ -32,8 +41,8 @@ def engine(
     offloads: bool = False,
     sockets: tuple[Socket, ...] = (EVENTS, REPLAY),
     **settings: object,
-) -> Engine:
-    return Engine(
+) -> EngineReport:
+    return EngineReport(
         EngineSettings(url="http://10.0.0.1:8000", **settings),  # type: ignore[arg-type]
         health=health,
         told=told or facts(),
@@ -43,7 +52,7 @@ def engine(
     )
 
 
-def trouble(found: Engine) -> list[Finding]:
+def trouble(found: EngineReport) -> list[CheckResult]:
     return [finding for finding in judge_engine(found) if finding.level is not Level.OK]
 
 
@@ -62,7 +71,7 @@ def test_an_old_interpreter_fails_and_detect_python_is_named() -> None:
 def test_packages_that_import_are_one_line() -> None:
     findings = list(judge_packages(Packages({"msgspec": "0.22.0", "pyzmq": "27"}, {})))
 
-    assert findings == [Finding(Level.OK, "packages", "msgspec 0.22.0, pyzmq 27")]
+    assert findings == [CheckResult(Level.OK, "packages", "msgspec 0.22.0, pyzmq 27")]
 
 
 def test_each_package_that_does_not_import_fails_by_name() -> None:
@@ -123,7 +132,7 @@ def test_a_sound_engine_has_no_trouble() -> None:
 
 
 def test_an_engine_out_of_reach_is_one_failure() -> None:
-    gone = Engine(EngineSettings(url="http://10.0.0.1:8000"), error="connection refused")
+    gone = EngineReport(EngineSettings(url="http://10.0.0.1:8000"), error="connection refused")
 
     (finding,) = judge_engine(gone)
 
@@ -217,7 +226,7 @@ def test_a_socket_that_we_bind_is_ok() -> None:
 
 def test_two_engines_on_one_socket_fail() -> None:
     others = EngineSettings(url="http://10.0.0.1:8001")
-    twin = Engine(others, health=200, told=facts(), sockets=(EVENTS,))
+    twin = EngineReport(others, health=200, told=facts(), sockets=(EVENTS,))
 
     (finding,) = judge_fleet([engine(), twin])
 
@@ -230,20 +239,20 @@ def test_a_rank_may_share_its_engines_sockets() -> None:
 
 
 def test_a_tokenizer_that_is_here_is_ok() -> None:
-    finding = judge_tokenizer(Tokenizer("m", "/models/m"))
+    finding = judge_tokenizer(TokenizerReport("m", "/models/m"))
 
-    assert finding == Finding(Level.OK, "model m", "tokenizer from /models/m")
+    assert finding == CheckResult(Level.OK, "model m", "tokenizer from /models/m")
 
 
 def test_a_tokenizer_that_cannot_be_had_warns_of_routing_by_load() -> None:
-    finding = judge_tokenizer(Tokenizer("m", "/models/m", error="no tokenizer.json"))
+    finding = judge_tokenizer(TokenizerReport("m", "/models/m", error="no tokenizer.json"))
 
     assert finding.level is Level.WARN
     assert finding.evidence == "no tokenizer.json; its requests would go by load only"
 
 
 def test_a_model_that_vllm_renders_in_code_warns() -> None:
-    finding = judge_tokenizer(Tokenizer("m", "/models/m", own_renderer="mistral"))
+    finding = judge_tokenizer(TokenizerReport("m", "/models/m", own_renderer="mistral"))
 
     assert finding.level is Level.WARN
     assert "(mistral)" in finding.evidence
@@ -252,7 +261,7 @@ def test_a_model_that_vllm_renders_in_code_warns() -> None:
 def test_a_prompt_that_fills_no_block_is_said_to_match_never() -> None:
     findings = list(judge_engine(engine(facts(block_size=16))))
 
-    said = Finding(
+    said = CheckResult(
         Level.OK,
         "engine 10.0.0.1:8000",
         "blocks of 16 tokens: prompts below 16 tokens can never match here",

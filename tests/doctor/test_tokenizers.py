@@ -5,20 +5,20 @@ from pathlib import Path
 import tokenizers
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import Engine
+from inferway.doctor.facts import EngineReport
 from inferway.doctor.tokenizers import sources, try_tokenizers
 from inferway.fleet.discovery import EngineFacts, ModelCard
 
 
 def test_adapters_need_no_tokenizer_of_their_own() -> None:
     cards = (ModelCard("base", "/models/base", None, 4096), ModelCard("lora", "/l", "base", None))
-    engine = Engine(EngineSettings(url="http://e:1"), told=EngineFacts(cards, (), 16, ()))
+    engine = EngineReport(EngineSettings(url="http://e:1"), told=EngineFacts(cards, (), 16, ()))
 
     assert sources([engine]) == {"base": "/models/base"}
 
 
 def test_an_engine_that_did_not_answer_asks_for_nothing() -> None:
-    assert sources([Engine(EngineSettings(url="http://e:1"), error="refused")]) == {}
+    assert sources([EngineReport(EngineSettings(url="http://e:1"), error="refused")]) == {}
 
 
 def test_a_directory_with_a_tokenizer_is_loaded(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.events.held import MAX_TIERS
 from inferway.events.orphans import MAX_ORPHANS
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import CPU, GPU, STORAGE, Clear, Copy, Remove, Store, Window
 

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferway.blocks.dialects import Dialect, HashExtra, Lora, published_extras, wire_hash
+from inferway.blocks.dialects import Dialect, HashExtra, LoraAdapter, published_extras, wire_hash
 from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
 from inferway.events.dialect import DialectFinder, DialectState
+from inferway.events.event import BlockRemoved, BlockStored, Event
 from inferway.events.held import MAX_LATELY
 from inferway.events.records import Record
-from inferway.events.wire import BlockRemoved, BlockStored, Event
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import CPU, FULL_ATTENTION, GPU
 from inferway.model import BlockKey
@@ -27,7 +27,7 @@ SIZE = 2
 TOKENS = list(range(8))
 NUM = len(TOKENS) // SIZE
 SHA256 = Dialect()
-ALICE = Lora("alice", "/adapters/alice")
+ALICE = LoraAdapter("alice", "/adapters/alice")
 
 Extras = Sequence[tuple[HashExtra, ...] | None]  # of each block, as they are hashed
 PLAIN: Extras = [None] * NUM

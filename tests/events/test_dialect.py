@@ -14,9 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.blocks.dialects import ALGORITHMS, Dialect, HashExtra, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import (
+    ALGORITHMS,
+    Dialect,
+    HashExtra,
+    LoraAdapter,
+    hash_extras,
+    wire_hash,
+)
+from inferway.events.adapters.sglang import open_batch
 from inferway.events.dialect import DialectFinder, DialectState
-from inferway.events.wire import BlockStored, decode_batch
+from inferway.events.event import BlockStored
 from inferway.model import TokenIds
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.events import encode_batch
@@ -25,7 +33,7 @@ GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "blocks" / "vllm_hashes.json").read_text()
 )
 SIZE = 4
-LORA = Lora("alice", "/adapters/alice")
+LORA = LoraAdapter("alice", "/adapters/alice")
 
 
 def prompt(seed: int, blocks: int = 3) -> list[int]:
@@ -38,7 +46,7 @@ def stored(
     tokens: Sequence[int],
     *,
     first: int = 0,
-    lora: Lora | None = None,
+    lora: LoraAdapter | None = None,
     salt: str | None = None,
 ) -> BlockStored:
     """As an engine of this dialect tells of a prompt's blocks from `first` on."""
@@ -114,7 +122,7 @@ def test_what_is_found_hashes_prompts_as_the_engine_does(
 
     [found] = finder.dialects(with_extras=False)
 
-    assert found.prompt_hashes(tokens, SIZE) == dialect.prompt_hashes(tokens, SIZE)
+    assert list(found.block_hashes(tokens, SIZE)) == list(dialect.block_hashes(tokens, SIZE))
 
 
 def test_the_simulated_engines_dialect_is_found() -> None:
@@ -126,7 +134,7 @@ def test_the_simulated_engines_dialect_is_found() -> None:
         cache.admit(run)
         cache.release(run)
         payload = encode_batch(cache.take_events(), timestamp=0.0, rank=0, format="array")
-        for event in decode_batch(payload).events:
+        for event in open_batch(payload).decoded().events:
             if isinstance(event, BlockStored):
                 finder.see(event)
     finder.step(1000)
@@ -175,7 +183,7 @@ def test_an_engine_that_publishes_no_salts_is_given_some_more_chances(num_salted
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_prompt_shows_what_events_without_a_start_do_not(lora: Lora | None) -> None:
+def test_a_prompt_shows_what_events_without_a_start_do_not(lora: LoraAdapter | None) -> None:
     dialect, tokens = Dialect("sha256_cbor", "0"), prompt(1, 8)
     finder = after(stored(dialect, tokens, first=5, lora=lora, salt="s"))
     assert finder.wants_prompts
@@ -244,7 +252,7 @@ def test_an_adapter_is_hashed_with_its_path() -> None:
 
 
 def test_an_adapter_of_another_path_says_nothing_of_the_dialect() -> None:
-    moved = Lora(LORA.name, "/elsewhere")
+    moved = LoraAdapter(LORA.name, "/elsewhere")
 
     finder = after(
         stored(Dialect(), prompt(1)), stored(Dialect(), prompt(2), lora=moved), lora_path=paths
@@ -254,7 +262,7 @@ def test_an_adapter_of_another_path_says_nothing_of_the_dialect() -> None:
 
 
 def test_an_adapter_of_another_path_is_seen_in_its_first_block() -> None:
-    moved = Lora(LORA.name, "/elsewhere")
+    moved = LoraAdapter(LORA.name, "/elsewhere")
     known = stored(Dialect(), prompt(1))
     found = after(known, lora_path=paths)
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from inferway.blocks.keys import BlockHasher
+from inferway.events.adapters.sglang import open_batch
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import SMALL_BYTES, Batch
 from inferway.events.follower import EngineFollower, Steps
 from inferway.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
-from inferway.events.wire import SMALL_BYTES, Batch, decode_batch
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Remove, Store
 
@@ -154,7 +155,7 @@ def test_a_long_event_is_applied_in_pieces_between_which_others_have_a_turn() ->
     for fields in of_all:
         gateway = following()
         whole = EngineBlocks(HOLDER, SIZE)
-        [event] = decode_batch(batch(stored(0, blocks, **fields))).events
+        [event] = open_batch(batch(stored(0, blocks, **fields))).decoded().events
         [told] = whole.apply(event)
         assert isinstance(told, Store)
         for seq, said in enumerate([stored(0, blocks, **fields), gone]):

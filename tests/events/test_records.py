@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
-from inferway.events.records import Record, Stored, Waiting
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.events.records import Record, StoredRecord, WaitingRecord
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Op
 
@@ -194,7 +194,7 @@ def test_records_have_no_tokens() -> None:
 
     EngineBlocks(HOLDER, SIZE, on_record=records.append).apply(event)
 
-    assert records[-1] == Stored(hashes, keys_of(prompt))
+    assert records[-1] == StoredRecord(hashes, keys_of(prompt))
     assert not {str(token) for token in prompt} & set(repr(records).replace(",", " ").split())
 
 
@@ -202,7 +202,7 @@ def test_doing_again_is_not_written_down_again() -> None:
     records: list[Record] = []
     engine = EngineBlocks(HOLDER, SIZE, on_record=records.append)
 
-    engine.redo(Stored([1, 2], [3, 4]))
+    engine.redo(StoredRecord([1, 2], [3, 4]))
 
     assert (engine.num_blocks, records) == (2, [])
 
@@ -211,16 +211,11 @@ def test_an_orphan_after_a_restart_vouches_for_itself_alone() -> None:
     """What was removed since may have been left out of the records."""
     hashes, keys = hashes_of(PROMPTS[0]), keys_of(PROMPTS[0])
     engine = EngineBlocks(HOLDER, SIZE)
-    engine.redo(Waiting(hashes[2:3], 0))
+    engine.redo(WaitingRecord(hashes[2:3], 0))
 
     engine.adopt(hashes, keys)
 
     assert (engine.num_blocks, engine.num_orphans) == (1, 0)
-
-
-def test_records_and_keys_of_another_size_are_refused_together() -> None:
-    with pytest.raises(ValueError, match=r"on_record: .* leave out on_record or key_block_size"):
-        EngineBlocks(HOLDER, SIZE, key_block_size=4, on_record=print)
 
 
 def test_what_is_no_record_is_refused() -> None:

@@ -12,9 +12,10 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """Its URL. `answer` has every GET; it is cancelled when the client hangs up."""
+    """Its URL. `answer` has every GET and POST; it is cancelled when the client hangs up."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
+    app.router.add_post("/{path:.*}", answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -14,22 +14,24 @@ import numpy as np
 import pytest
 import zmq.asyncio
 
-from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings
 from inferway.events.dialect import DialectState
-from inferway.events.wire import AllBlocksCleared, BlockStored
+from inferway.events.event import AllBlocksCleared, BlockStored
 from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Prompt
 
 SIZE = 4
 HOLDER = 0
-LORA = Lora("alice", "/adapters/alice")
+LORA = LoraAdapter("alice", "/adapters/alice")
 CARDS = (
     ModelCard("base", "/models/base", None, None),
     ModelCard(LORA.name, LORA.path, "base", None),
@@ -46,7 +48,7 @@ class Setup:
     """An engine, what its events are applied to, and the adopter."""
 
     engine: Engine
-    subscriber: EventSubscriber
+    subscriber: ZmqSubscriber
     index: MemoryIndex
     adopter: Adopter
     dialect: Dialect
@@ -55,7 +57,7 @@ class Setup:
         self,
         tokens: list[int],
         first: int = 0,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         salt: str | None = None,
         medium: str = "GPU",
     ) -> None:
@@ -97,9 +99,7 @@ async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator
     context: zmq.asyncio.Context = zmq.asyncio.Context()
     index = MemoryIndex()
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    subscriber = EventSubscriber(
-        source, holder=HOLDER, block_size=SIZE, index=index, context=context
-    )
+    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index), context=context)
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)
@@ -119,6 +119,20 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await scenario()
 
     asyncio.run(bounded())
+
+
+def test_an_engine_that_is_polled_hashes_in_no_way_that_we_know() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            source = EventSource(0, "http://127.0.0.1:1/kv_cache_events", None)
+            polled = PollingSubscriber(Subscription(source, HOLDER, SIZE, it.index))
+            it.engine.subscribers[:] = [polled]
+            await it.adopter.look()
+
+            assert it.engine.dialects == {}
+            assert not it.adopter.wanted
+
+    run(scenario)
 
 
 def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.fleet.breaker import MAX_ASKING, MAX_PAUSE_SECONDS, MISSES, PAUSE_SECONDS, Breaker
+from inferway.fleet.render_sites import (
+    MAX_ASKING,
+    MAX_PAUSE_SECONDS,
+    MISSES,
+    PAUSE_SECONDS,
+    RenderBreaker,
+)
 
 
-def opened(**fields: float) -> Breaker:
-    breaker = Breaker()
+def opened(**fields: float) -> RenderBreaker:
+    breaker = RenderBreaker()
     for _ in range(MISSES):
         breaker.late()
     for name, value in fields.items():
@@ -17,12 +23,12 @@ def opened(**fields: float) -> Breaker:
 
 
 def test_so_many_questions_at_once_and_no_more() -> None:
-    assert Breaker(asking=MAX_ASKING - 1).may_ask(0.0)
-    assert not Breaker(asking=MAX_ASKING).may_ask(0.0)
+    assert RenderBreaker(asking=MAX_ASKING - 1).may_ask(0.0)
+    assert not RenderBreaker(asking=MAX_ASKING).may_ask(0.0)
 
 
 def test_it_opens_after_so_many_misses_in_a_row() -> None:
-    breaker = Breaker()
+    breaker = RenderBreaker()
     for miss in range(MISSES):
         assert breaker.closed, miss
         breaker.late()

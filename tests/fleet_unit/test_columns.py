@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
-from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Adapters, Endpoint
+from inferway.fleet.load import Load, parse_load
+from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, SCRAPED, STALE, Adapters, Endpoint
+from inferway.scheduling.idle import idle
 
 
 def endpoints(holders: Sequence[int]) -> list[Endpoint]:
@@ -22,8 +24,7 @@ def test_a_streams_states_have_the_columns_numbers() -> None:
 
 
 def test_a_new_endpoint_is_idle_and_blind() -> None:
-    columns = EndpointColumns()
-    columns.grow(1)
+    columns = EndpointColumns(1)
     columns.states[0], columns.in_flight[0] = EXACT, 3
 
     columns.grow(3)
@@ -34,24 +35,40 @@ def test_a_new_endpoint_is_idle_and_blind() -> None:
 
 @pytest.mark.parametrize("holders", [[1, 2], [0, 2]], ids=["neighbours", "apart"])
 def test_candidates_are_the_rows_of_the_models_endpoints(holders: list[int]) -> None:
-    columns = EndpointColumns()
-    columns.grow(3)
+    columns = EndpointColumns(3)
     columns.waiting[:] = [10, 11, 12]
     columns.states[:] = [EXACT, PARTIAL, STALE]
+    columns.block_sizes[:] = [0, 16, 32]
 
-    candidates = ModelRows(endpoints(holders), [16, None]).candidates(columns)
+    candidates = ModelRows(endpoints(holders)).candidates(columns)
 
     assert [e.holder for e in candidates.endpoints] == holders
     assert candidates.rows == {holders[0]: 0, holders[1]: 1}
     assert candidates.waiting.tolist() == [10 + holder for holder in holders]
     assert candidates.states.tolist() == [[EXACT, PARTIAL, STALE][holder] for holder in holders]
-    assert candidates.block_sizes.tolist() == [16, 0]
+    assert candidates.block_sizes.tolist() == [16 * holder for holder in holders]
     assert not candidates.matched_blocks.any()
 
 
+def test_a_table_of_matches_is_made_anew_and_never_written_to() -> None:
+    candidates = ModelRows(endpoints([0, 1])).candidates(EndpointColumns(2))
+
+    with pytest.raises(ValueError, match="read-only"):
+        candidates.matched_blocks[0] = 1
+
+
+def test_a_figure_that_engines_tell_is_one_row_of_the_table() -> None:
+    """And is read, kept, shown on /metrics and to plugins by that."""
+    for name, figure in SCRAPED.items():
+        engine = Load(parse_load(f"{figure.metrics[0]} 0.5\n").figures)
+
+        assert engine[name] == 0.5
+        assert figure.about
+        assert getattr(idle(endpoints([0]), 16), name).tolist() == [0.0]
+
+
 def scraped(times: Sequence[float], waiting: Sequence[float]) -> EndpointColumns:
-    columns = EndpointColumns()
-    columns.grow(len(times))
+    columns = EndpointColumns(len(times))
     columns.scraped[:], columns.waiting[:] = times, waiting
     return columns
 
@@ -94,9 +111,8 @@ def test_our_own_requests_in_flight_are_known_without_a_scrape() -> None:
 
 
 def test_candidates_show_adapters_as_they_change() -> None:
-    columns = EndpointColumns()
-    columns.grow(2)
-    rows = ModelRows(endpoints([0, 1]), [16, 16], [Adapters(most=4), Adapters()])
+    columns = EndpointColumns(2)
+    rows = ModelRows(endpoints([0, 1]), [Adapters(most=4), Adapters()])
     loaded = Adapters(frozenset({"a"}), most=4)
 
     rows.tell_adapters(0, loaded)

@@ -14,16 +14,8 @@ from tests.fleet_unit.servers import serving
 from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import (
-    MAX_PAGE_BYTES,
-    EngineFacts,
-    EventSource,
-    ModelCard,
-    StatusError,
-    discover,
-    fetch_metrics,
-)
-from inferway.fleet.posting import MAX_ANSWER_BYTES, read_answer
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, discover, fetch_metrics
+from inferway.fleet.http_client import MAX_ANSWER_BYTES, MAX_PAGE_BYTES, StatusError, read_answer
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {

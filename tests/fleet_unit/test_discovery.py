@@ -9,7 +9,6 @@ from inferway.fleet.discovery import (
     MAX_BASE_MODELS,
     MAX_CARD_FINDINGS,
     MAX_MODELS,
-    MAX_PAGE_BYTES,
     MAX_RANKS,
     MAX_SOURCES_BYTES,
     EventSource,
@@ -19,6 +18,7 @@ from inferway.fleet.discovery import (
     parse_models,
     resolve_sources,
 )
+from inferway.fleet.http_client import MAX_PAGE_BYTES
 
 
 def sources(endpoint: str, replay: str | None = None, rank: int = 0) -> bytes:

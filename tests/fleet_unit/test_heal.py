@@ -14,7 +14,8 @@ from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EngineFacts, EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.heal import Healer, knows_the_mode
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
 from inferway.model import Endpoint
 
@@ -41,9 +42,7 @@ class OneEngine:
         self.engine.facts = EngineFacts((), (), 2, (), version)
         self.engine.endpoints = [THERE]
         source = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-        self.stream = EventSubscriber(
-            source, holder=0, block_size=2, index=self.index, context=self.context
-        )
+        self.stream = ZmqSubscriber(Subscription(source, 0, 2, self.index), context=self.context)
         self.engine.subscribers = [self.stream]
         healer.attend(self.stream.blocks)
         self.do(self.stream.follower.resume())

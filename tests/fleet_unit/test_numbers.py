@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.fleet.numbers import REST_SECONDS, HolderNumbers
+from inferway.fleet.table import REST_SECONDS, HolderNumbers
 
 
 def test_numbers_are_given_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from inferway.errors import UpstreamError
-from inferway.fleet.oracle import NoOracleError, ask, parse_answer
+from inferway.fleet.engine_token_ids import NoOracleError, ask, parse_answer
 from inferway.prompts.probe import CHAT, COMPLETION, Outcome, Refused
 
 Ask = Callable[[int, str], Awaitable[Outcome]]

@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.fleet_unit.servers import serving
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import MAX_PAGE_BYTES, StatusError
+from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError
 from inferway.fleet.pages import Pages
 
 

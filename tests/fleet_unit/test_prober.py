@@ -417,7 +417,7 @@ class TestLivePrompts:
         self, start: Start, waiting: int, healthy: bool, may: bool
     ) -> None:
         asked = await start()
-        asked.engine.load = Load(running=3, waiting=waiting, kv_usage=0.5)
+        asked.engine.load = Load({"running": 3, "waiting": waiting, "kv_usage": 0.5})
         asked.engine.healthy = healthy
 
         assert asked.prober.may_ask(Endpoint("e0", asked.engine.url, 0)) is may

@@ -13,9 +13,9 @@ from tests.fleet_unit.render_servers import RenderServer, chat_ids, running, tex
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
-from inferway.fleet.breaker import MAX_ASKING, MISSES
 from inferway.fleet.engine import Engine
 from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
+from inferway.fleet.render_sites import MAX_ASKING, MISSES
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.renderings import MARGIN, QUARTER_SECONDS, as_ids

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.fleet_unit.shared_index import SharedMemory
 
 from inferway.config import EngineSettings
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
-from inferway.fleet.numbers import REST_SECONDS
-from inferway.fleet.table import EndpointTable
+from inferway.fleet.table import REST_SECONDS, EndpointTable
 from inferway.index.memory import MemoryIndex
+from inferway.index.protocol import Store
 from inferway.model import Adapters
 
 
@@ -87,7 +88,7 @@ def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
     one = engine("a", "m")
     made = table(one)
     made.book(one.endpoints[0], 1)
-    one.load = Load(running=3, waiting=2, kv_usage=0.5)
+    one.load = Load({"running": 3, "waiting": 2, "kv_usage": 0.5})
 
     made.note_load(one, 10.0)
 
@@ -110,7 +111,7 @@ def test_sent_tokens_stop_being_recent() -> None:
 def test_what_was_scraped_long_ago_moves_toward_the_mean_of_the_models_others() -> None:
     quiet, loud = engine("a", "m"), engine("b", "m")
     made = table(quiet, loud)
-    loud.load = Load(waiting=8)
+    loud.load = Load({"waiting": 8})
     made.note_load(quiet, 0.0)
     made.note_load(loud, 100.0)
 
@@ -144,10 +145,33 @@ def test_a_number_is_given_again_when_nothing_is_on_its_way_to_who_had_it() -> N
     assert new.holder == old.holder
 
 
+def test_an_endpoint_that_leaves_takes_its_blocks_along() -> None:
+    left, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([left], index)
+    left.endpoints = [made.add(left, None)]
+    index.apply([Store(0, [1, 2])])
+
+    assert (index.names, made.num_blocks(left)) == ({0: "a"}, 2)
+    made.retire(left, 0.0)
+    assert (index.names, made.num_blocks(left)) == ({}, 0)
+
+
+def test_the_picture_of_another_gateway_is_as_true_as_its_writer_says() -> None:
+    one, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([one], index)
+    one.endpoints = [made.add(one, None)]
+    made.note_states(one)
+
+    assert made.state(one.endpoints[0]) == "blind"
+    index.states[0] = "partial"
+    made.note_states(one)
+    assert made.state(one.endpoints[0]) == "partial"
+
+
 def test_who_has_the_number_of_another_starts_idle() -> None:
     left, come = engine("a", "m"), engine("b", "m")
     made = table(left)
-    left.load = Load(waiting=9)
+    left.load = Load({"waiting": 9})
     made.note_load(left, 1.0)
     made.retire(left, 0.0)
     made.rested(REST_SECONDS)

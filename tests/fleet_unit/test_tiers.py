@@ -13,7 +13,8 @@ import zmq.asyncio
 from inferway.blocks.keys import BlockHasher
 from inferway.config import IndexSettings
 from inferway.fleet.discovery import EventSource
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.build import build_index
 
 TOKENS = list(range(8))
@@ -40,7 +41,7 @@ async def test_an_offloaded_block_weighs_what_its_tier_is_worth(
 ) -> None:
     index = build_index(IndexSettings(tier_weights=weights))
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    stream = EventSubscriber(source, holder=0, block_size=2, index=index, context=context)
+    stream = ZmqSubscriber(Subscription(source, 0, 2, index), context=context)
     events = [
         stored([1, 2, 3, 4], token_ids=TOKENS, medium="GPU"),
         stored([3], medium="CPU"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.fleet.unbegun import WINDOW, Unbegun
+from inferway.fleet.table import WINDOW_SCRAPES, Unbegun
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_request_that_ends_without_a_token_is_made_up_for_when_nothing_is_left
 
 def test_what_is_there_all_the_time_was_counted_wrong(known: Unbegun) -> None:
     known.told(2, 0, 20)
-    for _ in range(2 * WINDOW):
+    for _ in range(2 * WINDOW_SCRAPES):
         known.told(2, 0, 20)
 
     assert known.told(2, 0, 20) == 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 from tests.fleet_unit.servers import serving
+from tests.fleet_unit.shared_index import SharedMemory
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.discovery import EventSource
@@ -157,12 +158,6 @@ async def test_adapters_are_shown_as_they_are_loaded() -> None:
     assert list(after.adapters) == [Adapters(frozenset({"a"}), frozenset(), 2)]
 
 
-class AwayIndex(MemoryIndex):
-    """Its server does not answer."""
-
-    away = True
-
-
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[ModelPrompts]:
     with closing(Renderer()) as renderer:
@@ -177,8 +172,8 @@ BLOCKS = 'vllm:cache_config_info{block_size="16"} 1\n'
     ("metrics", "index", "scoring", "reason"),
     [
         (BLOCKS, MemoryIndex(), True, "kv-aware"),
-        (BLOCKS, AwayIndex(), True, "index-away"),
-        (BLOCKS, AwayIndex(), False, "load-only"),
+        (BLOCKS, SharedMemory(away=True), True, "index-away"),
+        (BLOCKS, SharedMemory(away=True), False, "load-only"),
         ("", MemoryIndex(), True, "no-block-size"),
     ],
 )

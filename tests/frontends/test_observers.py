@@ -48,7 +48,7 @@ class Noting(Prober):
         return self.stray
 
     def may_ask(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
-        return self.engine.load.waiting == 0
+        return self.engine.load["waiting"] == 0
 
     def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
         self.samples.append(live)
@@ -203,11 +203,11 @@ class Always(Random):
 def test_an_engine_with_a_queue_leaves_the_turn_to_the_next(
     probe: LiveProbe, prober: Noting
 ) -> None:
-    prober.engine.load = Load(running=1, waiting=1, kv_usage=0.0)
+    prober.engine.load = Load({"running": 1, "waiting": 1, "kv_usage": 0.0})
     goes_by(probe, routed())
     assert prober.samples == []
 
-    prober.engine.load = Load(running=1, waiting=0, kv_usage=0.0)
+    prober.engine.load = Load({"running": 1, "waiting": 0, "kv_usage": 0.0})
     goes_by(probe, routed())
 
     assert len(prober.samples) == 1

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from inferway.frontends.http.families import Family
-from inferway.frontends.http.request_metrics import request_families
 from inferway.frontends.request_counts import MAX_MODELS, OTHER, RequestCounts
+from inferway.metrics import Family
 from inferway.openai_api.usage import Usage
 from inferway.steps.record import Record
 
@@ -34,7 +33,7 @@ class _Page(Collector):
         self.counts = counts
 
     def collect(self) -> Iterator[Family]:
-        return request_families(self.counts)
+        return self.counts.families()
 
 
 def page(counts: RequestCounts) -> bytes:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inferway.config import StructuredSettings
-from inferway.errors import HeavyError, SpecError
+from inferway.errors import HeavyError, HelperBusyError, JobKilledError, SpecError
 from inferway.gate.gate import Gate
-from inferway.gate.library import Trial, Verdict
 from inferway.model import Endpoint, Target
-from inferway_structured.grammar import Unenforced
+from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.helper.helper import Helper
-from inferway_structured.spec import Asked, Spec
+from inferway_structured.spec import Spec
 
 CHAT = "/v1/chat/completions"
 
@@ -25,30 +25,25 @@ class Words:
     """A library that goes by words in a spec's text, and counts what it is asked."""
 
     asked: Counter[str] = field(default_factory=Counter)
-    known: set[str] = field(default_factory=set)  # keys of specs
     hold: asyncio.Event | None = None  # checks end when it is set
     begun: list[str] = field(default_factory=list)  # titles of what is checked, in order
 
     @property
-    def helper(self) -> Helper | None:
-        return None
+    def helpers(self) -> Mapping[str, Helper]:
+        return {}
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, spec: Spec) -> None:
         self.asked["check"] += 1
-        if self.hold is not None and not self.is_known(asked.spec):
-            self.begun.append(json.loads(asked.spec.text)["title"])
+        if self.hold is not None:
+            self.begun.append(json.loads(spec.text)["title"])
             await self.hold.wait()
-        self.known.add(asked.spec.key)
-        if "breaks" in asked.spec.text:
+        if "breaks" in spec.text:
             raise RecursionError
-        if "invalid" in asked.spec.text:
-            raise SpecError("type: is none", param=f"{asked.place}/type", place="/type")
+        if "invalid" in spec.text:
+            raise SpecError("type: is none", place="/type")
 
     def close(self) -> None:
         pass
-
-    def is_known(self, spec: Spec) -> bool:
-        return spec.key in self.known
 
     def is_costly(self, spec: Spec) -> bool:
         return "costly" in spec.text
@@ -63,15 +58,16 @@ class Words:
             return Verdict("llguidance", [Unenforced("/properties/a b,c", "uniqueItems")])
         return Verdict("llguidance")
 
-    def explain(
-        self,
-        asked: Asked,
-        refused: SpecError | None,
-        found: Verdict | SpecError | None,
-        refuse_unenforced: bool,
-    ) -> dict[str, Any]:
-        told = {"key": asked.spec.key, "refused": str(refused or found)}
-        return {**told, "refuse_unenforced": refuse_unenforced}
+    async def trial(self, spec: Spec) -> Verdict:
+        """In a helper that is killed by specs with "hostile" in them."""
+        self.asked["trial"] += 1
+        if "busy" in spec.text:
+            raise HelperBusyError("8 jobs wait")
+        if "slow" in spec.text:
+            raise JobKilledError("wall", "took more than 10 s")
+        if "hostile" in spec.text:
+            raise JobKilledError("cpu", "took more than 2 s of CPU time")
+        return Words().verdict(replace(spec, text=spec.text.replace("heavy", "")))
 
     def keeps(self, spec: Spec, text: str) -> bool | None:
         if "unsure" in spec.text:
@@ -109,7 +105,6 @@ def make_gate(
     engines: Engines | None = None,
     library: Words | None = None,
     clock: Clock | None = None,
-    trial: Trial | None = None,
     **settings: Any,
 ) -> Gate:
     return Gate(
@@ -117,8 +112,12 @@ def make_gate(
         library or Words(),
         engines or Engines(),
         clock=clock or Clock(),
-        trial=trial,
     )
+
+
+def answers(gate: Gate) -> dict[str, float]:
+    """How many answers it has counted, by whether they have their shape."""
+    return {} if gate.verdicts is None else gate.verdicts.counts.answers.snapshot()
 
 
 def endpoints(*names: str) -> list[Endpoint]:

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import msgspec
-import numpy as np
+from dataclasses import replace
+
 from tests.gate.doubles import CHAT, Engines, Words, endpoints, make_gate, schema, target
-from tests.scheduling.tables import candidates
+from tests.scheduling.tables import candidates, request
 
 from inferway.gate.costs import LEAST_MS, MAX_SPECS, CompileCosts
-from inferway.gate.library import Verdict
 from inferway.gate.shape import Shape
-from inferway.scheduling.columns import EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway.scheduling.columns import COMPILE_MS
+from inferway_structured.grammar import Verdict
 from inferway_structured.spec import Spec
 
 
@@ -67,10 +66,10 @@ class Slow(Words):
     """Every spec takes 3 s to compile."""
 
     def verdict(self, spec: Spec) -> Verdict:
-        return msgspec.structs.replace(super().verdict(spec), compile_ms=3000.0)
+        return replace(super().verdict(spec), compile_seconds=3.0)
 
 
-async def test_compiling_costs_what_it_takes_beyond_the_first_token() -> None:
+async def test_the_shape_adds_what_each_engine_has_to_compile() -> None:
     gate = make_gate(Engines(plugins={"e0", "e1"}), Slow())
     first = await gate.check(CHAT, schema("slow"), 100, endpoints("e0", "e1"))
     assert isinstance(first, Shape)
@@ -78,11 +77,9 @@ async def test_compiling_costs_what_it_takes_beyond_the_first_token() -> None:
     second = await gate.check(CHAT, schema("slow"), 100, endpoints("e0", "e1"))
     assert isinstance(second, Shape)
     table = candidates(2)
-    table.add(EXPECTED_TTFT_MS, np.array([500.0, 1000.0]))
-    table.add(COST_MS, np.array([600.0, 1200.0]))
 
-    second.weigh(table)
+    second.produce(request(), table)
 
-    cost = table.get(COST_MS)
-    assert cost is not None
-    assert cost.tolist() == [600.0, 1200.0 + 2000.0]
+    compiling = table.get(COMPILE_MS)
+    assert compiling is not None
+    assert compiling.tolist() == [0.0, 3000.0]

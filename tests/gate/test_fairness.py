@@ -11,7 +11,7 @@ from tests.gate.doubles import CHAT, Engines, Words, endpoints, make_gate, schem
 from inferway.errors import QueueFullError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.gate.turns import MAX_WAITING, Asker
+from inferway_structured.turns import MAX_WAITING, Asker
 
 OURS = Engines(plugins={"e0"})
 

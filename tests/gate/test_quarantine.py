@@ -1,50 +1,47 @@
 from __future__ import annotations
 
+from tests.gate.doubles import Clock
+
 from inferway.gate.quarantine import INCIDENT_SECONDS, InFlight, Quarantine
 
 
-def test_what_killed_a_helper_is_refused_until_its_time_is_over() -> None:
-    quarantine = Quarantine(seconds=60)
+def test_the_second_engine_that_is_lost_to_a_spec_is_the_last_until_its_time_is_over() -> None:
+    clock = Clock(100.0)
+    quarantine = Quarantine(60, clock)
 
-    quarantine.put("k", "took more memory than 256 MiB", 100.0)
+    quarantine.strike("k")
+    assert quarantine.refusal("k") is None
+    quarantine.strike("k")
 
-    assert quarantine.refusal("k", 159.9) == "took more memory than 256 MiB"
-    assert quarantine.refusal("other", 159.9) is None
-    assert quarantine.refusal("k", 160.0) is None
+    assert quarantine.refusal("k") == "2 engines were lost while they worked on it alone"
+    assert quarantine.refusal("other") is None
+    assert len(quarantine) == 1
+    clock.now = 160.0
+    assert quarantine.refusal("k") is None
     assert len(quarantine) == 0
 
 
-def test_the_second_engine_that_is_lost_to_a_spec_is_the_last() -> None:
-    quarantine = Quarantine()
-
-    quarantine.strike("k", 0.0)
-    assert quarantine.refusal("k", 1.0) is None
-    quarantine.strike("k", 1.0)
-
-    assert quarantine.refusal("k", 2.0) == "2 engines were lost while they worked on it alone"
-
-
 def test_a_spec_that_was_answered_is_not_to_blame() -> None:
-    quarantine = Quarantine()
-    quarantine.strike("k", 0.0)
+    quarantine = Quarantine(60, Clock())
+    quarantine.strike("k")
     quarantine.answered("k")
 
-    quarantine.strike("k", 1.0)
-    quarantine.strike("k", 2.0)
+    quarantine.strike("k")
+    quarantine.strike("k")
 
-    assert quarantine.refusal("k", 3.0) is None
+    assert quarantine.refusal("k") is None
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    quarantine = Quarantine(most=3)
+    quarantine = Quarantine(60, Clock(), most=3)
 
     for number in range(10):
-        quarantine.put(f"put {number}", "why", 0.0)
-        quarantine.strike(f"struck {number}", 0.0)
+        quarantine.strike(f"{number}")
+        quarantine.strike(f"{number}")
         quarantine.answered(f"answered {number}")
 
     assert len(quarantine) == 3
-    assert quarantine.refusal("put 9", 1.0) == "why"
+    assert quarantine.refusal("9") is not None
     assert quarantine.is_proven("answered 9")
     assert not quarantine.is_proven("answered 0")
 

@@ -8,13 +8,14 @@ from contextlib import suppress
 import pytest
 
 from inferway.errors import QueueFullError, SaturatedError, WaitTooLongError
-from inferway.gate.turns import Asker, Turns
+from inferway.gate.turns import FairTurns
+from inferway_structured.turns import MAX_WAITING, WAIT_SECONDS, Asker
 
 
 class Work:
     """Pieces of work that end when they are told to."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairTurns) -> None:
         self.turns = turns
         self.begun: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
@@ -42,7 +43,7 @@ async def settled() -> None:
 
 
 async def test_a_tenant_that_floods_is_served_once_between_two_of_another() -> None:
-    work = Work(Turns(1))
+    work = Work(FairTurns(1, MAX_WAITING, WAIT_SECONDS))
     for name in ("a0", "a1", "a2", "a3", "a4"):
         await work.ask(name, "a")
     for name in ("b0", "b1"):
@@ -55,7 +56,7 @@ async def test_a_tenant_that_floods_is_served_once_between_two_of_another() -> N
 
 
 async def test_a_higher_priority_goes_first() -> None:
-    work = Work(Turns(1))
+    work = Work(FairTurns(1, MAX_WAITING, WAIT_SECONDS))
     for name, priority in (("a0", 0), ("a1", 0), ("b0", 1)):
         await work.ask(name, name[0], priority)
 
@@ -65,7 +66,7 @@ async def test_a_higher_priority_goes_first() -> None:
 
 
 async def test_who_floods_is_refused_and_makes_room_for_others() -> None:
-    work = Work(Turns(1, waiting=2))
+    work = Work(FairTurns(1, 2, WAIT_SECONDS))
     tasks = [await work.ask(f"a{number}", "a") for number in range(4)]
 
     await work.ask("b0", "b")
@@ -82,7 +83,7 @@ async def test_who_floods_is_refused_and_makes_room_for_others() -> None:
 
 
 async def test_nobody_waits_for_long() -> None:
-    turns = Turns(1, seconds=0.01)
+    turns = FairTurns(1, MAX_WAITING, 0.01)
     work = Work(turns)
     await work.ask("a0", "a")
 
@@ -94,7 +95,7 @@ async def test_nobody_waits_for_long() -> None:
 
 @pytest.mark.parametrize("has_begun", [False, True])
 async def test_who_is_cancelled_leaves_its_turn_to_the_next(has_begun: bool) -> None:
-    work = Work(Turns(1))
+    work = Work(FairTurns(1, MAX_WAITING, WAIT_SECONDS))
     first = await work.ask("a0", "a")
     second = await work.ask("b0", "b")
     await work.ask("c0", "c")
@@ -111,7 +112,7 @@ async def test_who_is_cancelled_leaves_its_turn_to_the_next(has_begun: bool) -> 
 
 
 async def test_who_is_cancelled_when_its_turn_has_come_gives_it_on() -> None:
-    work = Work(Turns(1))
+    work = Work(FairTurns(1, MAX_WAITING, WAIT_SECONDS))
     await work.ask("a0", "a")
     second = await work.ask("b0", "b")
     await work.ask("c0", "c")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from tests.index.redis_server import RedisServer, running_server
 
+from inferway.index.protocol import LastReport
 from inferway.index.redis import RedisIndex, RedisLimits
 
 MakeGateway = Callable[..., Awaitable[RedisIndex]]
@@ -60,7 +61,7 @@ async def gateway(server: RedisServer) -> AsyncIterator[MakeGateway]:
         for holder, name in enumerate("abc"):
             index.introduce(holder, name)
             if holder < offers:
-                index.tell(holder, "exact")
+                index.tell(holder, LastReport("exact"))
         await index.start()
         return index
 

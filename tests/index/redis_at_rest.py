@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from tests.index.redis_server import RedisServer, running_server
 
-from inferway.index.protocol import Found, Holdings, Op
+from inferway.index.protocol import Found, LastReport, Op, Tier
 from inferway.index.redis import RedisIndex, RedisLimits
-from inferway.index.report import IndexReport
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ class AtRest:
         """It is."""
 
     @property
-    def holdings(self) -> Holdings:
-        return self._index.holdings
+    def shared(self) -> None:
+        """None: it introduces the holders itself."""
 
     def apply(self, ops: Iterable[Op]) -> None:
         self.wait_for(self._apply(list(ops)))
@@ -47,34 +47,16 @@ class AtRest:
     async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
         return self.wait_for(self._index.match_all(prompts))
 
-    def introduce(self, holder: HolderId, name: str) -> None:
-        self._known.add(holder)
-        self._index.introduce(holder, name)
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        return self._index.held(holder, keys, tier, group)
 
-    def retire(self, holder: HolderId) -> None:
-        self._known.discard(holder)
-        self._index.retire(holder)
+    def num_evicted(self, holder: HolderId) -> int:
+        return self._index.num_evicted(holder)
 
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        self._index.tell(holder, state, seq=seq, digest=digest, fit=fit)
-
-    def shared_state(self, holder: HolderId) -> str | None:
-        return self._index.shared_state(holder)
-
-    @property
-    def away(self) -> bool:
-        return self._index.away
-
-    def report(self) -> IndexReport:
-        return self._index.report()
+    def families(self) -> Iterable[Family]:
+        return self._index.families()
 
     def num_blocks(self, holder: HolderId) -> int:
         return self._index.num_blocks(holder)
@@ -89,7 +71,7 @@ class AtRest:
         new = {op.holder for op in ops} - self._known
         for holder in new:
             self._index.introduce(holder, str(holder))
-            self._index.tell(holder, "exact")
+            self._index.tell(holder, LastReport("exact"))
         if new:
             self._known |= new
             await self._index.keep()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from inferway.index.protocol import Store
+from inferway.index.protocol import LastReport, Store
 from inferway.index.redis import RedisIndex, RedisLimits
 
 LEASE_SECONDS = 1.0
@@ -18,7 +18,7 @@ LEASE_SECONDS = 1.0
 async def main(url: str) -> None:
     index = RedisIndex(url, gateway="killed", limits=RedisLimits(lease=LEASE_SECONDS))
     index.introduce(0, "a")
-    index.tell(0, "exact", seq=3)
+    index.tell(0, LastReport("exact", seq=3))
     index.apply([Store(0, [1, 2, 3])])
     await index.start()
     await index.flushed()

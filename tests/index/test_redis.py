@@ -13,7 +13,7 @@ from tests.index.redis_server import RedisServer, make_certificates, running_on_
 
 from inferway.errors import IndexAwayError
 from inferway.index.protocol import CPU, Clear, Remove, Store, Window
-from inferway.index.redis import RedisLimits
+from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.index.redis.asking import TOGETHER
 
 pytestmark = pytest.mark.tools
@@ -93,27 +93,34 @@ async def test_lower_tiers_weigh_less(gateway: MakeGateway) -> None:
     assert found.discount == pytest.approx({B: 2 * 0.2 + 0.5})
 
 
+def numbers(index: RedisIndex) -> dict[str, float]:
+    """What /metrics shows of it."""
+    return {each.name: each.value for family in index.families() for each in family.samples}
+
+
 async def test_what_it_says_of_itself(gateway: MakeGateway, server: RedisServer) -> None:
     index = await gateway(offers=2)
-    nothing = index.report().num_bytes
+    nothing = numbers(index)["inferway_index_bytes"]
     index.apply([Store(A, range(1, 10_001))])
     await index.flushed()
     await index.match([1, 2])
-    at_rest = index.report()
+    at_rest = numbers(index)
     server.kill()
     with pytest.raises(IndexAwayError):
         await index.match([1, 2])
     index.apply([Store(A, [20_000])])
-    shared = index.report().shared
-    assert at_rest.shared is not None
-    assert shared is not None
+    away = numbers(index)
 
-    assert 80 < (at_rest.num_bytes - nothing) / 10_000 < 200
-    assert (at_rest.shared.is_away, at_rest.shared.leases, at_rest.shared.pictures) == (False, 2, 2)
-    assert (at_rest.shared.written_keys, at_rest.shared.pending_keys) == (10_000, 0)
-    assert (shared.is_away, shared.outages, shared.pending_keys) == (True, 1, 1)
-    assert (shared.matches, shared.answered, shared.refused, shared.late) == (2, 1, 1, 0)
-    assert 0 < shared.answer_seconds < 2
+    def of(told: dict[str, float], *names: str) -> list[float]:
+        return [told[f"inferway_index_{name}"] for name in names]
+
+    assert 80 < (at_rest["inferway_index_bytes"] - nothing) / 10_000 < 200
+    assert of(at_rest, "away", "leases", "pictures_total") == [0, 2, 2]
+    assert of(at_rest, "written_keys_total", "pending_keys") == [10_000, 0]
+    assert of(away, "away", "outages_total", "pending_keys") == [1, 1, 1]
+    assert of(away, "matches_total", "refused_total", "late_total") == [2, 1, 0]
+    assert of(away, "match_seconds_count") == [1]
+    assert 0 < away["inferway_index_match_seconds_sum"] < 2
 
 
 # how to get there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.index.redis.changes import Changes
+from inferway.index.redis.writer import Changes
 
 
 def test_keys_are_taken_in_the_order_of_their_last_change() -> None:

@@ -15,7 +15,7 @@ from tests.index.conftest import MakeGateway
 from tests.index.redis_server import RedisServer
 
 from inferway.errors import IndexAwayError
-from inferway.index.protocol import Clear, Op, Remove, Store
+from inferway.index.protocol import Clear, LastReport, Op, Remove, Store
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.model import BlockKey, HolderId
 
@@ -115,9 +115,9 @@ async def test_after_the_storm_what_is_read_is_the_truth(
             case 0:
                 await asyncio.to_thread(chance.choice(storm))
             case 1:
-                one.tell(op.holder, "stale", fit=False)
+                one.tell(op.holder, LastReport("stale", fit=False))
             case 2:
-                one.tell(op.holder, "exact", seq=step)
+                one.tell(op.holder, LastReport("exact", seq=step))
             case 3:
                 await whatever_comes(one.keep())
             case 4:
@@ -126,7 +126,7 @@ async def test_after_the_storm_what_is_read_is_the_truth(
                 await asyncio.sleep(0)
     for index in writers:
         for holder in range(2):
-            index.tell(holder, "exact", seq=len(world.ways))
+            index.tell(holder, LastReport("exact", seq=len(world.ways)))
 
     calm = False
     async with asyncio.timeout(SECONDS):

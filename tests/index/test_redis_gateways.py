@@ -16,9 +16,9 @@ from tests.index.redis_server import (
 )
 
 from inferway.events.stream import StreamState
-from inferway.index.protocol import CPU, Clear, Found, Op, Store, Window
+from inferway.index.protocol import CPU, Clear, Found, LastReport, Op, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
-from inferway.index.redis.values import STATES
+from inferway.index.redis.keeping import STATES
 
 pytestmark = pytest.mark.tools
 
@@ -68,7 +68,7 @@ async def test_two_gateways_write_different_holders(gateway: MakeGateway) -> Non
 async def test_readers_see_how_far_a_picture_goes(gateway: MakeGateway) -> None:
     writes, reads = await gateway(offers=1, gateway="w"), await gateway()
     writes.apply([Store(A, [1, 2])])
-    writes.tell(A, "partial", seq=41, digest="abc")
+    writes.tell(A, LastReport("partial", seq=41, digest="abc"))
     await writes.flushed()
     await reads.keep()
     standing = reads.standing(A)
@@ -82,7 +82,7 @@ async def test_readers_see_how_far_a_picture_goes(gateway: MakeGateway) -> None:
 async def test_whose_state_counts_is_who_writes(gateway: MakeGateway) -> None:
     """A reader goes by what the writer tells; the writer knows better itself."""
     writes, reads = await gateway(offers=1), await gateway()
-    writes.tell(A, "partial")
+    writes.tell(A, LastReport("partial"))
     await writes.flushed()
     for index in (writes, reads):
         await index.keep()
@@ -153,7 +153,7 @@ async def test_who_has_lost_its_engine_leaves_it_to_another(gateway: MakeGateway
     await first.flushed()
     assert await blocks(second, 1, 2, 3) == {A: 2}
 
-    first.tell(A, "stale", fit=False)
+    first.tell(A, LastReport("stale", fit=False))
     await first.keep()
     await second.keep()
     await second.flushed()
@@ -165,7 +165,7 @@ async def test_who_has_lost_its_engine_leaves_it_to_another(gateway: MakeGateway
 async def test_a_picture_that_nobody_confirms_is_stale(gateway: MakeGateway) -> None:
     index = await gateway(offers=1)
     await index.flushed()
-    index.tell(A, "blind", fit=False)
+    index.tell(A, LastReport("blind", fit=False))
     await index.keep()
     standing = index.standing(A)
     assert standing is not None
@@ -209,7 +209,7 @@ async def test_a_number_may_be_given_to_another_holder(gateway: MakeGateway) -> 
     await index.flushed()
     index.retire(A)
     index.introduce(A, "another")
-    index.tell(A, "exact")
+    index.tell(A, LastReport("exact"))
     index.apply([Store(A, [1])])
     await index.keep()
     await index.flushed()
@@ -326,7 +326,7 @@ async def test_what_nobody_confirms_is_forgotten(gateway: MakeGateway, server: R
     index.apply([Store(A, [1, 2], tier=CPU), Store(A, [1, 2], group=2), Window(A, 2, 1)])
     await index.flushed()
     assert await blocks(reads, 1, 2) == {A: 2}
-    index.tell(A, "stale", fit=False)
+    index.tell(A, LastReport("stale", fit=False))
 
     await until(lambda: server.keys() == {"inferway:1:fence"}, "all has lapsed")
     assert await blocks(reads, 1, 2) == {}

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.index.redis_server import RedisServer
 
-from inferway.index.protocol import Remove, Store
-from inferway.index.redis.lane import Lane
+from inferway.index.protocol import LastReport, Remove, Store
+from inferway.index.redis.link import Lane
 from inferway.index.redis.scripts import MATCH, WRITE
-from inferway.index.redis.writer import Answer, HolderWriter, Told, WriterStats
+from inferway.index.redis.writer import HolderWriter, WriteAnswer, WriterStats
 
 pytestmark = pytest.mark.tools
 
@@ -34,17 +34,17 @@ def writer() -> HolderWriter:
 
 def new_writer() -> HolderWriter:
     made = HolderWriter(WriterStats(), 1000, 60_000, name=NAME)
-    made.tell(Told("exact"))
+    made.tell(LastReport("exact"))
     made.leased(LEASE)
     return made
 
 
-async def send(lane: Lane, writer: HolderWriter, limit: int = 100) -> Answer:
+async def send(lane: Lane, writer: HolderWriter, limit: int = 100) -> WriteAnswer:
     """The next batch, or the last one again; it stays unanswered."""
     write = writer.next_write(limit)
     assert write is not None
     answer = await lane.ask(WRITE, (write.name, "inferway:1:fence"), write.args)
-    return Answer(answer.decode())
+    return WriteAnswer(answer.decode())
 
 
 async def send_all(lane: Lane, writer: HolderWriter) -> None:
@@ -91,7 +91,7 @@ async def test_a_batch_after_one_that_never_came_is_refused(
         writer.apply(Store(0, [key]))
         writer.next_write(100)
         if key == 1:
-            writer.answered(Answer.OK)  # as if it had
+            writer.answered(WriteAnswer.OK)  # as if it had
 
     assert await send(lane, writer) == "step"
     assert await matched(lane, 2) == b""

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.index.test_redis_chains import PARENTS, lineage
 
-from inferway.index.protocol import CPU, Clear, Op, Remove, Store, Window
-from inferway.index.redis.writer import Answer, HolderWriter, Mode, Told, Write, WriterStats
+from inferway.index.protocol import CPU, Clear, LastReport, Op, Remove, Store, Window
+from inferway.index.redis.writer import HolderWriter, Mode, Write, WriteAnswer, WriterStats
 from inferway.model import BlockKey
 
 
@@ -42,7 +42,7 @@ class Server:
 
 def leased_writer(pending: int = 1000) -> HolderWriter:
     writer = HolderWriter(WriterStats(), pending, 60_000, name="a")
-    writer.tell(Told("exact", seq=7, digest="d"))
+    writer.tell(LastReport("exact", seq=7, digest="d"))
     writer.leased("1 us")
     return writer
 
@@ -52,7 +52,7 @@ def write_all(writer: HolderWriter, server: Server, limit: int = 100) -> int:
     batches = 0
     while (write := writer.next_write(limit)) is not None:
         server.do(write)
-        writer.answered(Answer.OK)
+        writer.answered(WriteAnswer.OK)
         batches += 1
     return batches
 
@@ -109,7 +109,7 @@ def test_numbers_tell_batches_apart() -> None:
         write = writer.next_write(10)
         assert write is not None
         server.do(write)
-        writer.answered(Answer.OK)
+        writer.answered(WriteAnswer.OK)
         numbers.append(write.args[1])
 
     assert numbers == [2, 3, 4]
@@ -151,11 +151,11 @@ def test_what_was_cleared_is_freed_piece_by_piece() -> None:
 def test_only_the_last_batch_says_how_far_the_picture_goes() -> None:
     writer, server = settled()
     writer.apply(Store(0, [1, 2, 3]))
-    writer.tell(Told("exact", seq=8))
+    writer.tell(LastReport("exact", seq=8))
     complete = []
     while (write := writer.next_write(2)) is not None:
         server.do(write)
-        writer.answered(Answer.OK)
+        writer.answered(WriteAnswer.OK)
         complete.append(write.complete)
 
     assert complete == [False, True]
@@ -163,7 +163,7 @@ def test_only_the_last_batch_says_how_far_the_picture_goes() -> None:
 
 def test_what_was_told_is_written_without_changes_too() -> None:
     writer, _ = settled(Store(0, [1]))
-    writer.tell(Told("stale", seq=9))
+    writer.tell(LastReport("stale", seq=9))
     write = writer.next_write(10)
     assert write is not None
 
@@ -197,7 +197,7 @@ def test_a_fenced_writer_falls_silent() -> None:
     writer, _ = settled()
     writer.apply(Store(0, [1]))
     writer.next_write(10)
-    writer.answered(Answer.FENCED)
+    writer.answered(WriteAnswer.FENCED)
 
     assert writer.lease is None
     assert writer.next_write(10) is None
@@ -209,7 +209,7 @@ def test_a_server_that_lost_a_batch_is_written_anew() -> None:
     server.sets.clear()
     writer.apply(Store(0, [9]))
     writer.next_write(10)
-    writer.answered(Answer.STEP)
+    writer.answered(WriteAnswer.STEP)
     write_all(writer, server)
 
     assert server.sets == {"held": {1, 2, 9}}
@@ -290,10 +290,10 @@ def test_after_every_batch_the_picture_is_closed_and_in_the_end_it_is_true(
             writer.apply(event)
         elif (write := writer.next_write(limit)) is not None:
             if event == "step":
-                writer.answered(Answer.STEP)
+                writer.answered(WriteAnswer.STEP)
             else:
                 server.do(write)
-                writer.answered(Answer.OK)
+                writer.answered(WriteAnswer.OK)
         seen = server.sets.get("held", set())
         assert all(PARENTS[key] is None or PARENTS[key] in seen for key in seen)
 

@@ -19,7 +19,7 @@ from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.scheduling.policies import CONFIGURATIONS
+from inferway.scheduling.load import CONFIGURATIONS
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

@@ -13,6 +13,8 @@ from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.idle import idle
+from inferway.scheduling.load import KV_AWARE, load_scheduling
+from inferway.scheduling.plugin import Chooser
 
 
 def candidates(
@@ -37,6 +39,11 @@ def candidates(
     if adapters is not None:
         made.adapters = AdapterRows(adapters)
     return made
+
+
+def kv_aware() -> Chooser:
+    """The policy of that name."""
+    return load_scheduling(KV_AWARE).chooser
 
 
 def request(

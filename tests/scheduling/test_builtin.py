@@ -12,9 +12,9 @@ import pytest
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
-from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
+from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
-from inferway.scheduling.provided import PROVIDED
+from inferway.scheduling.llmd_compat import ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import PluginType
 
 PLUGINS = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
@@ -85,7 +85,7 @@ def test_a_type_that_is_not_built_is_refused_with_what_it_is(name: str) -> None:
     config = parse_config({"plugins": [{"type": name}]}, "f.yaml")
 
     with pytest.raises(ConfigError) as caught:
-        build(config, "f.yaml", BUILTIN, ELSEWHERE)
+        build(config, "f.yaml", BUILTIN)
 
     assert str(caught.value) == (
         f"f.yaml: plugins[0].type: {name!r} is known in llm-d, not built here: {ELSEWHERE[name]}"
@@ -100,7 +100,7 @@ def test_the_example_is_a_type_that_works() -> None:
     kind = package["GOLD_FIRST"]
     config = parse_config({"plugins": [{"type": kind.name}]}, "f.yaml")
 
-    chooser = build(config, "f.yaml", {**BUILTIN, kind.name: kind}, ELSEWHERE).chooser
+    chooser = build(config, "f.yaml", {**BUILTIN, kind.name: kind}).chooser
     table = candidates(labels=[{}, {"tier": "gold"}, {"tier": "iron"}])
 
     assert chooser.choose(request(), table).targets[0].endpoint.engine == "e1"

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.scheduling.tables import candidates, chat
+from tests.scheduling.tables import candidates, chat, kv_aware
 
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.profile import kv_aware
 from inferway.scheduling.scheduling import Scheduling
 
 # What llm-d does when nothing is configured (field notes 3.3).

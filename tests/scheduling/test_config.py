@@ -17,7 +17,7 @@ from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Chooser, Follower
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
@@ -82,16 +82,15 @@ TYPES = {
         PluginType("needy", "", lambda _, __: MaxScore(), needs=lambda _: ("by-holder",)),
     )
 }
-ELSEWHERE = {"topology-affinity-scorer": "zones and racks of endpoints"}
 
 
 def made(**fields: object) -> Scheduling:
-    return build(parse_config(fields, "file.yaml"), "file.yaml", TYPES, ELSEWHERE)
+    return build(parse_config(fields, "file.yaml"), "file.yaml", TYPES)
 
 
 def plugins(roles: Iterable[Any]) -> list[object]:
     """They are somebody else's, so each plays its roles under guard."""
-    return [role.guard.plugin for role in roles]
+    return [role.plugin for role in roles]
 
 
 def chosen(scheduling: Scheduling) -> str:
@@ -182,7 +181,7 @@ def test_who_gives_a_parameter_that_is_not_in_force_is_told() -> None:
     sessions = {"strategy": "session_id", "sessionIdConfig": {"evictionSweepSeconds": 5}}
     fields = {"plugins": [{"type": "session-affinity-scorer", "parameters": sessions}]}
 
-    scheduling = build(parse_config(fields, "f.yaml"), "f.yaml", BUILTIN, {})
+    scheduling = build(parse_config(fields, "f.yaml"), "f.yaml", BUILTIN)
 
     [note] = scheduling.notes
     assert note.startswith("plugins[0]: session-affinity-scorer: ")
@@ -216,7 +215,7 @@ def test_what_another_one_needs_produces_before_it() -> None:
         ),
         (
             {"plugins": [{"type": "topology-affinity-scorer"}]},
-            "'topology-affinity-scorer' is known in llm-d, not built here: zones and racks",
+            "'topology-affinity-scorer' is known in llm-d, not built here: prefers endpoints",
         ),
         (
             {"plugins": [{"type": "by-holder", "parameters": {"often": 1}}]},

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.scheduling.test_profile import REQUEST, table
 
-from inferway.scheduling.least_loaded import LeastLoaded
+from inferway.scheduling.profile import LeastLoaded
 
 
 def test_the_least_loaded_wins_whatever_it_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -9,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.tables import kv_aware
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import DEFAULT, known_types, load_scheduling
-from inferway.scheduling.profile import kv_aware
 
 MODULE = """
 import numpy as np
@@ -32,21 +33,24 @@ NONE = 3
 
 
 def package(
-    monkeypatch: pytest.MonkeyPatch, directory: Path, value: str = "somebodys_plugin:TYPE"
+    monkeypatch: pytest.MonkeyPatch, directory: Path, module: str = MODULE, **types: str
 ) -> None:
-    """Somebody's installed package with a plugin type."""
-    (directory / "somebodys_plugin.py").write_text(MODULE)
+    """Somebody's installed package with plugin types: entry point -> name in its module."""
+    (directory / "somebodys_plugin.py").write_text(module)
+    values = {name.replace("_", "-"): f"somebodys_plugin:{its}" for name, its in types.items()}
     info = directory / "somebodys_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[inferway.plugins]\nlast-row = {value}\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in values.items())
+    (info / "entry_points.txt").write_text(f"[inferway.plugins]\n{lines}")
     monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.delitem(sys.modules, "somebodys_plugin", raising=False)  # another test's
 
 
 def test_an_installed_package_brings_a_type(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package(monkeypatch, tmp_path)
+    package(monkeypatch, tmp_path, last_row="TYPE")
 
     scheduling = load_scheduling({"plugins": [{"type": "last-row"}, {"type": "queue-scorer"}]})
 
@@ -58,15 +62,15 @@ def test_an_installed_package_brings_a_type(
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("somebodys_plugin:NONE", "is a int, not a PluginType"),
-        ("somebodys_plugin:TAKEN", "plugin type 'queue-scorer' is there already"),
-        ("somebodys_plugin:GONE", "somebodys_plugin:GONE cannot be loaded"),
+        ("NONE", "is a int, not a PluginType"),
+        ("TAKEN", "plugin type 'queue-scorer' is there already"),
+        ("GONE", "somebodys_plugin:GONE cannot be loaded"),
     ],
 )
 def test_a_package_that_brings_something_else_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, says: str
 ) -> None:
-    package(monkeypatch, tmp_path, value)
+    package(monkeypatch, tmp_path, last_row=value)
 
     with pytest.raises(ConfigError, match="entry point 'last-row' of somebodys-plugin") as caught:
         known_types()

@@ -6,8 +6,8 @@ import numpy as np
 from tests.scheduling.tables import candidates
 
 from inferway.model import Adapters, Added, Column
-from inferway.scheduling.narrowing import MOST_REMEMBERED, Narrowing
 from inferway.scheduling.of_endpoints import MOST_LISTS, OfEndpoints
+from inferway.scheduling.profile import MOST_REMEMBERED, Narrowing
 
 EXTRA: Added[Column] = Added("extra")
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from tests.scheduling.tables import candidates, request
 
+from inferway.model import Target
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.handlers.deciders import Always
-from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.plugin import Filter, Producer, Scorer
+from inferway.scheduling.pickers import MaxScore
+from inferway.scheduling.plugin import Decider, Filter, Producer, Scorer
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
 
@@ -41,8 +42,9 @@ GIVEN: Mapping[str, Sequence[Mapping[str, object]]] = {
     "header-label-affinity-scorer": [{"headerName": "x-a", "labelKey": "a"}],
     "disagg-profile-handler": [{"deciders": {"prefill": "d", "encode": "d"}}],
     "single-profile-handler": [],
+    "prefix-based-pd-decider": [{"nonCachedTokens": 1}],
 }
-TABLE = candidates(labels=[{"a": "1"}, {}], waiting=[0, 2])
+TABLE = candidates(labels=[{"a": "1"}, {}], waiting=[0, 2], in_flight=[1, 2])
 ASK = request(tokens=100, headers=((b"x-a", b"1"),), ttft_ms=500)
 
 
@@ -102,6 +104,8 @@ def use(kind: PluginType, parameters: Any) -> None:
             plugin.score(ASK, table)
             table.add(EXPECTED_TTFT_MS, np.array([100.0, 300.0]))
             plugin.score(ASK, table)
+        if isinstance(plugin, Decider):
+            plugin.is_worth_it(ASK, table, Target(table.endpoints[0], 1.0, 0, 0))
 
 
 @pytest.mark.parametrize("name", BUILTIN)

@@ -7,9 +7,11 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.config import EngineSettings, Policy, ServeSettings
 from inferway.scheduling.expected_ttft.plugin import TYPE as EXPECTED_TTFT
-from inferway.scheduling.policies import CONFIGURATIONS, POLICIES, scheduling_of
-from inferway.scheduling.profile import Profile, kv_aware
+from inferway.scheduling.load import CONFIGURATIONS, POLICIES, scheduling_of
+from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.scheduling import Scheduling
+from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
+from inferway.scheduling.scorers.prefix_match import PrefixMatch
 
 
 def by(policy: Policy | None, *, scoring: bool = True) -> Scheduling:
@@ -40,11 +42,15 @@ def test_least_load_takes_the_engine_with_the_fewest_requests_whatever_engines_h
     assert sent(by("least-load"), 2, held=[8, 0, 0], load=[3, 2, 9]) == ["e1", "e1"]
 
 
-def test_kv_aware_has_the_weights_of_the_benchmarks_policy_of_that_name() -> None:
+def test_kv_aware_weighs_the_prefix_load_and_recent_work() -> None:
     chooser = by("kv-aware").chooser
     assert isinstance(chooser, Profile)
 
-    assert [*chooser.scorers] == [*kv_aware().scorers]
+    assert [*chooser.scorers] == [
+        Weighted(PrefixMatch(), 1.0),
+        Weighted(RelativeLoad(), 2.0),
+        Weighted(RecentWork(), 0.4),
+    ]
     assert sent(by("kv-aware"), 1, held=[10, 0], load=[2, 0]) == ["e0"]
     assert sent(by("kv-aware"), 1, held=[10, 0], load=[40, 10]) == ["e1"]
 

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.scheduling.tables import kv_aware
 
 from inferway.errors import NoEndpointError
 from inferway.model import BLIND, EXACT, PARTIAL, REPAIRING, STALE, Candidates, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
-from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.profile import Profile, Weighted, kv_aware
+from inferway.scheduling.pickers import MaxScore
+from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.profile import Profile, Weighted
+from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
-from inferway.scheduling.scorers.recent_work import RecentWork
-from inferway.scheduling.scorers.relative_load import RelativeLoad
 
 
 def table(
@@ -49,7 +50,7 @@ def table(
 REQUEST = LLMRequest(request_id="r", target_model="m", body=CompletionRequest(model="m", prompt=""))
 
 
-def chosen(profile: Profile, candidates: Candidates) -> str:
+def chosen(profile: Chooser, candidates: Candidates) -> str:
     return profile.choose(REQUEST, candidates).targets[0].endpoint.engine
 
 

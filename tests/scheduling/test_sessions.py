@@ -10,11 +10,11 @@ from tests.scheduling.tables import candidates, request, target, with_header
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.filters.session_affinity import SessionAffinityFilter
-from inferway.scheduling.scorers.session_affinity import SessionAffinity
 from inferway.scheduling.sessions import (
     NamedSession,
     Session,
+    SessionAffinity,
+    SessionAffinityFilter,
     SessionIdConfig,
     SessionParameters,
     SessionSource,

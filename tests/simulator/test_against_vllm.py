@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferway.blocks.dialects import Dialect, Lora
+from inferway.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.config import Latency
 from inferway.simulator.events import encode_batch
@@ -32,7 +32,7 @@ class Replayed:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._cache = KvCache(settings["num_blocks"], settings["block_size"], Dialect())
-        self._adapter = Adapter(1, Lora(*settings["lora"]))
+        self._adapter = Adapter(1, LoraAdapter(*settings["lora"]))
         self._runs: dict[int, Run] = {}
 
     def do(self, name: str, *args: Any) -> object:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferway.blocks.dialects import Dialect, Lora
+from inferway.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.events import Cleared, Event, Removed, Stored
 
@@ -89,7 +89,9 @@ def test_a_prompt_that_wants_a_report_has_what_it_reuses_stored_once_more() -> N
     assert computed.hashes == first.hashes[4:]
 
 
-@pytest.mark.parametrize("other", [{"cache_salt": "x"}, {"adapter": Adapter(1, Lora("l", "/l"))}])
+@pytest.mark.parametrize(
+    "other", [{"cache_salt": "x"}, {"adapter": Adapter(1, LoraAdapter("l", "/l"))}]
+)
 def test_a_salt_or_an_adapter_keeps_blocks_apart(other: dict[str, object]) -> None:
     engine = make_cache()
     tokens = list(range(20))
@@ -101,9 +103,9 @@ def test_a_salt_or_an_adapter_keeps_blocks_apart(other: dict[str, object]) -> No
 
 def test_an_event_tells_parent_tokens_and_extra_keys_of_its_blocks() -> None:
     engine, lora = make_cache(), ("lora", "l", "/l")
-    served(engine, list(range(4)), adapter=Adapter(3, Lora("l", "/l")), cache_salt="s")
+    served(engine, list(range(4)), adapter=Adapter(3, LoraAdapter("l", "/l")), cache_salt="s")
     [first] = engine.take_events()
-    served(engine, list(range(13)), adapter=Adapter(3, Lora("l", "/l")), cache_salt="s")
+    served(engine, list(range(13)), adapter=Adapter(3, LoraAdapter("l", "/l")), cache_salt="s")
     [second] = engine.take_events()
 
     assert isinstance(first, Stored)

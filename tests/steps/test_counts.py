@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inferway.steps.journey import DirectorStats
+from inferway.steps.counts import DirectorStats
 
 
 def test_engines_that_are_no_more_are_forgotten() -> None:

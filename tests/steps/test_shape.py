@@ -11,9 +11,9 @@ from inferway.director import shape_of
 from inferway.errors import SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.gate.turns import ANYBODY
 from inferway.openai_api.paths import PARSERS
 from inferway_structured.texts import Said
+from inferway_structured.turns import ANYBODY
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

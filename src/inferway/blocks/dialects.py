@@ -26,10 +26,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
+
+from inferway.model import TokenIds
 
 DEFAULT_SEED = "vllm-none-hash"
 
@@ -37,7 +40,7 @@ HashExtra = tuple[str | int | bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraAdapter:
     """An adapter as the engine hashes it."""
 
     name: str
@@ -65,7 +68,8 @@ class Dialect:
         token_ids: Sequence[int],
         extra: tuple[HashExtra, ...] | None = None,
     ) -> bytes:
-        """Of one full block; `token_ids` are Python integers, `parent` None starts a prompt."""
+        """Return the hash of one full block. `token_ids` are Python integers; `parent` None starts
+        a prompt."""
         if extra is not None and not self.tagged:
             block: object = (parent or self.none_hash, tuple(token_ids), _untagged(extra))
             return self._digest(self._encode(block))
@@ -76,26 +80,26 @@ class Dialect:
         block = (parent or self.none_hash, tuple(token_ids), extra)
         return self._digest(self._encode(block))
 
-    def prompt_hashes(
+    def block_hashes(
         self,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | TokenIds,
         block_size: int,
         *,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
-    ) -> list[bytes]:
-        """Of all full blocks of a prompt."""
-        hashes: list[bytes] = []
-        parent = None
+    ) -> Iterator[bytes]:
+        """Yield the hashes of all full blocks of a prompt."""
+        parent, extra = None, hash_extras(lora, cache_salt)
         for start in range(0, len(token_ids) - block_size + 1, block_size):
-            extra = hash_extras(lora, cache_salt if start == 0 else None)
-            parent = self.block_hash(parent, token_ids[start : start + block_size], extra)
-            hashes.append(parent)
-        return hashes
+            tokens = token_ids[start : start + block_size]
+            tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+            yield (parent := self.block_hash(parent, tokens, extra))
+            if start == 0:
+                extra = hash_extras(lora)
 
 
 def hash_extras(
-    lora: Lora | None = None, cache_salt: str | None = None
+    lora: LoraAdapter | None = None, cache_salt: str | None = None
 ) -> tuple[HashExtra, ...] | None:
     """One block's extra keys as they are hashed; the salt belongs to block 0 alone."""
     extras: list[HashExtra] = []
@@ -107,7 +111,7 @@ def hash_extras(
 
 
 def published_extras(extra: tuple[HashExtra, ...] | None) -> list[object] | None:
-    """The same keys as an event carries them: without tags, only pictures as pairs."""
+    """Return the same keys as an event carries them: without tags, only pictures as pairs."""
     if extra is None:
         return None
     return [list(key[1:]) if key[0] == "mm" else key[1] for key in extra]

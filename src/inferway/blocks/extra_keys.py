@@ -40,7 +40,7 @@ class BlockExtras:
 def request_extras(
     lora: str | None = None, cache_salt: str | None = None, lora_path: str | None = None
 ) -> BlockExtras | None:
-    """Of a request's whole prompt. None: nothing but tokens."""
+    """Return the extras of a request's whole prompt; None if it has nothing but tokens."""
     if not lora and not cache_salt:
         return None
     every = (_lora(lora),) if lora else ()
@@ -54,12 +54,11 @@ def event_extras(
     lora_id: int | None = None,
     lora_path: str | None = None,
 ) -> BlockExtras | None:
-    """Of the blocks of one event; `extra_keys` has one entry per block, or is None. `lora_path`
-    is to be given if the first of them begins a prompt.
+    """Return the extras of the blocks of one event; `extra_keys` has one entry per block, or is
+    None. `lora_path` is to be given if the first of them begins a prompt.
 
-    An adapter known by its number only (vLLM before `lora_name`) is kept apart from the base
-    model, though no request will name it.
-    """
+    An adapter known by its number only (vLLM before `lora_name`) is kept apart from the base model,
+    though no request will name it."""
     every: ExtraItems = ()
     if lora_name:
         every = (_lora(lora_name),)

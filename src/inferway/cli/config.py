@@ -15,8 +15,7 @@ from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
 from inferway.flow.callers import read_callers
 from inferway.scheduling.config import KIND
-from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.policies import scheduling_of
+from inferway.scheduling.load import load_scheduling, scheduling_of
 from inferway.scheduling.scheduling import Scheduling
 
 

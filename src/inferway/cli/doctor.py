@@ -11,7 +11,7 @@ from inferway.cli.command import Command, section
 from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
 from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
-from inferway.doctor.rules import Finding, Level
+from inferway.doctor.rules import CheckResult, Level
 from inferway.errors import ConfigError
 from inferway.prompts.prepare import cache_dir
 
@@ -44,7 +44,7 @@ def doctor(urls: tuple[str, ...], engines: tuple[str, ...], engine_ca: str | Non
         raise SystemExit(1)
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: CheckResult) -> None:
     level = click.style(f"{finding.level:<5}", fg=COLORS[finding.level])
     click.echo(f"{level}{finding.subject}: {finding.evidence}")
     if finding.cure:

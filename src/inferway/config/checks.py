@@ -109,14 +109,27 @@ def check_engines(engines: list[EngineSettings]) -> None:
     """Raises ConfigError."""
     for engine in engines:
         _check_url(engine.url)
-        for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
-            if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
-                raise ConfigError(
-                    f"engine {engine.label}: {key} {endpoint!r} must start with tcp:// or ipc://"
-                )
+        _check_sources(engine)
     for label, count in Counter(engine.label for engine in engines).items():
         if count > 1:
             raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
+
+
+def _check_sources(engine: EngineSettings) -> None:
+    is_polled = engine.events is not None and engine.events.startswith("http://")
+    for key, endpoint in (("events", engine.events), ("replay", engine.replay)):
+        schemes = "tcp://, ipc:// or http://" if key == "events" else "tcp:// or ipc://"
+        is_known = endpoint is None or endpoint.startswith(("tcp://", "ipc://"))
+        if not is_known and not (key == "events" and is_polled):
+            raise ConfigError(
+                f"engine {engine.label}: {key} {endpoint!r} must start with {schemes}"
+            )
+    if is_polled and (engine.block_size is None or engine.replay is not None):
+        raise ConfigError(
+            f"engine {engine.label}: events {engine.events!r} are TensorRT-LLM's, which have no "
+            "replay and do not tell the block size: give block_size=N (its tokens_per_block), and "
+            "no replay"
+        )
 
 
 def _check_url(url: str) -> None:

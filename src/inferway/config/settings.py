@@ -20,7 +20,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-# The common ways to choose an endpoint; scheduling/policies.py says what each one means.
+# The common ways to choose an endpoint; scheduling/load.py says what each one means.
 Policy = Literal["expected-ttft", "kv-aware", "round-robin", "least-load"]
 
 
@@ -33,6 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str  # http://host:port, or unix:/path
     name: str | None = None  # host:port, or the path's last part, when absent; must be unique
     events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
+    # or, of TensorRT-LLM, a URL that is asked for its events: http://HOST:PORT/kv_cache_events
     replay: str | None = None  # replay socket
     block_size: Count | None = None  # tokens
     api_key_env: str | None = None  # environment variable with the engine's API key

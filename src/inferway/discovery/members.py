@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferway.config import DiscoverySettings, EngineSettings, KubernetesSettings, ModelRewrite
-from inferway.discovery.dns import DnsName
-from inferway.discovery.file import EnginesFile
 from inferway.discovery.kubernetes.api import Access, ApiServer, own_namespace
-from inferway.discovery.kubernetes.objects import Pool, selector_of
+from inferway.discovery.kubernetes.objects import PodSelection, selector_of
 from inferway.discovery.kubernetes.pool import PoolPods, SelectedPods
-from inferway.discovery.source import Source
+from inferway.discovery.sources import DnsName, EnginesFile, EngineSource
 from inferway.errors import crash_report
 
 log = logging.getLogger("inferway.discovery")
@@ -28,7 +26,7 @@ class Members:
     other; of two with one name the first counts."""
 
     listed: Sequence[EngineSettings]
-    sources: Sequence[Source]
+    sources: Sequence[EngineSource]
     changed: Callable[[Sequence[EngineSettings]], Awaitable[None]]
     servers: Sequence[ApiServer] = ()  # closed with it
     _told: dict[int, Sequence[EngineSettings]] = field(default_factory=dict)
@@ -37,7 +35,7 @@ class Members:
 
     @property
     def synced(self) -> bool:
-        """Whether every source knows its engines."""
+        """True if every source knows its engines."""
         return all(source.synced for source in self.sources)
 
     def start(self) -> None:
@@ -54,11 +52,11 @@ class Members:
             await server.close()
 
     async def relist(self, listed: Sequence[EngineSettings]) -> None:
-        """Others are listed from now on."""
+        """Take other engines as the listed ones from now on."""
         self.listed = listed
         await self.changed(self._all())
 
-    async def _follow(self, number: int, source: Source) -> None:
+    async def _follow(self, number: int, source: EngineSource) -> None:
         def tell(engines: Sequence[EngineSettings]) -> None:
             self._told[number] = engines
             self._news.set()
@@ -91,8 +89,9 @@ def build_members(
     changed: Callable[[Sequence[EngineSettings]], Awaitable[None]],
     rules: Rules | None = None,
 ) -> Members:
-    """`rules` is told what Kubernetes says of objectives and rewrites. Raises ConfigError."""
-    sources: list[Source] = [DnsName(url) for url in settings.dns]
+    """Build the sources that settings name. `rules` is told what Kubernetes says of objectives and
+    rewrites. Raises ConfigError."""
+    sources: list[EngineSource] = [DnsName(url) for url in settings.dns]
     if settings.file is not None:
         sources.append(EnginesFile(Path(settings.file)))
     servers: list[ApiServer] = []
@@ -106,10 +105,10 @@ def _access(settings: KubernetesSettings) -> Access:
     return Access.in_cluster() if settings.api is None else Access(settings.api.rstrip("/"))
 
 
-def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> Source:
+def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> EngineSource:
     namespace = settings.namespace or own_namespace()
     if settings.pool is None:
         given = settings.selector
         selector = given if isinstance(given, str) else selector_of(given)
-        return SelectedPods(server, namespace, Pool(selector, settings.ports))
+        return SelectedPods(server, namespace, PodSelection(selector, settings.ports))
     return PoolPods(server, namespace, settings.pool, settings.group, rules)

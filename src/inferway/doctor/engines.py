@@ -7,16 +7,17 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import Engine, Socket
+from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.connector import EngineConnector
-from inferway.fleet.discovery import EngineFacts, EventSource, discover
+from inferway.fleet.discovery import EngineFacts, discover, given_source
+from inferway.fleet.http_client import EngineConnector, upstream_errors
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -30,25 +31,25 @@ _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_cachin
 
 async def ask_engines(
     engines: Sequence[EngineSettings], tls: ssl.SSLContext | None = None
-) -> list[Engine]:
-    """All side by side. `tls` says who is trusted to be an https engine; else whom the system
-    trusts."""
+) -> list[EngineReport]:
+    """Ask all engines side by side. `tls` says who is trusted to be an https engine; else whom the
+    system trusts."""
     timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
     connector = EngineConnector(tls)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
 
 
-async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> Engine:
+async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> EngineReport:
     url = settings.http_url
     try:
         headers = {name.decode(): value.decode() for name, value in settings.authorization()}
         health = await _status(session, f"{url}/health", headers)
         told, metrics = await discover(session, url, headers)
     except (ConfigError, UpstreamError) as e:
-        return Engine(settings, error=str(e))
+        return EngineReport(settings, error=str(e))
     caching = _PREFIX_CACHING.search(metrics)
-    return Engine(
+    return EngineReport(
         settings,
         health=health,
         told=told,
@@ -59,23 +60,21 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
 
 
 async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
-    try:
+    with upstream_errors(url):
         async with session.get(
             URL(url, encoded=True), headers=headers, allow_redirects=False
         ) as response:
             return response.status
-    except (TimeoutError, aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 
 def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
     """By hand, else as the engine told: what `serve` would use."""
-    sources = told.sources
-    if settings.events is not None:
-        bind = "*" in settings.events
-        sources = (EventSource(0, settings.events, settings.replay, bind=bind),)
+    given = given_source(settings)
+    sources = told.sources if given is None else (given,)
     found = []
     for source in sources:
+        if source.is_polled:
+            continue  # who asks it takes its events away
         found.append(Socket("events", source.endpoint, bind=source.bind))
         if source.replay is not None:
             found.append(Socket("replay", source.replay, bind="*" in source.replay))
@@ -84,25 +83,26 @@ def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
 
 async def _knock(socket: Socket) -> Socket:
     """Connects and waits for a ZMQ peer's first bytes."""
-    if socket.bind:
-        return socket
+    return socket if socket.bind else replace(socket, error=await _fault(socket.endpoint))
+
+
+async def _fault(endpoint: str) -> str | None:
+    """What is wrong with a ZMQ socket; None if nothing is."""
     try:
         async with asyncio.timeout(ENGINE_SECONDS):
-            reader, writer = await _connect(socket.endpoint)
+            reader, writer = await _connect(endpoint)
             try:
                 signature = await reader.readexactly(_SIGNATURE_BYTES)
             finally:
                 writer.close()
     except TimeoutError:
-        return Socket(socket.what, socket.endpoint, error=f"silent for {ENGINE_SECONDS:g} s")
-    except asyncio.IncompleteReadError:
-        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
+        return f"silent for {ENGINE_SECONDS:g} s"
+    except asyncio.IncompleteReadError as e:
+        signature = e.partial
     except (OSError, ValueError) as e:
-        reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
-        return Socket(socket.what, socket.endpoint, error=reason)
-    if signature[0] != 0xFF or signature[-1] != 0x7F:
-        return Socket(socket.what, socket.endpoint, error="open, but not a ZMQ socket")
-    return socket
+        return os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
+    is_zmq = len(signature) == _SIGNATURE_BYTES and (signature[0], signature[-1]) == (0xFF, 0x7F)
+    return None if is_zmq else "open, but not a ZMQ socket"
 
 
 async def _connect(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

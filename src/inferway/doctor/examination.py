@@ -11,7 +11,7 @@ from inferway.config import EngineSettings
 from inferway.doctor import machine, rules, tokenizers
 from inferway.doctor.engines import ask_engines
 from inferway.doctor.hub import ask_hub
-from inferway.doctor.rules import Finding
+from inferway.doctor.rules import CheckResult
 
 
 async def examine(
@@ -19,7 +19,7 @@ async def examine(
     cache: Path,
     environment: Mapping[str, str],
     tls: ssl.SSLContext | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """What is found here, from the interpreter outwards to the engines. `tls`: who is trusted to be
     an https engine; else whom the system trusts."""
     hub, asked = await asyncio.gather(

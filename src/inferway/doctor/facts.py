@@ -11,7 +11,7 @@ from inferway.fleet.discovery import EngineFacts
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python that runs us."""
+    """The Python interpreter that runs us."""
 
     version: tuple[int, int, int]
     executable: str
@@ -27,7 +27,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where prepared models live."""
+    """The directory that prepared models are in."""
 
     directory: str
     write_error: str | None
@@ -63,8 +63,8 @@ class Socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """One engine, asked."""
+class EngineReport:
+    """What one engine said, and what was seen of it."""
 
     settings: EngineSettings
     health: int | None = None  # status of GET /health
@@ -76,7 +76,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenizer:
+class TokenizerReport:
     """What turns a model's requests into tokens here."""
 
     model: str

@@ -33,7 +33,7 @@ def core_dependencies() -> list[str]:
 
 
 def look_at_packages(distributions: Iterable[str]) -> Packages:
-    """Imports each: a wheel for another machine installs well and fails only then."""
+    """Import each: a wheel for another machine installs well and fails only then."""
     versions: dict[str, str] = {}
     errors: dict[str, str] = {}
     for name in distributions:
@@ -46,7 +46,7 @@ def look_at_packages(distributions: Iterable[str]) -> Packages:
 
 
 def look_at_cache(directory: Path) -> Cache:
-    """Writes and removes an empty file, in the nearest directory that exists if need be."""
+    """Write and remove an empty file, in the nearest directory that exists if need be."""
     existing = directory
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -60,7 +60,7 @@ def look_at_cache(directory: Path) -> Cache:
 
 
 def look_at_port(environment: Mapping[str, str], host: str = "127.0.0.1") -> Port:
-    """Binds HTTP_PORT for a moment."""
+    """Bind HTTP_PORT for a moment, to see whether it is free."""
     wanted = environment.get("HTTP_PORT") or DEFAULT_PORT
     if not (wanted.isascii() and wanted.isdigit() and int(wanted) <= 65535):
         return Port(wanted, "HTTP_PORT is not a port number (0 to 65535)")

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inferway.doctor.facts import Cache, Engine, Hub, Interpreter, Packages, Port, Socket, Tokenizer
+from inferway.doctor.facts import (
+    Cache,
+    EngineReport,
+    Hub,
+    Interpreter,
+    Packages,
+    Port,
+    Socket,
+    TokenizerReport,
+)
 
 OLDEST_PYTHON = (3, 11)
 
@@ -34,8 +43,8 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
+class CheckResult:
+    """A line of the report: what was found, and the cure."""
 
     level: Level
     subject: str
@@ -43,60 +52,64 @@ class Finding:
     cure: str = ""  # empty when all is well, or when the evidence holds it
 
 
-def judge_interpreter(found: Interpreter) -> Finding:
+def judge_interpreter(found: Interpreter) -> CheckResult:
     version = ".".join(map(str, found.version))
     if found.version[:2] < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        return Finding(
+        return CheckResult(
             Level.FAIL,
             "interpreter",
             f"Python {version} ({found.executable}) is older than {oldest}",
             f"make PYTHON=/path/to/python{oldest} demo; `make detect-python` shows what there is",
         )
-    return Finding(Level.OK, "interpreter", f"Python {version} ({found.executable})")
+    return CheckResult(Level.OK, "interpreter", f"Python {version} ({found.executable})")
 
 
-def judge_packages(found: Packages) -> Iterator[Finding]:
+def judge_packages(found: Packages) -> Iterator[CheckResult]:
     for name, error in found.errors.items():
         cure = f"pip install --force-reinstall {name}, or remove .venv and run make demo"
-        yield Finding(Level.FAIL, "packages", f"{name}: {error}", cure)
+        yield CheckResult(Level.FAIL, "packages", f"{name}: {error}", cure)
     if found.versions:
         evidence = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-        yield Finding(Level.OK, "packages", evidence)
+        yield CheckResult(Level.OK, "packages", evidence)
 
 
-def judge_cache(found: Cache) -> Finding:
+def judge_cache(found: Cache) -> CheckResult:
     if found.write_error is not None:
-        return Finding(
+        return CheckResult(
             Level.FAIL,
             "cache",
             f"{found.directory} cannot be written: {found.write_error}",
             "give the directory to this user, or set INFERWAY_CACHE to another",
         )
-    return Finding(Level.OK, "cache", f"{found.directory} can be written")
+    return CheckResult(Level.OK, "cache", f"{found.directory} can be written")
 
 
-def judge_hub(found: Hub) -> Finding:
+def judge_hub(found: Hub) -> CheckResult:
     local = "give tokenizers by hand: --tokenizer MODEL=PATH"
     if found.offline:
         evidence = "HF_HUB_OFFLINE is set; only models in its cache or given by hand"
-        return Finding(Level.WARN, "hub", evidence, f"unset HF_HUB_OFFLINE, or {local}")
+        return CheckResult(Level.WARN, "hub", evidence, f"unset HF_HUB_OFFLINE, or {local}")
     if found.error is not None:
         evidence = f"{found.url} does not answer: {found.error}"
-        return Finding(Level.WARN, "hub", evidence, f"set HTTPS_PROXY or HF_ENDPOINT, or {local}")
+        return CheckResult(
+            Level.WARN, "hub", evidence, f"set HTTPS_PROXY or HF_ENDPOINT, or {local}"
+        )
     if found.has_token and found.status in (401, 403):
         evidence = f"{found.url} refuses HF_TOKEN (status {found.status})"
-        return Finding(Level.WARN, "hub", evidence, "make a new one, or unset it: public models")
+        return CheckResult(
+            Level.WARN, "hub", evidence, "make a new one, or unset it: public models"
+        )
     if found.status is not None and found.status >= 500:
-        return Finding(Level.WARN, "hub", f"{found.url} answered {found.status}", local)
+        return CheckResult(Level.WARN, "hub", f"{found.url} answered {found.status}", local)
     token = "HF_TOKEN is accepted" if found.has_token else "no HF_TOKEN: public models only"
-    return Finding(Level.OK, "hub", f"{found.url} answers; {token}")
+    return CheckResult(Level.OK, "hub", f"{found.url} answers; {token}")
 
 
-def judge_port(found: Port) -> Finding:
+def judge_port(found: Port) -> CheckResult:
     if found.error is None:
-        return Finding(Level.OK, "port", f"{found.wanted} is free")
-    return Finding(
+        return CheckResult(Level.OK, "port", f"{found.wanted} is free")
+    return CheckResult(
         Level.FAIL,
         "port",
         f"{found.wanted}: {found.error}",
@@ -105,81 +118,81 @@ def judge_port(found: Port) -> Finding:
     )
 
 
-def judge_engine(found: Engine) -> Iterator[Finding]:
+def judge_engine(found: EngineReport) -> Iterator[CheckResult]:
     subject = f"engine {found.settings.label}"
     if found.error is not None:
         cure = "is it running, and are host and port right? a 401 or 403 needs api_key_env=NAME"
-        yield Finding(Level.FAIL, subject, found.error, cure)
+        yield CheckResult(Level.FAIL, subject, found.error, cure)
         return
     yield _health(subject, found)
     yield _models(subject, found)
     yield _block_size(subject, found)
     if found.prefix_caching is False:
         evidence = "prefix caching is off, so it will never have a hit"
-        yield Finding(Level.FAIL, subject, evidence, "start it with --enable-prefix-caching")
+        yield CheckResult(Level.FAIL, subject, evidence, "start it with --enable-prefix-caching")
     yield from _events(subject, found)
 
 
-def _health(subject: str, found: Engine) -> Finding:
+def _health(subject: str, found: EngineReport) -> CheckResult:
     if found.health == 200:
-        return Finding(Level.OK, subject, "/health answers 200")
+        return CheckResult(Level.OK, subject, "/health answers 200")
     evidence = f"/health answers {found.health}"
-    return Finding(Level.FAIL, subject, evidence, "its own log says why; restart it")
+    return CheckResult(Level.FAIL, subject, evidence, "its own log says why; restart it")
 
 
-def _models(subject: str, found: Engine) -> Finding:
+def _models(subject: str, found: EngineReport) -> CheckResult:
     models = found.told.models if found.told else ()
     if not models:
-        return Finding(Level.FAIL, subject, "it serves no model", "start it with a model")
-    return Finding(Level.OK, subject, "serves " + ", ".join(model.name for model in models))
+        return CheckResult(Level.FAIL, subject, "it serves no model", "start it with a model")
+    return CheckResult(Level.OK, subject, "serves " + ", ".join(model.name for model in models))
 
 
-def _block_size(subject: str, found: Engine) -> Finding:
+def _block_size(subject: str, found: EngineReport) -> CheckResult:
     told = found.told.block_size if found.told else None
     given = found.settings.block_size
     if told is not None and given is not None and told != given:
         evidence = f"block_size={given} was given, the engine has {told}: nothing would match"
-        return Finding(Level.FAIL, subject, evidence, f"leave block_size out, or give {told}")
+        return CheckResult(Level.FAIL, subject, evidence, f"leave block_size out, or give {told}")
     if told is None and given is None:
         evidence = "it does not tell its block size, so its cache cannot be known"
         cure = f"--engine {found.settings.url},block_size=N with the engine's --block-size"
-        return Finding(Level.WARN, subject, evidence, cure)
+        return CheckResult(Level.WARN, subject, evidence, cure)
     size = told or given or 0
     evidence = f"blocks of {size} tokens: prompts below {size} tokens can never match here"
     if size < LARGE_BLOCK:
-        return Finding(Level.OK, subject, evidence)
+        return CheckResult(Level.OK, subject, evidence)
     cure = (
         f"try it with a system prompt of more than {size} tokens, asked twice; vLLM's --block-size"
         " makes blocks smaller where model and platform allow it"
     )
-    return Finding(Level.WARN, subject, evidence, cure)
+    return CheckResult(Level.WARN, subject, evidence, cure)
 
 
-def _events(subject: str, found: Engine) -> Iterator[Finding]:
+def _events(subject: str, found: EngineReport) -> Iterator[CheckResult]:
     by_hand = found.settings.events is not None
     for finding in found.told.findings if found.told and not by_hand else ():
-        yield Finding(Level.WARN, subject, finding)  # discovery's sentences hold their cure
+        yield CheckResult(Level.WARN, subject, finding)  # discovery's sentences hold their cure
     for socket in found.sockets:
         yield _socket(subject, socket)
     if found.sockets and not any(socket.what == "replay" for socket in found.sockets):
         evidence = "no replay socket: one lost message makes us forget its whole cache"
-        yield Finding(Level.WARN, subject, evidence, f"start it with {KV_EVENTS_FLAG}")
+        yield CheckResult(Level.WARN, subject, evidence, f"start it with {KV_EVENTS_FLAG}")
     if found.offloads and found.sockets:
         evidence = (
             "it offloads blocks; whether it has self_describing_kv_events cannot be seen from "
             "here, and without, offloaded blocks count only if we know them from GPU memory"
         )
         cure = f"if it is not set: add {DESCRIBING_FLAG}, beside what is there already"
-        yield Finding(Level.WARN, subject, evidence, cure)
+        yield CheckResult(Level.WARN, subject, evidence, cure)
 
 
-def _socket(subject: str, socket: Socket) -> Finding:
+def _socket(subject: str, socket: Socket) -> CheckResult:
     if socket.bind:
         evidence = f"{socket.what}: we bind {socket.endpoint}, the engine must connect"
-        return Finding(Level.OK, subject, evidence)
+        return CheckResult(Level.OK, subject, evidence)
     if socket.error is None:
-        return Finding(Level.OK, subject, f"{socket.what}: {socket.endpoint} answers")
-    return Finding(
+        return CheckResult(Level.OK, subject, f"{socket.what}: {socket.endpoint} answers")
+    return CheckResult(
         Level.FAIL,
         subject,
         f"{socket.what}: {socket.endpoint}: {socket.error}",
@@ -187,14 +200,14 @@ def _socket(subject: str, socket: Socket) -> Finding:
     )
 
 
-def judge_fleet(engines: Sequence[Engine]) -> Iterator[Finding]:
-    """What no engine shows alone."""
+def judge_fleet(engines: Sequence[EngineReport]) -> Iterator[CheckResult]:
+    """Yield what no engine shows alone."""
     owners: dict[str, str] = {}
     for engine in engines:
         for socket in engine.sockets:
             other = owners.setdefault(socket.endpoint, engine.settings.label)
             if other != engine.settings.label:
-                yield Finding(
+                yield CheckResult(
                     Level.FAIL,
                     "fleet",
                     f"{other} and {engine.settings.label} both publish on {socket.endpoint}: "
@@ -203,12 +216,14 @@ def judge_fleet(engines: Sequence[Engine]) -> Iterator[Finding]:
                 )
 
 
-def judge_tokenizer(found: Tokenizer) -> Finding:
+def judge_tokenizer(found: TokenizerReport) -> CheckResult:
     subject = f"model {found.model}"
     if found.error is not None:
         evidence = f"{found.error}; its requests would go by load only"
-        return Finding(Level.WARN, subject, evidence)  # the renderer's sentences hold their cure
+        return CheckResult(
+            Level.WARN, subject, evidence
+        )  # the renderer's sentences hold their cure
     if found.own_renderer is not None:
         evidence = f"vLLM renders its chats in code of its own ({found.own_renderer})"
-        return Finding(Level.WARN, subject, evidence, "none yet: its chats go by load only")
-    return Finding(Level.OK, subject, f"tokenizer from {found.source}")
+        return CheckResult(Level.WARN, subject, evidence, "none yet: its chats go by load only")
+    return CheckResult(Level.OK, subject, f"tokenizer from {found.source}")

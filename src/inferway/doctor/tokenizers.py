@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inferway.doctor.facts import Engine, Tokenizer
+from inferway.doctor.facts import EngineReport, TokenizerReport
 from inferway.errors import RenderError
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 
 
-def sources(engines: Sequence[Engine]) -> dict[str, str]:
+def sources(engines: Sequence[EngineReport]) -> dict[str, str]:
     """Base model -> directory or hub id; adapters use their base model's tokenizer."""
     told = [engine.told for engine in engines if engine.told is not None]
     cards = [card for facts in told for card in facts.models if card.parent is None]
     return {card.name: card.root or card.name for card in cards}
 
 
-def try_tokenizers(wanted: Mapping[str, str], token: str | None) -> list[Tokenizer]:
+def try_tokenizers(wanted: Mapping[str, str], token: str | None) -> list[TokenizerReport]:
     """Takes a second for each that is here, three for each that cannot be had."""
     renderer = Renderer()
     try:
@@ -26,10 +26,10 @@ def try_tokenizers(wanted: Mapping[str, str], token: str | None) -> list[Tokeniz
         renderer.close()
 
 
-def _try(renderer: Renderer, model: str, source: str, token: str | None) -> Tokenizer:
+def _try(renderer: Renderer, model: str, source: str, token: str | None) -> TokenizerReport:
     request = GetOrCreateTokenizerKeyRequest(source, token=token)
     try:
         loaded = renderer.loaded(renderer.get_or_create_tokenizer_key(request))
     except RenderError as e:
-        return Tokenizer(model, source, error=str(e))
-    return Tokenizer(model, source, own_renderer=loaded.own_renderer)
+        return TokenizerReport(model, source, error=str(e))
+    return TokenizerReport(model, source, own_renderer=loaded.own_renderer)

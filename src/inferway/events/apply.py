@@ -23,10 +23,6 @@ publishes tokens and adapter, but neither salts nor pictures (0.32, offloading/e
 `extra_keys=None`). So such an event is believed by its hashes: those that are known, or were a
 moment ago, have their keys. Others count if `confirm` says that nothing else is hashed; if not,
 they wait, as orphans do.
-
-Block sizes. By default keys are those of the engine's own blocks. With `key_block_size`, for an
-index that has one size for all engines, they are those of prompts cut into that size: see
-`block_sizes`.
 """
 
 from __future__ import annotations
@@ -38,11 +34,10 @@ import numpy as np
 
 from inferway.blocks.extra_keys import event_extras
 from inferway.blocks.keys import BlockHasher
-from inferway.events.block_sizes import ResizedBlocks
-from inferway.events.held import ApplyStats, HeldBlocks
+from inferway.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
+from inferway.events.held import ApplyStats, HolderState
 from inferway.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.events.records import Record
-from inferway.events.wire import WINDOW_KINDS, BlockRemoved, BlockStored, Event
 from inferway.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.model import BlockKey, HolderId, TokenIds
 
@@ -67,17 +62,9 @@ class EngineBlocks:
         seed: int = 0,
         *,
         holdings: Holdings | None = None,
-        key_block_size: int | None = None,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        """`on_record` is told what an event changed, before `apply` returns. Raises ValueError
-        if it is given with `key_block_size`: there a key is made of several blocks' tokens, and
-        records have none."""
-        if on_record is not None and key_block_size:
-            raise ValueError(
-                "on_record: what happens to keys of another size than the engine's blocks cannot "
-                "be written down without tokens; leave out on_record or key_block_size"
-            )
+        """`on_record` is told what an event changed, before `apply` returns."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
@@ -91,24 +78,18 @@ class EngineBlocks:
         self.is_moved: Callable[[BlockStored], bool] | None = None
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
-        self._held = HeldBlocks(holder, holdings, on_record, self.stats)
-        self._resized = ResizedBlocks(holder, key_block_size, seed) if key_block_size else None
+        self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
 
     @property
     def block_size_seen(self) -> int | None:
-        """What its last event said."""
+        """The block size in tokens that the engine's last event had; None before the first."""
         return self._held.block_size
 
     @property
     def num_orphans(self) -> int:
         """Blocks the engine holds, as far as we know, that no prompt can be matched with."""
         return len(self._held.orphans)
-
-    @property
-    def num_orphans_dropped(self) -> int:
-        """How many made room for others; so many at most are remembered."""
-        return self._held.orphans.num_dropped
 
     def is_orphan(self, block_hash: int) -> bool:
         return block_hash in self._held.orphans
@@ -126,16 +107,16 @@ class EngineBlocks:
     @property
     def num_blocks(self) -> int:
         """Hashes that we have a key for, once for each tier and group."""
-        return len(self._held.bridge) + (len(self._resized) if self._resized else 0)
+        return len(self._held.bridge)
 
     @property
     def copies_count(self) -> bool:
-        """Whether a block is gone with its last copy, or (False) with any removal."""
+        """True if a block is gone with its last copy, False if it is gone with any removal."""
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:
-        """From here on any removal removes a block: for an engine that is asked to report blocks
-        again. Before the first such request leaves; at any time, between two events as well.
+        """Let any removal remove a block from here on: for an engine that is asked to report blocks
+        again. Call it before the first such request leaves; between two events as well.
 
         A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored
         for all blocks that it found in the cache, from the prompt's start on, at each look-up
@@ -149,7 +130,7 @@ class EngineBlocks:
         self._held.count_no_copies()
 
     def apply(self, event: Event) -> list[Op]:
-        """What the index must do so that it stays true."""
+        """Apply the engine's next event. Return what the index must do so that it stays true."""
         self._events += 1
         if not self._events % _SWEEP_EVERY:
             self._held.bridge.sweep(_SWEEP_BLOCKS)
@@ -163,38 +144,37 @@ class EngineBlocks:
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
     ) -> list[Op]:
-        """The engine hashes a prompt's blocks like this, and we give them these keys, from its
-        start on (or behind `parent`). Those that are orphans, or that orphans further on vouch
-        for (`orphans`), are blocks from now on. Not between the events of a batch."""
+        """Give a prompt's blocks, which the engine hashes like this, these keys, from its start on
+        (or behind `parent`). Those that are orphans, or that orphans further on vouch for
+        (`orphans`), are blocks from now on. Call it between two batches. Return what the index
+        must do."""
         return [op for ops in self.adopt_in_steps(hashes, keys, parent) for op in ops]
 
     def adopt_in_steps(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
     ) -> Iterator[list[Op]]:
-        """As `adopt`; each step's operations are to be applied before the next is taken, and no
-        event meanwhile."""
-        if self._held.orphans and self._resized is None:
+        """Do as `adopt`, in steps: the operations of each are to be applied before the next is
+        taken, and no event meanwhile."""
+        if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
     def redo(self, record: Record) -> list[Op]:
-        """Does again what the record says, and tells nobody. All records of an engine, in order
-        and before its next event."""
+        """Do again what the record says, without a record of it, and return what the index must do.
+        All records of an engine are to be redone in order, before its next event."""
         return self._held.redo(record)
 
     def forget(self) -> list[Op]:
-        """As if we had never heard of the engine's blocks; what kind of engine it is, and the
-        counters, stay. The memory is given back by and by, or by `sweep`."""
-        if self._resized is not None:
-            self._resized.clear()
+        """Forget the engine's blocks. What kind of engine it is, and the counters, stay. The memory
+        is given back by and by, or by `sweep`. Return what the index must do."""
         return self._held.clear()
 
     def sweep(self, max_blocks: int) -> bool:
-        """Frees what `forget` left, and forgets what the index has evicted; looks at about so
-        many blocks. Whether there is more to do."""
+        """Free what `forget` left, and forget what the index has evicted, looking at about so many
+        blocks. Return whether there is more to do."""
         return self._held.bridge.sweep(max_blocks)
 
     def num_bytes(self) -> int:
-        """About; keys are counted with the index."""
+        """Return about how much memory it takes. Keys are counted with the index."""
         return self._held.bridge.num_bytes()
 
     # events
@@ -208,8 +188,6 @@ class EngineBlocks:
         tier = self._held.tier(event.medium)
         if tier is None:
             return self._skip("medium")
-        if self._resized is not None:
-            return self._stored_resized(self._resized, event, tier)
         if not event.token_ids:
             return self._stored_known(event, tier)
         if tier != GPU and event.extra_keys is None:
@@ -299,34 +277,6 @@ class EngineBlocks:
     def _is_confirmed(self, event: BlockStored) -> bool:
         return self.confirm is not None and self.confirm(event)
 
-    def _stored_resized(self, blocks: ResizedBlocks, event: BlockStored, tier: Tier) -> list[Op]:
-        hashes = event.block_hashes
-        if not event.token_ids:
-            if not all(blocks.knows(block_hash) for block_hash in hashes):
-                self.stats.skip("unknown_hash")
-            return blocks.known(hashes, tier)
-        if event.block_size != self._held.block_size:
-            self._held.set_block_size(event.block_size)
-        self.stats.other_block_size += event.block_size != self.block_size
-        if not blocks.fits(event.block_size):
-            return self._skip("block_size")
-        if tier != GPU and event.extra_keys is None:
-            unknown = [block_hash for block_hash in hashes if not blocks.knows(block_hash)]
-            if unknown and not self._is_confirmed(event):
-                self._held.wait(unknown, (tier, FULL_ATTENTION))
-                return blocks.known(hashes, tier)
-        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
-        if event.parent_hash is None:
-            self.first_tokens = tokens[: event.block_size]
-        ops = blocks.stored(event, tokens, tier, self._path(event))
-        if ops is None:
-            self._held.wait(hashes, (tier, FULL_ATTENTION))
-            return []
-        self.stats.stored += len(hashes)
-        for block_hash in hashes if self._held.orphans else ():
-            self._held.orphans.pop(block_hash)
-        return ops
-
     def _stored_window(self, event: BlockStored) -> list[Op]:
         held, group = self._held, event.group_idx or 0
         tier, blocks = held.tier(event.medium), self._window_blocks(event)
@@ -353,8 +303,6 @@ class EngineBlocks:
         same_size = event.block_size == (self.block_size_seen or self.block_size)
         if event.spec_kind not in WINDOW_KINDS or not event.sliding_window or not same_size:
             return 0
-        if self._resized is not None:
-            return 0
         # as vLLM's SlidingWindowManager: the token to come sees window - 1 tokens before it
         return -(-(event.sliding_window - 1) // event.block_size)
 
@@ -371,20 +319,7 @@ class EngineBlocks:
             place = (tier, FULL_ATTENTION)
         else:
             return self._skip("other_group")
-        if self._resized is not None:
-            return self._removed_resized(self._resized, event, tier)
         return self._held.remove(event.block_hashes, place)
-
-    def _removed_resized(self, blocks: ResizedBlocks, event: BlockRemoved, tier: Tier) -> list[Op]:
-        ops: list[Op] = []
-        for block_hash in event.block_hashes:
-            done = blocks.removed(block_hash, tier)
-            if done is None:
-                self._held.orphans.pop(block_hash)
-                continue
-            self.stats.removed += 1
-            ops += done
-        return ops
 
     # steps
 

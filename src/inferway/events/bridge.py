@@ -40,7 +40,7 @@ class Bridge:
         self._to_check: Iterator[tuple[Place, int, BlockKey]] | None = None
 
     def key(self, block_hash: int) -> BlockKey | None:
-        """Of a block that the holder has anywhere."""
+        """Return the key of a block that the holder has anywhere; None if it has none."""
         short = block_hash & FOLD
         for table in self._tables.values():
             key = table.at[block_hash >> table.shift].get(short)
@@ -49,7 +49,7 @@ class Bridge:
         return None
 
     def add(self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
-        """One more copy of each. Returns the positions of those the place had already."""
+        """Add a copy of each block. Return the positions of those that the place had already."""
         table = self._tables.get(place)
         if table is None:
             table = self._tables[place] = Shards(folded=True)
@@ -74,7 +74,7 @@ class Bridge:
         return had
 
     def drop(self, place: Place, block_hash: int) -> tuple[BlockKey | None, bool]:
-        """One copy less: its key, None if the place had none, and whether the key is gone."""
+        """Drop a copy. Return its key, None if the place had none, and whether the key is gone."""
         table = self._tables.get(place)
         if table is None:
             return None, False
@@ -95,8 +95,19 @@ class Bridge:
             self._own[place].discard(key)
         return key, True
 
+    def take(self, block_hash: int, key: BlockKey) -> Sequence[tuple[Place, int]]:
+        """Take a block out, if it has this key. Return how many copies there were, by place."""
+        short, taken = block_hash & FOLD, []
+        for place, table in self._tables.items():
+            shard = table.at[block_hash >> table.shift]
+            if shard.get(short) == key:
+                del shard[short]
+                more = self._more.pop((place, block_hash), 0) if self._more else 0
+                taken.append((place, 1 + more))
+        return taken
+
     def clear(self) -> None:
-        """Everything is gone; its memory is given back by `sweep`."""
+        """Forget everything. The memory is given back by `sweep`."""
         for table in self._tables.values():
             self._garbage.extend(table.dicts())
         self._tables.clear()
@@ -107,8 +118,8 @@ class Bridge:
         self._checked_at = 0
 
     def sweep(self, max_blocks: int) -> bool:
-        """Frees what `clear` left and forgets what the index has evicted; looks at about so many
-        blocks. Whether there is more to do."""
+        """Free what `clear` left and forget what the index has evicted, looking at about so many
+        blocks. Return whether there is more to do."""
         while self._garbage and max_blocks > 0:
             max_blocks -= len(self._garbage.pop()) + 1
         if max_blocks > 0 and self._holdings is not None:
@@ -119,7 +130,7 @@ class Bridge:
         return sum(len(table) for table in self._tables.values())
 
     def num_bytes(self) -> int:
-        """About; keys are counted with the index."""
+        """Return about how much memory it takes. Keys are counted with the index."""
         shards = [shard for table in self._tables.values() for shard in table.dicts()]
         own = sum(sys.getsizeof(keys) for keys in self._own.values())
         return sum(sys.getsizeof(shard) + 32 * len(shard) for shard in shards) + own

@@ -37,11 +37,11 @@ from inferway.blocks.dialects import (
     DEFAULT_SEED,
     Dialect,
     HashExtra,
-    Lora,
+    LoraAdapter,
     hash_extras,
     wire_hash,
 )
-from inferway.events.wire import BlockStored
+from inferway.events.event import BlockStored
 from inferway.model import TokenIds
 
 SEEDS = (DEFAULT_SEED, "0", "42")  # what PYTHONHASHSEED is set to in vLLM's and llm-d's guides
@@ -90,7 +90,7 @@ class DialectFinder:
 
     @property
     def name(self) -> str | None:
-        """Of the dialect found."""
+        """The name of the dialect found; None if none is known."""
         if self.state is not DialectState.FOUND:
             return None
         dialect = self._fitting[0]
@@ -98,7 +98,7 @@ class DialectFinder:
 
     @property
     def finding(self) -> str | None:
-        """What is wrong and the cure; None: nothing."""
+        """A sentence that says what is wrong, and the cure; None if nothing is."""
         if self.state is DialectState.NONE:
             return (
                 "its block hashes are none that we know (tried: "
@@ -117,15 +117,16 @@ class DialectFinder:
         return None
 
     def dialects(self, *, with_extras: bool) -> Sequence[Dialect]:
-        """To hash prompts with, such as have extra keys or such as have none: the one that is
-        known, two as long as no block with extra keys has shown how they are hashed, or none."""
+        """Return the dialects to hash prompts with, such as have extra keys or such as have none:
+        the one that is known, two as long as no block with extra keys has shown how they are
+        hashed, or none."""
         if self.state is not DialectState.FOUND:
             return ()
         return self._fitting if with_extras else self._fitting[:1]
 
     def see(self, event: BlockStored) -> None:
-        """Blocks of full attention in GPU memory, with tokens: events of other tiers need not say
-        what else is hashed."""
+        """Take note of stored blocks of full attention in GPU memory, with tokens: events of other
+        tiers need not say what else is hashed."""
         parent = event.parent_hash
         if parent is not None and parent not in self._digests:
             if self.state is DialectState.UNKNOWN:
@@ -140,8 +141,9 @@ class DialectFinder:
         self._waiting.append(event)
 
     def confirms(self, event: BlockStored) -> bool:
-        """Whether tokens and adapter alone make an event's hashes. False if that is not known: no
-        dialect is, its parent cannot be hashed, or it has more blocks than are hashed at once."""
+        """Return whether tokens and adapter alone make an event's hashes: False if that is not
+        known: no dialect is, its parent cannot be hashed, or it has more blocks than are hashed at
+        once."""
         is_small = len(event.block_hashes) <= _STEP
         if self.state is not DialectState.FOUND or not is_small or not self._is_reachable(event):
             return False
@@ -155,8 +157,8 @@ class DialectFinder:
         return False
 
     def is_moved(self, event: BlockStored) -> bool:
-        """Whether an adapter's block that begins a prompt is hashed with another path than the one
-        that is known. False if that cannot be told."""
+        """Return whether an adapter's block that begins a prompt is hashed with another path than
+        the one that is known; False if that cannot be told."""
         if self.state is not DialectState.FOUND or event.parent_hash is not None:
             return False
         extras = self._extras(event) if event.lora_name and event.block_hashes else None
@@ -171,7 +173,7 @@ class DialectFinder:
         return bool(self._waiting)
 
     def step(self, max_blocks: int) -> None:
-        """Looks at what was seen, about so many blocks of it."""
+        """Hash about so many blocks of what was seen."""
         while self._waiting and max_blocks > 0 and self.state is not DialectState.CONTRADICTED:
             event = self._waiting.popleft()
             max_blocks -= min(len(event.block_hashes), _MAX_BLOCKS)
@@ -191,7 +193,7 @@ class DialectFinder:
     def find(
         self, token_ids: TokenIds, block_size: int, lora: str | None
     ) -> tuple[int, BlockStored] | None:
-        """The block of a prompt that a loose event begins with, and the event."""
+        """Return the block of a prompt that a loose event begins with, and the event."""
         raw, step = token_ids.tobytes(), 4 * block_size
         for i in range(len(token_ids) // block_size):
             event = self._loose.get(raw[i * step : (i + 1) * step])
@@ -203,26 +205,24 @@ class DialectFinder:
         self,
         event: BlockStored,
         token_ids: TokenIds,
-        lora: Lora | None = None,
+        lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
     ) -> Iterator[None]:
-        """Hashes a prompt whose last block is the first of a loose event, in each dialect; stops
+        """Hash a prompt whose last block is the first of a loose event, in each dialect; yield
         after every few blocks."""
         fitting: list[Dialect] = []
         digest = b""
         for dialect in list(self._fitting):
-            parent: bytes | None = None
-            extra = hash_extras(lora, cache_salt)
-            for start in range(0, len(token_ids), event.block_size):
-                tokens = token_ids[start : start + event.block_size].tolist()
-                parent = dialect.block_hash(parent, tokens, extra)
-                if not start:
-                    extra = hash_extras(lora)
-                if start // event.block_size % _STEP == _STEP - 1:
+            hashes: list[bytes] = []
+            for block_hash in dialect.block_hashes(
+                token_ids, event.block_size, lora=lora, cache_salt=cache_salt
+            ):
+                hashes.append(block_hash)
+                if len(hashes) % _STEP == 0:
                     yield
-            if parent is not None and wire_hash(parent) == event.block_hashes[0]:
+            if hashes and wire_hash(hashes[-1]) == event.block_hashes[0]:
                 fitting.append(dialect)
-                digest = parent
+                digest = hashes[-1]
         if self.state is not DialectState.UNKNOWN:
             return
         for block, loose in list(self._loose.items()):
@@ -305,14 +305,14 @@ class DialectFinder:
     def _extras(self, event: BlockStored) -> Sequence[tuple[HashExtra, ...] | None] | None:
         """What is hashed beside the tokens of each block, with tags, as far as blocks are looked
         at; None: that is not known."""
-        lora: Lora | None = None
+        lora: LoraAdapter | None = None
         if event.lora_name is None and event.lora_id is not None:
             return None
         if event.lora_name is not None:
             path = self._lora_path(event.lora_name)
             if path is None:
                 return None
-            lora = Lora(event.lora_name, path)
+            lora = LoraAdapter(event.lora_name, path)
         num_blocks = min(len(event.block_hashes), _MAX_BLOCKS)
         entries = (event.extra_keys or [None] * num_blocks)[:num_blocks]
         extras = []

@@ -1,5 +1,5 @@
 """One engine's events -> operations for the index: the order of batches (`stream`), their bytes
-(`wire`) and what they mean (`apply`) in one object. No socket, no clock, no index.
+(`adapters`) and what they mean (`apply`) in one object. No socket, no clock, no index.
 
 Whatever is handed in answers with steps, to be done in order, each before the next is taken:
 operations for the index (those of one event, or of a piece of a long one, at a time, none while a
@@ -25,31 +25,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from inferway.events.adapters import sglang
 from inferway.events.apply import EngineBlocks
-from inferway.events.orphans import MAX_ORPHANS
-from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
-from inferway.events.wire import (
+from inferway.events.event import (
     SMALL_BYTES,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    EventAdapter,
     EventError,
-    RawBatch,
-    decode_event,
-    open_batch,
 )
+from inferway.events.orphans import MAX_ORPHANS
+from inferway.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
 from inferway.index.protocol import Holdings, Op
 
 Step = list[Op] | Replay
 Steps = Iterator[Step]
-_Hear = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
+_Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
@@ -67,23 +65,10 @@ class FollowerStats:
 
 
 class _Opened(Struct, frozen=True, gc=False):
-    """A batch's payload, and what is in it, in order."""
+    """A batch as it came, and what is in it."""
 
     payload: bytes
-    ts: float
-    rank: int | None
-    items: Sequence[Event | EventError]
-
-    @property
-    def errors(self) -> list[EventError]:
-        return [item for item in self.items if isinstance(item, EventError)]
-
-    @property
-    def is_readable(self) -> bool:
-        """False if what could not be read may have said that blocks are gone."""
-        if EventError not in map(type, self.items):
-            return True
-        return not any(error.may_remove for error in self.errors)
+    batch: Batch
 
 
 class EngineFollower:
@@ -98,6 +83,7 @@ class EngineFollower:
         self,
         blocks: EngineBlocks,
         *,
+        adapter: EventAdapter = sglang.open_batch,
         can_replay: bool = True,
         holdings: Holdings | None = None,
         on_batch: Callable[[Batch], None] | None = None,
@@ -106,6 +92,7 @@ class EngineFollower:
         max_held_batches: int | None = None,
     ) -> None:
         self.blocks = blocks
+        self._adapter = adapter
         self.stream = EventStream(can_replay=can_replay)
         if max_held_batches is not None:
             self.stream.max_held_batches = max_held_batches
@@ -126,14 +113,15 @@ class EngineFollower:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the engine holds is known, once in step."""
+        """True if all that the engine holds is known, once in step."""
         if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 
     def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
-        """`blocks` is as it was after this batch; `from_start` if `on_batch_done` was told EXACT
-        of it. Before the link is up: what is believed is stale until the engine has proven it."""
+        """Go on from this batch, after which `blocks` is as it was; `from_start` if `on_batch_done`
+        was told EXACT of it. Before the link is up: what is believed is stale until the engine has
+        proven it."""
         self.stream.restore(seq, digest, from_start)
         self._num_lost = self._count_lost()
         self._began_by_clear = self._other_medium = True  # for all we know
@@ -141,46 +129,46 @@ class EngineFollower:
     # what comes in
 
     def resume(self) -> Steps:
-        """As `EventStream.resume`."""
+        """Tell that the link is new (`EventStream.resume`). Return what to do."""
         return self._do(self.stream.resume())
 
     def recheck(self) -> Steps:
-        """As `EventStream.recheck`."""
+        """Tell that what is believed is in doubt (`EventStream.recheck`). Return what to do."""
         return self._do(self.stream.recheck())
 
     def lost(self) -> None:
-        """As `EventStream.lost`."""
+        """Tell that the link is gone (`EventStream.lost`)."""
         self.stream.lost()
 
     def live(self, seq: int, payload: bytes) -> Steps:
-        """As `EventStream.live`."""
+        """Take a batch that the engine has just published. Return what to do."""
         return self._came(self.stream.live, seq, payload)
 
     def replayed(self, seq: int, payload: bytes) -> Steps:
-        """As `EventStream.replayed`."""
+        """Take an answer to the last Replay. Return what to do."""
         return self._came(self.stream.replayed, seq, payload)
 
     def replay_ended(self, complete: bool) -> Steps:
-        """As `EventStream.replay_ended`."""
+        """Tell that no more answers come, `complete` if the end marker came. Return what to do."""
         return self._do(self.stream.replay_ended(complete))
 
     def skip(self, reason: str, message: str) -> None:
-        """Something came that cannot be used."""
+        """Count, and tell of, something that cannot be used."""
         if reason not in self.stats.skipped and self._on_skip is not None:
             self._on_skip(reason, message)
         self.stats.skipped[reason] = self.stats.skipped.get(reason, 0) + 1
 
     # what is done about it
 
-    def _came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+    def _came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = self._open_small(payload)
         if opened is None:
-            return self._big_came(hear, seq, payload)
-        return self._do(hear(seq, payload, opened.is_readable), opened)
+            return self._big_came(handler, seq, payload)
+        return self._do(handler(seq, payload, opened.batch.is_readable), opened)
 
-    def _big_came(self, hear: _Hear, seq: int, payload: bytes) -> Steps:
+    def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
-        yield from self._do(hear(seq, payload, opened.is_readable), opened)
+        yield from self._do(handler(seq, payload, opened.batch.is_readable), opened)
 
     def _do(self, actions: Sequence[Action], opened: _Opened | None = None) -> Steps:
         """`opened`: the batch that has just come."""
@@ -191,7 +179,7 @@ class EngineFollower:
                     opened = small or (yield from self._open(action.payload))
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                for item in opened.items:
+                for item in opened.batch.items:
                     yield from self._apply(item, is_last_life)
                 self._applied(action, opened)
             elif isinstance(action, Replay):
@@ -203,18 +191,15 @@ class EngineFollower:
         """None: it takes long enough to give others a turn."""
         if len(payload) > SMALL_BYTES:
             return None
-        raw = open_batch(payload)
-        if isinstance(raw, EventError):
-            return _opened(payload, raw, [])
-        return _opened(payload, raw, list(map(decode_event, raw.events, count())))
+        return _Opened(payload, self._adapter(payload).decoded())
 
     def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
-        raw = open_batch(payload)
+        raw = self._adapter(payload)
         items: list[Event | EventError] = []
-        for place, raw_event in enumerate(() if isinstance(raw, EventError) else raw.events):
-            items.append(decode_event(raw_event, place))
+        for item in raw.items:
+            items.append(item)
             yield []
-        return _opened(payload, raw, items)
+        return _Opened(payload, Batch(raw.ts, items, raw.rank))
 
     def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
         if isinstance(item, EventError):
@@ -239,8 +224,7 @@ class EngineFollower:
         self.stats.batches += 1
         self._look_for_losses()
         if self._on_batch is not None:
-            events = [item for item in opened.items if not isinstance(item, EventError)]
-            self._on_batch(Batch(opened.ts, events, opened.rank, opened.errors))
+            self._on_batch(opened.batch)
         if self._on_batch_done is not None:
             state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
             self._on_batch_done(batch.seq, batch.digest, state)
@@ -302,11 +286,3 @@ def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRe
             token_ids=event.token_ids[start * size : end * size],
             extra_keys=None if keys is None else keys[start:end],
         )
-
-
-def _opened(
-    payload: bytes, raw: RawBatch | EventError, items: Sequence[Event | EventError]
-) -> _Opened:
-    if isinstance(raw, EventError):
-        return _Opened(payload, 0.0, None, [raw])
-    return _Opened(payload, raw.ts, raw.rank, items)

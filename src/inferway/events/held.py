@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from inferway.events.bridge import Bridge, Place
 from inferway.events.orphans import MAX_ORPHANS, Orphans
 from inferway.events.records import (
-    Adopted,
+    AdoptedRecord,
     BlockSize,
-    Cleared,
+    ClearedRecord,
     FullGroup,
-    Known,
+    KnownRecord,
     Record,
-    Removed,
-    Stored,
+    RemovedRecord,
+    StoredRecord,
     TierNamed,
     Uncounted,
-    Waiting,
+    WaitingRecord,
     Windowed,
 )
 from inferway.index.protocol import (
@@ -64,7 +64,7 @@ class ApplyStats:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-class HeldBlocks:
+class HolderState:
     """`apply.EngineBlocks` reads all of it and writes through the methods."""
 
     def __init__(
@@ -96,19 +96,20 @@ class HeldBlocks:
         self._stats = stats
 
     def redo(self, record: Record) -> list[Op]:
-        """Raises TypeError for what is no record."""
+        """Do again what a record says, without a record of it. Return what the index must do.
+        Raises TypeError for what is no record."""
         match record:
-            case Stored(hashes, keys, parent, tier):
+            case StoredRecord(hashes, keys, parent, tier):
                 return self._store(hashes, keys, parent, tier)
-            case Removed(hashes, tier, group):
+            case RemovedRecord(hashes, tier, group):
                 return self._remove(hashes, (tier, group))
-            case Known(hashes, tier, group):
+            case KnownRecord(hashes, tier, group):
                 return self._add(self._pairs(hashes), (tier, group))
-            case Waiting(hashes, tier, group):
+            case WaitingRecord(hashes, tier, group):
                 self._wait(hashes, (tier, group), vouching=False)
-            case Adopted():
+            case AdoptedRecord():
                 return self._adopt(record)
-            case Cleared():
+            case ClearedRecord():
                 return self._clear()
             case Windowed(group, blocks):
                 return [self._set_window(group, blocks)]
@@ -129,28 +130,29 @@ class HeldBlocks:
     def store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
-        """One more copy of each block of a chain."""
+        """Add a copy of each block of a chain. Return what the index must do."""
         if self._record is not None:
-            self._record(Stored(hashes, keys, parent, tier))
+            self._record(StoredRecord(hashes, keys, parent, tier))
         self._stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
     def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        """One more copy of each of these blocks that are in the bridge."""
+        """Add a copy of each of these blocks that are in the bridge. Return what the index must
+        do."""
         if not hashes:
             return []
         if self._record is not None:
-            self._record(Known(hashes, *place))
+            self._record(KnownRecord(hashes, *place))
         self._stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
 
     def remembers(self, block_hash: int) -> bool:
-        """Whether its key is known: it is there, or was a moment ago."""
+        """Return whether the key of a block is known: it is there, or was a moment ago."""
         return block_hash in self._lately or self.bridge.key(block_hash) is not None
 
     def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
-        """One more copy of a block that was removed everywhere; None: that is too long ago, or
-        that of its parent is."""
+        """Add a copy of a block that was removed everywhere. Return what the index must do; None if
+        the block, or its parent, was removed too long ago."""
         key, parent = self._lately.get(block_hash), None
         if parent_hash is not None:
             parent = self.bridge.key(parent_hash)
@@ -160,20 +162,20 @@ class HeldBlocks:
         return self.store([block_hash], [key], parent, tier)
 
     def wait(self, hashes: Sequence[int], place: Place, *, vouching: bool = False) -> None:
-        """One more copy of each of these blocks, which have no key. `vouching`: the event says
-        that the blocks before them are there as well."""
+        """Add a copy of each of these blocks, which have no key. `vouching`: the event says that
+        the blocks before them are there as well."""
         if not hashes:
             return
         if self._record is not None:
-            self._record(Waiting(hashes, *place))
+            self._record(WaitingRecord(hashes, *place))
         if place[1] == FULL_ATTENTION:
             self._stats.orphans += len(hashes)
         self._wait(hashes, place, vouching=vouching)
 
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        """One copy less of each."""
+        """Drop a copy of each block. Return what the index must do."""
         if self._record is not None:
-            self._record(Removed(hashes, *place))
+            self._record(RemovedRecord(hashes, *place))
         if self._has_tiers:
             self._remember(hashes)
         return self._remove(hashes, place)
@@ -181,23 +183,23 @@ class HeldBlocks:
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None
     ) -> Iterator[list[Op]]:
-        """Of a chain that has these hashes and keys, what is waiting or vouched for; in steps of
-        so many blocks that none takes long."""
+        """Give the blocks of a chain that wait, or are vouched for, these keys. Yield what the
+        index must do, in steps of so many blocks that none takes long."""
         found = self.orphans.known_of(hashes)
         for i, block_hash in enumerate(hashes):
             if found[i] and self.bridge.key(block_hash) is not None:
                 found[i] = ()  # vouched for, and in the bridge already
         for start, end in _runs(found):
             before = keys[start - 1] if start else parent
-            record = Adopted(hashes[start:end], keys[start:end], before)
+            record = AdoptedRecord(hashes[start:end], keys[start:end], before)
             if self._record is not None:
                 self._record(record)
             yield self._adopt(record)
 
     def clear(self) -> list[Op]:
-        """Everything is gone but what kind of engine it is."""
+        """Forget everything but what kind of engine it is. Return what the index must do."""
         if self._record is not None:
-            self._record(Cleared())
+            self._record(ClearedRecord())
         return self._clear()
 
     def set_window(self, group: int, blocks: int) -> Op:
@@ -222,7 +224,7 @@ class HeldBlocks:
             self.bridge.counting = False
 
     def tier(self, medium: str | None) -> Tier | None:
-        """None: the engine names more than there can be."""
+        """Return the tier of a medium; None if the engine names more than there can be."""
         tier = self.tiers.get(medium)
         self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
@@ -314,7 +316,7 @@ class HeldBlocks:
             if not awaited:
                 del self.awaited[block_hash]
 
-    def _adopt(self, record: Adopted) -> list[Op]:
+    def _adopt(self, record: AdoptedRecord) -> list[Op]:
         ops: list[Op] = []
         hashes, keys, parent = record.hashes, record.keys, record.parent
         self._stats.adopted += len(hashes)

@@ -28,10 +28,9 @@ _GPU_COPY = (GPU,)
 class Orphans:
     """hash -> the tiers its copies lie in, one entry for each. The oldest make room."""
 
-    __slots__ = ("_floor", "_max", "_removed", "_since", "_time", "num_dropped", "tiers")
+    __slots__ = ("_floor", "_max", "_removed", "_since", "_time", "tiers")
 
     def __init__(self, max_orphans: int = MAX_ORPHANS) -> None:
-        self.num_dropped = 0  # for want of room
         self._max = max_orphans
         self.tiers: OrderedDict[int, tuple[Tier, ...]] = OrderedDict()  # read where speed counts
         self._time = 0  # counts what happens
@@ -47,7 +46,7 @@ class Orphans:
         return block_hash in self.tiers
 
     def add(self, hashes: Sequence[int], tier: Tier, *, vouching: bool, counting: bool) -> None:
-        """One more copy of each; `counting` False: one, however often."""
+        """Add a copy of each block; with `counting` False there is one, however often."""
         all_tiers, one = self.tiers, _ONE_COPY[tier]
         for block_hash in hashes:
             tiers = all_tiers.get(block_hash)
@@ -59,11 +58,10 @@ class Orphans:
             self._time += 1
             self._since.update(dict.fromkeys(hashes, self._time))
         while len(all_tiers) > self._max:
-            self.num_dropped += 1
             self.pop(next(iter(all_tiers)))
 
     def pop(self, block_hash: int) -> tuple[Tier, ...]:
-        """The tiers of its copies, none if it is no orphan; from now on it is none."""
+        """Take a block out. Return the tiers of its copies, none if it is no orphan."""
         tiers = self.tiers.pop(block_hash, ())
         self._since.pop(block_hash, None)
         if not self._since and self._removed:
@@ -71,7 +69,7 @@ class Orphans:
         return tiers
 
     def drop(self, block_hash: int, tier: Tier, *, counting: bool) -> bool:
-        """One copy less, `counting` False: all of that tier. Whether there was one."""
+        """Drop a copy, with `counting` False all of that tier. Return whether there was one."""
         tiers = self.tiers.get(block_hash, ())
         if tier not in tiers:
             return False
@@ -86,7 +84,8 @@ class Orphans:
         return True
 
     def note_removed(self, hashes: Sequence[int]) -> None:
-        """Of any blocks from the best tier, orphans or not: nobody vouches for them any more."""
+        """Take note of blocks that were removed from the best tier, orphans or not: nobody vouches
+        for them any more."""
         if not self._since:
             return
         self._time += 1
@@ -97,8 +96,9 @@ class Orphans:
             _, self._floor = self._removed.popitem(last=False)
 
     def known_of(self, chain: Sequence[int]) -> list[tuple[Tier, ...]]:
-        """For each block of a chain, from a prompt's start or anywhere: the tiers its copies lie
-        in, as an orphan or because one behind it vouches for it; () if nothing is known."""
+        """Return, for each block of a chain, the tiers that its copies lie in, as an orphan or
+        because one behind it vouches for it; () if nothing is known. The chain may begin
+        anywhere."""
         known: list[tuple[Tier, ...]] = []
         vouched = self._floor
         for block_hash in reversed(chain):

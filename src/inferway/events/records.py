@@ -22,7 +22,7 @@ from inferway.index.protocol import FULL_ATTENTION, Tier
 from inferway.model import BlockKey
 
 
-class Stored(Struct, frozen=True, gc=False, array_like=True, tag="s"):
+class StoredRecord(Struct, frozen=True, gc=False, array_like=True, tag="s"):
     """One more copy of each block of a chain, the first the child of `parent` (None: it begins a
     prompt). They may have been there already, or been orphans, or be awaited by windows."""
 
@@ -33,7 +33,7 @@ class Stored(Struct, frozen=True, gc=False, array_like=True, tag="s"):
     group: int = FULL_ATTENTION  # always
 
 
-class Known(Struct, frozen=True, gc=False, array_like=True, tag="k"):
+class KnownRecord(Struct, frozen=True, gc=False, array_like=True, tag="k"):
     """One more copy of each of these blocks, whose keys are known from another place or copy."""
 
     hashes: Sequence[int]
@@ -41,7 +41,7 @@ class Known(Struct, frozen=True, gc=False, array_like=True, tag="k"):
     group: int  # as `index.protocol` numbers them: the engine's + 1, or FULL_ATTENTION
 
 
-class Waiting(Struct, frozen=True, gc=False, array_like=True, tag="w"):
+class WaitingRecord(Struct, frozen=True, gc=False, array_like=True, tag="w"):
     """One more copy of blocks without a key: orphans, or (in other groups than FULL_ATTENTION)
     those of a window whose full-attention blocks are unknown."""
 
@@ -50,7 +50,7 @@ class Waiting(Struct, frozen=True, gc=False, array_like=True, tag="w"):
     group: int = FULL_ATTENTION
 
 
-class Adopted(Struct, frozen=True, gc=False, array_like=True, tag="a"):
+class AdoptedRecord(Struct, frozen=True, gc=False, array_like=True, tag="a"):
     """A chain of blocks that have got their keys: those that were orphans with all their copies,
     the others with one copy in the best tier."""
 
@@ -59,7 +59,7 @@ class Adopted(Struct, frozen=True, gc=False, array_like=True, tag="a"):
     parent: BlockKey | None
 
 
-class Removed(Struct, frozen=True, gc=False, array_like=True, tag="r"):
+class RemovedRecord(Struct, frozen=True, gc=False, array_like=True, tag="r"):
     """One copy less of each of these blocks, if there was one."""
 
     hashes: Sequence[int]
@@ -67,8 +67,9 @@ class Removed(Struct, frozen=True, gc=False, array_like=True, tag="r"):
     group: int
 
 
-class Cleared(Struct, frozen=True, array_like=True, tag="c"):
-    """All blocks are gone, or forgotten. What kind of engine it is stays: the four below."""
+class ClearedRecord(Struct, frozen=True, array_like=True, tag="c"):
+    """The engine's blocks are gone, or forgotten. What kind of engine it is stays: the four
+    below."""
 
 
 class Windowed(Struct, frozen=True, array_like=True, tag="W"):
@@ -98,16 +99,16 @@ class BlockSize(Struct, frozen=True, array_like=True, tag="B"):
 
 
 class Uncounted(Struct, frozen=True, array_like=True, tag="U"):
-    """From here on copies are not counted (`EngineBlocks.count_no_copies`)."""
+    """Copies are not counted from here on (`EngineBlocks.count_no_copies`)."""
 
 
 Record = (
-    Stored
-    | Known
-    | Waiting
-    | Adopted
-    | Removed
-    | Cleared
+    StoredRecord
+    | KnownRecord
+    | WaitingRecord
+    | AdoptedRecord
+    | RemovedRecord
+    | ClearedRecord
     | Windowed
     | FullGroup
     | TierNamed

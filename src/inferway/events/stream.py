@@ -145,7 +145,7 @@ class EventStream:
     _linked: bool = False
     _replaying: bool = False
     _answered: bool = False  # the replay's first answer has come
-    _doubt: bool = False  # something was seen that only one more replay can explain
+    _suspect: bool = False  # something was seen that only one more replay can explain
     _unproven: bool = False  # the replay's first answer could not be read
     _attempts: int = 0
     _next_before: int | None = None  # `_next` when the replay was asked for
@@ -171,27 +171,27 @@ class EventStream:
 
     @property
     def digest(self) -> bytes | None:
-        """Of the last batch applied: `digest_of` its payload."""
+        """The digest of the last batch applied: `digest_of` its payload."""
         return None if self._last is None else self._last.digest
 
     @property
     def from_start(self) -> bool:
-        """Whether all that the engine said of what it holds is applied, so that the state is
-        exact once in step."""
+        """True if all that the engine said of what it holds is applied, so that the state is exact
+        once in step."""
         return self._from_start
 
     def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
-        """What is believed is as of this batch, from a life of ours before; call it before the
+        """Believe what was believed as of this batch, in a life of ours before. Call it before the
         link is up."""
         self._last, self._next, self._from_start = _Last(seq, digest), seq + 1, from_start
 
     def cleared(self) -> None:
-        """The last batch applied said that the engine has dropped everything it held: nothing
-        older is unknown."""
+        """Tell that the last batch applied said that the engine has dropped everything it held:
+        nothing older is unknown."""
         self._from_start = self._last is not None
 
     def resume(self) -> list[Action]:
-        """The link is new."""
+        """Tell that the link is new. Return what to do."""
         self._linked = True
         self._attempts = self._in_vain = 0
         if self.can_replay:
@@ -199,18 +199,18 @@ class EventStream:
         return self._forget()
 
     def recheck(self) -> list[Action]:
-        """There is reason to doubt what we believe. Without a link it is in doubt until `resume`:
-        a replay brings nothing of what is published after it."""
+        """Tell that what we believe is in doubt, and return what to do. Without a link it is in
+        doubt until `resume`: a replay brings nothing of what is published after it."""
         return self.resume() if self._linked else []
 
     def lost(self) -> None:
-        """The link is gone; `resume` when it is back. Answers under way will not come."""
+        """Tell that the link is gone; `resume` when it is back. Answers under way will not come."""
         self._linked = False
         self._replaying = False
         self._drop_held()
 
     def live(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
-        """A batch as the engine publishes it."""
+        """Take a batch that the engine has just published. Return what to do."""
         if not self._linked:
             return [*self.resume(), *self.live(seq, payload, readable)]
         counts = readable or self._is_last(seq, payload) or not self._is_worth_asking(seq, payload)
@@ -218,7 +218,7 @@ class EventStream:
             if counts:
                 self._hold_live(seq, payload)
             else:
-                self._doubt = True
+                self._suspect = True
             return []
         if not counts:
             return [self._ask()]
@@ -235,13 +235,13 @@ class EventStream:
         return [self._ask()]
 
     def replayed(self, seq: int, payload: bytes, readable: bool = True) -> list[Action]:
-        """An answer to the last Replay."""
+        """Take an answer to the last Replay. Return what to do."""
         if not self._replaying or (self._last is not None and seq < self._last.seq):
             return []
         if readable:
             self._in_vain *= seq not in self._unreadable
         elif not self._is_last(seq, payload) and not self._is_confirmed(seq, payload):
-            self._doubt = True
+            self._suspect = True
             self._unproven |= not self._answered
             return []
         if self._unproven:
@@ -256,7 +256,8 @@ class EventStream:
         return []
 
     def replay_ended(self, complete: bool) -> list[Action]:
-        """No more answers come; `complete`: the engine's end marker was the last."""
+        """Tell that no more answers come; `complete`: the engine's end marker was the last. Return
+        what to do."""
         if not self._replaying:
             return []
         self._replaying = False
@@ -265,9 +266,9 @@ class EventStream:
                 return self._restart()
             self._next, self._from_start = 0, True
         actions: list[Action] = []
-        if complete and not self._doubt:
+        if complete and not self._suspect:
             actions = self._drain()
-            if not self._held and not self._doubt:
+            if not self._held and not self._suspect:
                 self._attempts = 0
                 self._unreadable.clear()
                 return actions
@@ -297,7 +298,7 @@ class EventStream:
         self.stats.applied += 1
         held = self._unhold(seq)
         if held is not None and held != payload:
-            self._doubt = True
+            self._suspect = True
         return Apply(payload, seq, last.digest)
 
     # batches that cannot be read
@@ -322,7 +323,7 @@ class EventStream:
 
     def _ask(self) -> Replay:
         self._replaying, self._answered = True, False
-        self._doubt = self._unproven = False
+        self._suspect = self._unproven = False
         self._next_before = self._next
         self._attempts += 1
         self.stats.replays += 1
@@ -345,7 +346,7 @@ class EventStream:
 
     def _give_up(self) -> list[Action]:
         """Replays do not explain what we saw."""
-        in_doubt, self._attempts, self._doubt = self._doubt, 0, False
+        in_doubt, self._attempts, self._suspect = self._suspect, 0, False
         if in_doubt:
             self._drop_held()
             return self._forget()
@@ -363,7 +364,7 @@ class EventStream:
         held = self._held.get(seq)
         below = self._last is not None and seq <= self._last.seq
         if held not in (None, payload) or (below and not self._is_last(seq, payload)):
-            self._doubt = True
+            self._suspect = True
         if not below:
             self._hold(seq, payload)
 
@@ -372,7 +373,7 @@ class EventStream:
         self._unhold(seq)
         full = self._held_bytes + len(payload) > self.max_held_bytes
         if full or len(self._held) >= self.max_held_batches:
-            self._doubt = True
+            self._suspect = True
             return
         self._held[seq] = payload
         self._held_bytes += len(payload)

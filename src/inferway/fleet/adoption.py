@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from inferway.blocks.dialects import Dialect, Lora, hash_extras, wire_hash
+from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
+from inferway.events.event import BlockStored
 from inferway.events.stream import StreamState
-from inferway.events.wire import BlockStored
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.model import BlockKey, Prompt, TokenIds
+from inferway.tasks import Tasks, TimeSlice
 
 log = logging.getLogger("inferway.events")
 
 ROUND_SECONDS = 0.25
-SLICE_SECONDS = 0.001  # hashing goes on for so long at a time
 MAX_PROMPTS = 256  # kept
 MAX_TOKENS = 1 << 20  # of all prompts kept
 _BLOCKS = 16  # hashed between two looks at the clock: 0.5 ms if it is CBOR
@@ -51,7 +51,7 @@ class _Recent:
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _OrphanWatch:
     """One event stream, and what has been tried for its orphans."""
 
     engine: Engine
@@ -80,13 +80,15 @@ class Adopter:
         self._engines = engines
         self._seeds = seeds
         self._on_moved = on_moved
-        self._clock = clock
-        self._watches: dict[EventSubscriber, _Watch] = {}
+        self._slice = TimeSlice(clock)
+        self._watches: dict[EventSubscriber, _OrphanWatch] = {}
         self._recent: deque[_Recent] = deque()
         self._num_tokens = 0
         self._num_offered = 0
-        self._task: asyncio.Task[None] | None = None
-        self._slice_began = 0.0
+        self._tasks = Tasks(
+            log,
+            "events without a known parent block are no longer adopted, by a fault of the gateway",
+        )
 
     def offer(
         self,
@@ -96,7 +98,8 @@ class Adopter:
         lora_path: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """A request's prompts, by block size; their keys are made for an adapter from there."""
+        """Take a request's prompts, by block size; their keys are made for an adapter from
+        there."""
         for block_size, items in prompts.items():
             for prompt in items:
                 num_tokens = len(prompt.token_ids)
@@ -113,17 +116,14 @@ class Adopter:
             self._num_tokens -= len(self._recent.popleft().token_ids)
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(_ended)
+        self._tasks.spawn(self._run())
 
     async def close(self) -> None:
-        """Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Stop. It may be called twice."""
+        await self._tasks.close()
 
     async def look(self) -> None:
-        """One round: new streams, new events, new orphans, new prompts."""
+        """Do one round: look at new streams, events, orphans and prompts."""
         self._attend()
         for watch in list(self._watches.values()):
             await self._verify(watch)
@@ -142,26 +142,28 @@ class Adopter:
     # streams
 
     def _attend(self) -> None:
-        """A finder for each stream there is now; a new one when its engine began anew."""
+        """A finder for each stream there is now; a new one when its engine began anew. Engines that
+        are polled hash in another way than those we know."""
         watches = {}
         for engine in self._engines:
-            for subscriber in engine.subscribers:
+            published = [each for each in engine.subscribers if not each.source.is_polled]
+            for subscriber in published:
                 watch = self._watches.get(subscriber)
                 if watch is None or watch.forgotten != subscriber.stats.forgotten:
                     watch = self._watch(engine, subscriber)
                 watches[subscriber] = watch
-            ranks = {subscriber.source.rank for subscriber in engine.subscribers}
+            ranks = {subscriber.source.rank for subscriber in published}
             for rank in engine.dialects.keys() - ranks:
                 del engine.dialects[rank]
         self._watches = watches
 
-    def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _Watch:
+    def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _OrphanWatch:
         finder = DialectFinder(self._seeds, lora_path=engine.adapter_path)
         blocks = subscriber.blocks
         blocks.witness, blocks.confirm = finder.see, finder.confirms
         blocks.is_moved = partial(self._is_moved, engine, finder, set())
         engine.dialects[subscriber.source.rank] = finder
-        return _Watch(engine, subscriber, finder, subscriber.stats.forgotten)
+        return _OrphanWatch(engine, subscriber, finder, subscriber.stats.forgotten)
 
     def _is_moved(
         self,
@@ -179,7 +181,7 @@ class Adopter:
             self._on_moved(engine)
         return True
 
-    async def _verify(self, watch: _Watch) -> None:
+    async def _verify(self, watch: _OrphanWatch) -> None:
         finder = watch.finder
         had = finder.finding
         while finder.has_work:
@@ -190,7 +192,7 @@ class Adopter:
 
     # orphans
 
-    async def _adopt(self, watch: _Watch) -> None:
+    async def _adopt(self, watch: _OrphanWatch) -> None:
         """Tries what has not been tried: new prompts, or all of them for new orphans."""
         blocks = watch.subscriber.blocks
         noted = blocks.stats.orphans
@@ -211,7 +213,7 @@ class Adopter:
         if watch.finder.name is not None:
             watch.orphans = noted
 
-    async def _prove(self, watch: _Watch) -> None:
+    async def _prove(self, watch: _OrphanWatch) -> None:
         """No prompt's start has shown how the engine hashes. Prompts may."""
         finder = watch.finder
         for recent in list(self._recent):
@@ -224,39 +226,37 @@ class Adopter:
             path = _path_there(watch, recent)
             if found is None or (recent.lora and path is None):
                 continue
-            lora = Lora(recent.lora, path) if recent.lora and path else None
+            lora = LoraAdapter(recent.lora, path) if recent.lora and path else None
             block, event = found
             tokens = recent.token_ids[: (block + 1) * recent.block_size]
             for _ in finder.prove(event, tokens, lora, recent.cache_salt):
                 await self._breathe()
 
-    async def _hashes(self, recent: _Recent, dialect: Dialect, lora: Lora | None) -> list[int]:
+    async def _hashes(
+        self, recent: _Recent, dialect: Dialect, lora: LoraAdapter | None
+    ) -> list[int]:
         """Of the prompt's blocks, as its events carry them."""
         way = (dialect.algorithm, dialect.seed, dialect.tagged, lora)
         known = recent.hashes.get(way)
         if known is not None:
             return known
-        size, hashes = recent.block_size, []
-        parent: bytes | None = None
-        extra = hash_extras(lora, recent.cache_salt)
-        for i in range(len(recent.block_keys)):
-            tokens = recent.token_ids[i * size : (i + 1) * size].tolist()
-            parent = dialect.block_hash(parent, tokens, extra)
-            hashes.append(wire_hash(parent))
-            if i == 0:
-                extra = hash_extras(lora)
-            if i % _BLOCKS == _BLOCKS - 1:
+        hashes: list[int] = []
+        block_hashes = dialect.block_hashes(
+            recent.token_ids, recent.block_size, lora=lora, cache_salt=recent.cache_salt
+        )
+        for block_hash in block_hashes:
+            hashes.append(wire_hash(block_hash))
+            if len(hashes) % _BLOCKS == 0:
                 await self._breathe()
         recent.hashes[way] = hashes
         return hashes
 
     async def _breathe(self) -> None:
-        if self._clock() - self._slice_began >= SLICE_SECONDS:
-            await asyncio.sleep(0)
-            self._slice_began = self._clock()
+        if self._slice.is_over:
+            await self._slice.rest()
 
 
-def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None]]:
+def _ways(watch: _OrphanWatch, recent: _Recent) -> Iterator[tuple[Dialect, LoraAdapter | None]]:
     """How the engine may hash this prompt."""
     with_extras = recent.lora is not None or recent.cache_salt is not None
     for dialect in list(watch.finder.dialects(with_extras=with_extras)):
@@ -265,10 +265,10 @@ def _ways(watch: _Watch, recent: _Recent) -> Iterator[tuple[Dialect, Lora | None
             continue
         path = _path_there(watch, recent)
         if path is not None or (not dialect.tagged and recent.lora_path is None):
-            yield dialect, Lora(recent.lora, path or "")
+            yield dialect, LoraAdapter(recent.lora, path or "")
 
 
-def _path_there(watch: _Watch, recent: _Recent) -> str | None:
+def _path_there(watch: _OrphanWatch, recent: _Recent) -> str | None:
     """Where the engine has the prompt's adapter from, if that is what its keys are made for."""
     path = watch.engine.adapter_path(recent.lora) if recent.lora else None
     return path if recent.lora_path in (None, path) else None
@@ -277,11 +277,3 @@ def _path_there(watch: _Watch, recent: _Recent) -> str | None:
 def _may_need_prompts(subscriber: EventSubscriber) -> bool:
     """An engine of which we know all has no orphans, and will have none."""
     return subscriber.blocks.num_orphans > 0 or subscriber.state is not StreamState.EXACT
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error(
-            "events without a known parent block are no longer adopted, by a fault of the gateway",
-            exc_info=error,
-        )

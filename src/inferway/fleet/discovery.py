@@ -21,16 +21,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from yarl import URL
 
-from inferway.config import unix_path
-from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.config import EngineSettings, unix_path
+from inferway.errors import UpstreamError
+from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
 from inferway.fleet.load import load_names, samples
-from inferway.fleet.posting import read_answer
 from inferway_structured.decoding import UNREADABLE
 
 METRICS = "/metrics"
-MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
 MAX_MODELS = 4096  # most of them adapters
 MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
 MAX_RANKS = 512  # each takes sockets
@@ -51,7 +49,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where one rank of an engine publishes its KV events."""
+    """The place where one rank of an engine publishes its KV events."""
 
     rank: int
     endpoint: str
@@ -59,11 +57,16 @@ class EventSource:
     bind: bool = False  # the engine connects, we must bind
     place: int = 0  # among the ranks that the engine told: what its X-data-parallel-rank takes
 
+    @property
+    def is_polled(self) -> bool:
+        """True if the engine is asked for its events by HTTP, and does not publish them."""
+        return self.endpoint.startswith("http://")
+
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """All an engine told. `findings` are sentences for the log, each with its cure. What is made of
-    the models is made once: there may be thousands of adapters, and each asks."""
+    """Everything that an engine told. `findings` are sentences for the log, each with its cure.
+    What is made of the models is made once: there may be thousands of adapters, and each asks."""
 
     models: tuple[ModelCard, ...]
     sources: tuple[EventSource, ...]
@@ -75,34 +78,34 @@ class EngineFacts:
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
-        """Without adapters: the names of what it is."""
+        """The engine's models without adapters: the names of what it is."""
         return [card for card in self.models if not card.parent]
 
     @cached_property
     def adapter_paths(self) -> Mapping[str, str | None]:
-        """By name; None for one whose path was not told."""
+        """The adapters' paths by name; None for one whose path was not told."""
         return {card.name: card.root for card in reversed(self.models) if card.parent}
+
+
+def given_source(settings: EngineSettings) -> EventSource | None:
+    """Return the source that an engine's settings give by hand; a wildcard means that we bind.
+    None: the engine is asked."""
+    if settings.events is None:
+        return None
+    return EventSource(0, settings.events, settings.replay, bind="*" in settings.events)
 
 
 class NoEngineError(UpstreamError):
     """Something answered, and not as an engine does."""
 
 
-class StatusError(UpstreamError):
-    """The engine answered, with something else than 200."""
-
-    def __init__(self, message: str, answered: int) -> None:
-        super().__init__(message)
-        self.answered = answered
-
-
 async def discover(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> tuple[EngineFacts, str]:
-    """Asks the engine; its metrics are given along, for who reads its load in them. Raises
-    UpstreamError when it does not answer, or not as an engine, or says itself that it is not
-    well: an engine whose core has died still lists its models. A path that it does not have is
-    a finding, a question without an answer never is."""
+    """Ask the engine what it is; its metrics are given along, for who reads its load in them.
+    Raises UpstreamError when it does not answer, or not as an engine, or says itself that it is not
+    well: an engine whose core has died still lists its models. A path that it does not have is a
+    finding, a question without an answer never is."""
     try:
         await fetch(session, f"{url}/health", headers)
     except StatusError as e:
@@ -178,7 +181,7 @@ async def _has_plugin(session: aiohttp.ClientSession, url: str, headers: Mapping
 async def fetch_metrics(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> str:
-    """The engine's metrics page, cut after MAX_PAGE_BYTES; empty if it has none. Raises
+    """Return the engine's metrics page, cut after MAX_PAGE_BYTES; empty if it has none. Raises
     UpstreamError as `fetch` does."""
     try:
         page = await fetch(session, f"{url}{METRICS}", headers, cut=True)
@@ -196,29 +199,10 @@ def _host(url: str) -> str:
 
 
 def whole_lines(page: bytes) -> bytes:
-    """A page of metrics as it came, without the line that was cut if it was too long. vLLM adds a
-    sample for each set of adapters that it has ever run together: with many adapters its page
-    grows for weeks."""
+    """Return a page of metrics as it came, without the line that was cut if it was too long. vLLM
+    adds a sample for each set of adapters that it has ever run together: with many adapters its
+    page grows for weeks."""
     return page if len(page) <= MAX_PAGE_BYTES else page[: page.rfind(b"\n", 0, MAX_PAGE_BYTES) + 1]
-
-
-async def fetch(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, cut: bool = False
-) -> bytes:
-    """The body of a 200. Raises StatusError for another answer, UpstreamTimeoutError for none
-    in time, UpstreamError for no connection, and for more than MAX_PAGE_BYTES; these and a little
-    more are given where it may be `cut`."""
-    try:
-        async with session.get(
-            URL(url, encoded=True), headers=headers, allow_redirects=False
-        ) as response:
-            if response.status != 200:
-                raise StatusError(f"{url} answered {response.status}", response.status)
-            return await read_answer(response, MAX_PAGE_BYTES, cut=cut)
-    except TimeoutError as e:
-        raise UpstreamTimeoutError(f"{url} did not answer in time") from e
-    except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 
 class _Card(msgspec.Struct):
@@ -345,7 +329,7 @@ _BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<size>\d{1,9})"')
 
 
 def parse_block_size(metrics: str) -> int | None:
-    """The `block_size` label of `vllm:cache_config_info`, in tokens."""
+    """Return the `block_size` label of `vllm:cache_config_info`, in tokens."""
     configs = samples(metrics, ("vllm:cache_config_info",))
     found = _BLOCK_SIZE.search(configs[0][0]) if configs else None
     return int(found["size"]) if found else None

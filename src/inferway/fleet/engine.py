@@ -11,7 +11,7 @@ from typing import Any
 from inferway.config import EngineSettings
 from inferway.events.dialect import DialectFinder
 from inferway.events.stream import StreamState
-from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
+from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
@@ -24,7 +24,7 @@ SILENT_SCRAPES = 6
 
 
 class ProofState(StrEnum):
-    """Whether an engine renders a model's prompts as we do."""
+    """What the probe says of an engine: does it render a model's prompts as we do?"""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -44,13 +44,13 @@ class Proof:
 
     @property
     def fault(self) -> str | None:
-        """Why the model must not be routed by what we render; None if it may."""
+        """The reason why the model must not be routed by what we render; None if it may."""
         return self.why if self.state is ProofState.DIFFERS else self.live
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine of the fleet."""
+    """An engine of the fleet, as it was configured, as it tells, and as it is."""
 
     settings: EngineSettings
     headers: Headers
@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def block_size(self) -> int | None:
-        """In tokens: as its events show, else by hand, else as its metrics told."""
+        """The block size in tokens: as its events show, else by hand, else as its metrics told."""
         for subscriber in self.subscribers:
             if subscriber.block_size_seen is not None:
                 return subscriber.block_size_seen
@@ -88,29 +88,28 @@ class Engine:
 
     @property
     def block_size_told(self) -> int | None:
-        """By hand, else as its metrics told."""
+        """The block size in tokens by hand, else as its metrics told."""
         if self.settings.block_size is not None:
             return self.settings.block_size
         return self.facts.block_size if self.facts else None
 
     @property
     def sources(self) -> Sequence[EventSource]:
-        """Event sockets: by hand, else as the engine told. A wildcard by hand means: we bind."""
-        by_hand = self.settings.events
-        if by_hand is not None:
-            bind = "*" in by_hand
-            return (EventSource(0, by_hand, self.settings.replay, bind=bind),)
+        """The sources of its events: by hand, else as the engine told."""
+        given = given_source(self.settings)
+        if given is not None:
+            return (given,)
         return self.facts.sources if self.facts else ()
 
     @property
     def ranks(self) -> list[int | None]:
-        """One endpoint each: its data-parallel ranks, if it lets us choose one."""
+        """The ranks of its endpoints: its data-parallel ranks, if it lets us choose one."""
         ranks: list[int | None] = [source.rank for source in self.sources]
         return ranks if len(ranks) > 1 else [None]
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the link of one of its event streams is lost."""
+        """True if the link of one of its event streams is lost."""
         return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
 
     @property
@@ -123,20 +122,21 @@ class Engine:
 
     @property
     def base_models(self) -> Sequence[ModelCard]:
-        """Without adapters: the names of what it is."""
+        """Its models without adapters: the names of what it is."""
         return self.facts.base_models if self.facts is not None else ()
 
     @property
     def max_model_len(self) -> int | None:
-        """Its context in tokens, the same under all its names; None if it has not told."""
+        """Its context length in tokens, the same under all its names; None if it has not told."""
         return next((card.max_model_len for card in self.base_models), None)
 
     def adapter_path(self, name: str) -> str | None:
-        """Where it has an adapter from; None if it has not told."""
+        """Return where it has an adapter from; None if it has not told."""
         return None if self.facts is None else self.facts.adapter_paths.get(name)
 
     def evidence(self) -> list[StreamEvidence]:
-        """What each of its event streams has brought; one without a socket if there is none."""
+        """Return what each of its event streams has brought; one without a socket if there is
+        none."""
         if not self.subscribers:
             none = StreamEvidence(engine=self.name, block_size=self.block_size)
             return [none]
@@ -156,14 +156,14 @@ class Engine:
         ]
 
     def stream(self, endpoint: Endpoint) -> EventSubscriber | None:
-        """The one that tells of this endpoint of the engine; None: nobody does."""
+        """Return the stream that tells of this endpoint; None if none does."""
         for subscriber in self.subscribers:
             if subscriber.holder == endpoint.holder:
                 return subscriber
         return None
 
     def report(self) -> dict[str, Any]:
-        """For /ready."""
+        """Return what /ready shows of it."""
         return {
             "engine": self.name,
             "healthy": self.healthy,
@@ -183,14 +183,14 @@ class Engine:
         }
 
     def probe_report(self) -> dict[str, Any]:
-        """By model, whether it renders as we do."""
+        """Return, by model, whether it renders as we do."""
         return {
             model: {"state": proof.state, "why": proof.fault or proof.why}
             for model, proof in self.proofs.items()
         }
 
     def problems(self) -> list[str]:
-        """What is wrong, in words."""
+        """Return sentences that say what is wrong."""
         found = [] if self.healthy else ["it does not answer"]
         if self.facts is not None and self.settings.events is None:
             found += self.facts.findings

@@ -22,10 +22,10 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.fleet.connector import EngineConnector
 from inferway.fleet.discovery import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.heal import Healer
+from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.load import parse_load
 from inferway.fleet.pages import Pages
 from inferway.fleet.prober import Prober
@@ -75,7 +75,7 @@ class Fleet:
         self._pages = Pages(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
-            settings.models, load_prompts, self._around, self._tasks.spawn, self._prompts_came
+            settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
         self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
@@ -86,7 +86,7 @@ class Fleet:
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Asks every engine once, side by side, then goes on watching them."""
+        """Ask every engine once, side by side, then go on watching them."""
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
         connector = EngineConnector(self._settings.engine_tls())
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
@@ -94,16 +94,16 @@ class Fleet:
         if self._settings.scoring:
             self.prober.open(self._session)
             self.remote.open(self._session)
-        await asyncio.gather(*(self._look(engine) for engine in self.engines))
+        await asyncio.gather(*(self._rediscover(engine) for engine in self.engines))
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        self._spread_looks()
+        self._spread_rediscovery()
         self.scraper.start()
 
     async def close(self) -> None:
-        """Stops watching, closes every subscriber."""
+        """Stop watching, and close every subscriber."""
         await self.prober.close()
         await self.remote.close()
         await self.scraper.close()
@@ -118,8 +118,8 @@ class Fleet:
     # who is in it
 
     async def set_engines(self, wanted: Sequence[EngineSettings]) -> None:
-        """These are the engines from now on. One whose settings are the same stays as it is; one
-        that goes gets no new request, and those on their way there end as they would have."""
+        """Take these as the engines from now on. One whose settings are the same stays as it is;
+        one that goes gets no new request, and those on their way there end as they would have."""
         async with self._changing:
             kept = [engine for engine in self.engines if engine.settings in wanted]
             going = [engine for engine in self.engines if engine.settings not in wanted]
@@ -135,7 +135,7 @@ class Fleet:
                     "engine %s has come to the list of engines, at %s", engine.name, engine.url
                 )
                 self._by_name[engine.name] = engine
-            await asyncio.gather(*(self._look(engine) for engine in coming))
+            await asyncio.gather(*(self._rediscover(engine) for engine in coming))
             for engine in coming:
                 self.scraper.add(engine)
 
@@ -145,7 +145,7 @@ class Fleet:
         self.scraper.remove(engine)
         for model in list(engine.proofs):
             self.prober.leave(engine, model)
-        await self._hear_no_more(engine)
+        await self._unsubscribe(engine)
         self.table.retire(engine, asyncio.get_running_loop().time())
 
     def _forget_those_who_left(self, now: float) -> None:
@@ -155,11 +155,13 @@ class Fleet:
                 del self._by_name[engine.name]
 
     def engine(self, name: str) -> Engine | None:
-        """Of that name; for a while also one that has left, whose requests may still run."""
+        """Return the engine of that name; for a while also one that has left, whose requests may
+        still run. None if there is none."""
         return self._by_name.get(name)
 
     def find(self, address: str) -> Endpoint | None:
-        """Who is at `host:port`; of ranks that share it, the first."""
+        """Return the endpoint at `host:port`, of ranks that share it the first; None if nobody is
+        there."""
         return next(
             (e for engine in self.engines for e in engine.endpoints if e.address == address), None
         )
@@ -167,7 +169,8 @@ class Fleet:
     # what the director asks
 
     def model(self, name: str) -> ServedModel:
-        """Raises UnknownModelError naming the known ones."""
+        """Return what is known of a model. Raises UnknownModelError naming the known ones, and
+        NoEndpointError before any engine has answered."""
         served = self.models.get(name)
         if served is not None:
             return served
@@ -183,28 +186,30 @@ class Fleet:
         )
 
     def heal(self, endpoint: Endpoint) -> bool:
-        """Whether a request that goes there now shall ask for a report of all that it reuses;
-        `healed` when it has ended."""
+        """Return whether a request that goes there now shall ask for a report of all that it
+        reuses. Call `healed` when it has ended."""
         return self.healer.ask(self._by_name[endpoint.engine], endpoint)
 
     def healed(self, endpoint: Endpoint) -> None:
         self.healer.asked(endpoint)
 
     def reports(self, endpoint: Endpoint) -> None:
-        """A request is about to go there that asks by itself for a report of what it reuses."""
+        """Tell that a request is about to go there that asks by itself for a report of what it
+        reuses."""
         for subscriber in self._by_name[endpoint.engine].subscribers:
             subscriber.count_no_copies()
 
     def suspect(self, endpoint: Endpoint) -> None:
-        """A request just failed there: ask at once how it is."""
+        """Ask the engine at once how it is, because a request has just failed there."""
         self.scraper.suspect(endpoint.engine)
 
     def look_soon(self, engine: Engine) -> None:
-        """It is something else than it has told: ask at once."""
+        """Ask the engine at once what it is, because it is something else than it has told."""
         self.scraper.suspect(engine.name)
 
     def evidence(self, model: str) -> list[StreamEvidence]:
-        """What the event streams of a model's engines have brought: for the silent-zero alarm."""
+        """Return what the event streams of a model's engines have brought, for the silent-zero
+        alarm."""
         return [
             evidence
             for engine in self.engines
@@ -213,19 +218,19 @@ class Fleet:
         ]
 
     def report(self) -> dict[str, Any]:
-        """Engines and models as /ready shows them, with what is wrong in words."""
+        """Return engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
             "models": self._served.report(self._why_none_is_matched()),
         }
 
     def num_engines(self) -> dict[str, int]:
-        """All that /ready shows to who may not see their names."""
+        """Return all that /ready shows to those who may not see their names."""
         healthy = sum([engine.healthy for engine in self.engines])
         return {"num_engines": len(self.engines), "num_healthy": healthy}
 
     def why_not_ready(self, *, with_names: bool = True) -> str | None:
-        """Why requests should not come yet; None: they may."""
+        """Return why requests should not come yet; None if they may."""
         if not self.engines:
             return "no engine is known yet: none was given, and none has been found"
         if not any(engine.healthy for engine in self.engines):
@@ -236,17 +241,18 @@ class Fleet:
 
     @property
     def loading(self) -> str | None:
-        """Which tokenizer is still being loaded since the start, if prompts are looked at."""
+        """The tokenizer that is still being loaded since the start, if prompts are looked at."""
         return self._served.first_load if self._settings.scoring else None
 
     def _why_none_is_matched(self) -> Reason | None:
         if not self._settings.scoring:
             return Reason.LOAD_ONLY
-        return Reason.INDEX_AWAY if self._index.away else None
+        shared = self._index.shared
+        return Reason.INDEX_AWAY if shared is not None and shared.away else None
 
     # how the engines are watched
 
-    def _spread_looks(self) -> None:
+    def _spread_rediscovery(self) -> None:
         """Over the time in which each has one, as if some had been looked at earlier."""
         now = asyncio.get_running_loop().time()
         for number, engine in enumerate(self.engines):
@@ -258,16 +264,16 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
             engine.looked = now
-            return await self._look(engine)
+            return await self._rediscover(engine)
         return await self._scrape(engine)
 
-    async def _look(self, engine: Engine) -> bool:
+    async def _rediscover(self, engine: Engine) -> bool:
         """Asks what the engine is; what changed is applied and logged once. Whether it answered."""
         assert self._session is not None
         try:
             facts, metrics = await discover(self._session, engine.url, engine.http_headers)
         except UpstreamError as e:
-            self._missed(engine, e)
+            self._on_down(engine, e)
             return False
         first, back = engine.facts is None, engine.facts is not None and not engine.healthy
         changed, others = engine.facts != facts, engine.base_models
@@ -280,7 +286,7 @@ class Fleet:
             await self._admit(engine)
             self._served.name_unserved(self.engines)
         if first or back:
-            self._found(engine)
+            self._on_up(engine)
         elif engine.base_models != others:
             self._probe(engine)
         if back:
@@ -294,10 +300,10 @@ class Fleet:
         try:
             metrics = await self._pages.get(engine.url, path, engine.headers)
         except UpstreamError as e:
-            self._missed(engine, e)
+            self._on_down(engine, e)
             return False
         if not engine.healthy:
-            self._found(engine)
+            self._on_up(engine)
         self._loaded(engine, metrics)
         return True
 
@@ -328,7 +334,7 @@ class Fleet:
             )
         self._refresh()
 
-    def _missed(self, engine: Engine, error: UpstreamError) -> None:
+    def _on_down(self, engine: Engine, error: UpstreamError) -> None:
         engine.failures += 1
         patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
         if engine.healthy and patient:
@@ -344,7 +350,7 @@ class Fleet:
                 self.prober.leave(engine, model)
             self._refresh()
 
-    def _found(self, engine: Engine) -> None:
+    def _on_up(self, engine: Engine) -> None:
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
         log.info(
@@ -364,17 +370,17 @@ class Fleet:
     async def _admit(self, engine: Engine) -> None:
         """Endpoints and subscribers for an engine that has just said what it is."""
         if [endpoint.rank for endpoint in engine.endpoints] != engine.ranks:
-            await self._hear_no_more(engine)
+            await self._unsubscribe(engine)
             self.table.retire(engine, asyncio.get_running_loop().time())
             sources = engine.sources if len(engine.sources) > 1 else [None]
             engine.endpoints = [self.table.add(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
-            await self._listen(engine)
+            await self._resubscribe(engine)
         self._refresh()
 
-    async def _listen(self, engine: Engine) -> None:
+    async def _resubscribe(self, engine: Engine) -> None:
         """To the sockets that the engine names now; what others told is forgotten."""
-        await self._hear_no_more(engine)
+        await self._unsubscribe(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
             subscriber.on_state = partial(self.table.note_states, engine)
@@ -384,7 +390,7 @@ class Fleet:
             subscriber.start()
         self.table.note_states(engine)
 
-    async def _hear_no_more(self, engine: Engine) -> None:
+    async def _unsubscribe(self, engine: Engine) -> None:
         for subscriber in engine.subscribers:
             await subscriber.close()
             self._index.apply([Clear(subscriber.holder)])
@@ -392,7 +398,7 @@ class Fleet:
 
     # whether they render as we do
 
-    def _around(self, source: ModelSource, own: PromptSource) -> PromptSource:
+    def _wrap(self, source: ModelSource, own: PromptSource) -> PromptSource:
         return self.remote.around(source, own) if self._settings.scoring else own
 
     def _prompts_came(self, key: str) -> None:

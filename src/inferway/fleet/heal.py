@@ -40,12 +40,13 @@ class Healer:
         self._asked: set[HolderId] = set()  # a request is on its way
 
     def attend(self, blocks: EngineBlocks) -> None:
-        """Before anything is applied to them, from a journal or by the engine."""
+        """Prepare an engine's blocks, before anything is applied to them."""
         if self._share:
             blocks.count_no_copies()
 
     def ask(self, engine: Engine, endpoint: Endpoint) -> bool:
-        """Whether a request that goes there now is to be edited; `asked` when it has ended."""
+        """Return whether a request that goes there now is to be edited. Call `asked` when it has
+        ended."""
         holder = endpoint.holder
         if not self._share or holder in self._asked:
             return False
@@ -77,6 +78,6 @@ class Healer:
 
 
 def knows_the_mode(version: str | None) -> bool:
-    """Whether an engine of this version, as its /version says, has the report mode."""
+    """Return whether an engine of this version, as its /version says, has the report mode."""
     match = _VERSION.match(version or "")
     return match is not None and (int(match[1]), int(match[2])) >= FIRST_VERSION

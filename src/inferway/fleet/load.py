@@ -10,29 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import isfinite
 
 import msgspec
 
-from inferway.model import Adapters
+from inferway.model import SCRAPED, Adapters
 
-# The first name that has samples counts.
-_RUNNING = (
-    "vllm:num_requests_running",
-    "sglang:num_running_reqs",
-    "trtllm_num_requests_running",
-)
-_WAITING = (
-    "vllm:num_requests_waiting",
-    "sglang:num_queue_reqs",
-    "trtllm_num_requests_waiting",
-)
-_KV_USAGE = (
-    "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",  # vLLM's older name
-    "sglang:token_usage",
-    "trtllm_kv_cache_utilization",
-)
 # Requests that have had their first token, and those that have ended: histograms' counts.
 _FIRSTS = (
     "vllm:time_to_first_token_seconds_count",
@@ -45,7 +29,7 @@ _ENDED = (
     "trtllm_e2e_request_latency_seconds_count",
 )
 _LORA = "vllm:lora_requests_info"  # has no sample until an adapter is used
-_ALL = (*_RUNNING, *_WAITING, *_KV_USAGE, *_FIRSTS, *_ENDED)
+_ALL = (*chain.from_iterable(each.metrics for each in SCRAPED.values()), *_FIRSTS, *_ENDED)
 
 MAX_SAMPLES = 4096  # of one name; there is one a rank
 MAX_ADAPTER_SAMPLES = 16384  # one for each set of adapters that ever ran together
@@ -56,78 +40,77 @@ _LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """Of one data-parallel rank."""
+    """How busy one data-parallel rank is, or an engine: `load["running"]`, by the names in
+    `model.SCRAPED`."""
 
-    running: float = 0.0
-    waiting: float = 0.0
-    kv_usage: float = 0.0  # 0..1
+    figures: Mapping[str, float] = {}
     answering: float | None = None  # requests that had their first token, but for those that ended
 
+    def __getitem__(self, name: str) -> float:
+        """Return the figure of that column; 0 if the engine does not tell it."""
+        return self.figures.get(name, 0.0)
 
-class Load(msgspec.Struct, frozen=True):
-    """Summed over an engine's data-parallel ranks; `kv_usage` is their mean, 0..1."""
 
-    running: float = 0.0
-    waiting: float = 0.0
-    kv_usage: float = 0.0
-    answering: float | None = None  # as RankLoad's
+class Load(RankLoad, frozen=True):
+    """How busy an engine is: figures summed over its data-parallel ranks, or their mean."""
+
     adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
 
     def of(self, rank: int | None, ranks: int) -> RankLoad:
-        """What `rank` has to do, of an engine that has so many: as told, else its share."""
+        """Return what `rank` has to do, of an engine that has so many: as told, else its share."""
         told = self.ranks.get(rank) if rank is not None else None
         if told is not None:
             return told
-        return RankLoad(
-            self.running / ranks,
-            self.waiting / ranks,
-            self.kv_usage,
-            None if self.answering is None else self.answering / ranks,
-        )
+        shares = {
+            name: self[name] if figure.is_share else self[name] / ranks
+            for name, figure in SCRAPED.items()
+        }
+        return RankLoad(shares, None if self.answering is None else self.answering / ranks)
 
 
 def load_names(metrics: str) -> tuple[str, ...]:
-    """What of such a page `parse_load` reads, or will; empty if none of it is there."""
+    """Return which metrics of such a page `parse_load` reads, or will read; none if none of them is
+    there."""
     told = tuple(name for name in _ALL if _first_sample(metrics, name) != -1)
     return (*told, _LORA) if any(name.startswith("vllm:") for name in told) else told
-
-
-def parse_load(metrics: str) -> Load:
-    """Absent metrics count as zero: an engine that does not tell is not thereby busy."""
-    running, waiting = samples(metrics, _RUNNING), samples(metrics, _WAITING)
-    usage = samples(metrics, _KV_USAGE)
-    firsts, ended = samples(metrics, _FIRSTS), samples(metrics, _ENDED)
-    return Load(
-        running=sum([value for _, value in running]),
-        waiting=sum([value for _, value in waiting]),
-        kv_usage=sum([value for _, value in usage]) / max(1, len(usage)),
-        answering=_answering(firsts, ended),
-        adapters=_adapters(metrics),
-        ranks=_by_rank(running, waiting, usage, firsts, ended) if len(running) > 1 else {},
-    )
 
 
 Sample = tuple[str, float]  # labels, with their brace; value
 
 
+def parse_load(metrics: str) -> Load:
+    """Return the load that a page of metrics tells. Absent metrics count as zero: an engine that
+    does not tell is not thereby busy."""
+    told = {name: samples(metrics, figure.metrics) for name, figure in SCRAPED.items()}
+    firsts, ended = samples(metrics, _FIRSTS), samples(metrics, _ENDED)
+    figures = {}
+    for name, found in told.items():
+        total = sum([value for _, value in found])
+        figures[name] = total / max(1, len(found)) if SCRAPED[name].is_share else total
+    return Load(
+        figures,
+        _answering(firsts, ended),
+        _adapters(metrics),
+        _by_rank(told, firsts, ended) if max(map(len, told.values())) > 1 else {},
+    )
+
+
 def _by_rank(
-    running: Sequence[Sample],
-    waiting: Sequence[Sample],
-    usage: Sequence[Sample],
-    firsts: Sequence[Sample],
-    ended: Sequence[Sample],
+    told: Mapping[str, Sequence[Sample]], firsts: Sequence[Sample], ended: Sequence[Sample]
 ) -> dict[int, RankLoad]:
     """Empty if the samples do not tell them apart."""
-    columns = [_ranked(samples) for samples in (running, waiting, usage)]
-    ranks = set(columns[0])
-    if any(set(column) != ranks for column in columns):
+    figures = {name: _ranked(found) for name, found in told.items()}
+    ranks, *others = [set(ranked) for ranked in figures.values()]
+    if any(other != ranks for other in others):
         return {}
     begun, over = _ranked(firsts), _ranked(ended)
-    runs, waits, used = columns
     answering = {rank: begun[rank] - over[rank] for rank in ranks & begun.keys() & over.keys()}
     return {
-        rank: RankLoad(runs[rank], waits[rank], used[rank], answering.get(rank)) for rank in ranks
+        rank: RankLoad(
+            {name: ranked[rank] for name, ranked in figures.items()}, answering.get(rank)
+        )
+        for rank in ranks
     }
 
 
@@ -164,9 +147,9 @@ def _names(joined: str) -> frozenset[str]:
 
 
 def samples(metrics: str, names: Sequence[str], most: int = MAX_SAMPLES) -> list[Sample]:
-    """Of the first of `names` that has any: those of its first `most` lines, but for lines of more
-    than MAX_LINE characters. Samples of a name stand together: what comes behind them is not looked
-    at."""
+    """Return the samples of the first of `names` that has any: those of its first `most` lines, but
+    for lines of more than MAX_LINE characters. Samples of a name stand together: what comes behind
+    them is not looked at."""
     for name in names:
         at = _first_sample(metrics, name)
         if at != -1:

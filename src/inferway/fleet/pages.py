@@ -9,7 +9,8 @@ import ssl
 
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.discovery import MAX_PAGE_BYTES, StatusError, whole_lines
+from inferway.fleet.discovery import whole_lines
+from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError
 from inferway.model import Headers
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
@@ -34,10 +35,9 @@ class Pages:
             await self._pool.close()
 
     async def get(self, url: str, path: str, headers: Headers) -> str:
-        """The body of a 200 from the engine at `url`, cut after MAX_PAGE_BYTES; empty if it has no
-        such page. Raises
-        StatusError for another answer, UpstreamTimeoutError for none in time, UpstreamError for no
-        connection."""
+        """Return the body of a 200 from the engine at `url`, cut after MAX_PAGE_BYTES; empty if it
+        has no such page. Raises StatusError for another answer, UpstreamTimeoutError for none in
+        time, UpstreamError for no connection."""
         assert self._pool is not None
         name = f"{url}{path.partition('?')[0]}"
         page = _Page(self._pool.loop)

@@ -24,7 +24,7 @@ import aiohttp
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, Proof, ProofState
-from inferway.fleet.oracle import NoOracleError, ask
+from inferway.fleet.engine_token_ids import NoOracleError, ask
 from inferway.model import Endpoint, TokenIds
 from inferway.prompts.likely_flag import Finding, find
 from inferway.prompts.probe import (
@@ -96,7 +96,7 @@ class Prober:
         self._session = session
 
     def stop(self) -> None:
-        """Asks no more, not even for the end of what is being asked."""
+        """Ask no more, not even for the end of what is being asked."""
         self._session = None
         for task in self.asking:
             task.cancel()
@@ -108,7 +108,8 @@ class Prober:
     # engines that join
 
     def join(self, engine: Engine, model: str, prompts: PromptSource) -> None:
-        """The engine is there, or there again, and may have been started with other flags."""
+        """Probe an engine that is there, or there again: it may have been started with other
+        flags."""
         self.leave(engine, model)
         if self._session is None or not self._joins:
             return
@@ -119,13 +120,13 @@ class Prober:
         self._running[engine.name, model] = self._spawn(work)
 
     def leave(self, engine: Engine, model: str) -> None:
-        """The engine is gone: there is nobody to ask."""
+        """Stop probing an engine that is gone."""
         task = self._running.pop((engine.name, model), None)
         if task is not None:
             task.cancel()
 
     def forget_others(self, engine: Engine, models: Collection[str]) -> None:
-        """The engine serves these now; what was found out about others is past."""
+        """Forget what was found out about other models than these, which the engine serves now."""
         for model in [model for model in engine.proofs if model not in models]:
             self.leave(engine, model)
             del engine.proofs[model]
@@ -252,22 +253,23 @@ class Prober:
     # live prompts
 
     def may_ask(self, endpoint: Endpoint) -> bool:
-        """Whether a live prompt may be sent there a second time: nobody has to wait for it."""
+        """Return whether a live prompt may be sent there a second time, because nobody has to wait
+        for it."""
         engine = self._engines[endpoint.engine]
-        return self._session is not None and engine.healthy and engine.load.waiting == 0
+        return self._session is not None and engine.healthy and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:
-        """Whether a model goes by load only because of a live prompt."""
+        """True if a model goes by load only because of a live prompt."""
         return bool(self._strays)
 
     def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:
-        """Whether it was a prompt of this model, there."""
+        """Return whether a live prompt of this model differed there."""
         return (endpoint.engine, self._subject_at(endpoint, model)) in self._strays
 
     def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
-        """Compares a live prompt's ids with those of the engine that has answered it; says when
-        it is `done`, whatever comes of it."""
+        """Compare a live prompt's ids with those of the engine that has answered it. `done` is
+        called when it is over, whatever comes of it."""
         self._spawn(self._sample(live)).add_done_callback(lambda _: done())
 
     async def _sample(self, live: LivePrompt) -> None:

@@ -7,7 +7,7 @@ request -> our own prompts           what they can do stays with them
         -> Renderings                its earlier turns: their start, `remote-prefix`
         -> RenderError               by load only: `remote-late`, `remote-failed`
 
-Which engine is asked, and how, is in render_sites.py; for how long and how often in breaker.py.
+Which engine is asked, and how, is in render_sites.py; for how long and how often as well.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, UpstreamError, crash_report
-from inferway.fleet.breaker import Breaker
 from inferway.fleet.engine import Engine
-from inferway.fleet.render_calls import NoSuchServiceError, RefusedError
-from inferway.fleet.render_sites import Names, RenderingEngines, RenderSites, Site, Way
+from inferway.fleet.engine_token_ids import NoSuchServiceError, RefusedError
+from inferway.fleet.render_sites import (
+    Names,
+    RenderBreaker,
+    RenderingEngines,
+    RenderSites,
+    Site,
+    Way,
+)
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.body_size import body_size
@@ -67,7 +73,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class RemoteStats:
-    """Of one model."""
+    """Counts of one model's prompts and questions."""
 
     prompts: dict[Outcome, int] = field(default_factory=dict)
     questions: dict[tuple[str, Outcome], int] = field(default_factory=dict)  # by engine
@@ -93,8 +99,8 @@ class _Flight:
 
 
 class RemoteRenderers:
-    """The fleet's. `open` it, then `close`. A request waits for `budget_seconds`; at 0 nobody is
-    asked at all."""
+    """The remote prompts of all models. `open` it, then `close`. A request waits for
+    `budget_seconds`; at 0 nobody is asked at all."""
 
     def __init__(
         self,
@@ -116,19 +122,19 @@ class RemoteRenderers:
         await self.engines.close()
 
     def forget_others(self, keys: Collection[str]) -> None:
-        """Engines serve the models with these sources now."""
+        """Forget the models of other sources than these, which engines serve now."""
         for key in self.models.keys() - keys:
             del self.models[key]
 
     def look_again(self, engine: Engine) -> None:
-        """It has been away, and may render otherwise now."""
+        """Forget how an engine renders that has been away, and may render otherwise now."""
         for key in self.engines.names(engine):
             if key in self.models:
                 self.models[key].forget(engine)
 
     def around(self, source: ModelSource, own: PromptSource) -> PromptSource:
-        """`own`, helped out by engines. The same object for the same source, so that what it has
-        learned stays."""
+        """Return `own`, helped out by engines. The same object for the same source, so that what it
+        has learned stays."""
         if self.budget_seconds <= 0:
             return own
         found = self.models.get(source.key)
@@ -162,7 +168,7 @@ class RemotePrompts:
         self._flights: dict[bytes, _Flight] = {}
 
     def forget(self, engine: Engine) -> None:
-        """How the engine renders, and what any has rendered."""
+        """Forget how the engine renders, and what any engine has rendered."""
         self._sites.forget(engine)
         self.renderings.clear()
 
@@ -171,7 +177,7 @@ class RemotePrompts:
         return self.own.local
 
     def within(self, contexts: ContextLengths) -> RemotePrompts:
-        """What it learns, both know."""
+        """Return the same for other context lengths. What one learns, both know."""
         other = copy.copy(self)
         other.own = self.own.within(contexts)
         return other
@@ -180,7 +186,7 @@ class RemotePrompts:
         return self.own.rendered_text(body)
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
-        """Raises RequestError, or RenderError for reasons of ours."""
+        """Return a request's token ids. Raises RequestError, or RenderError for reasons of ours."""
         try:
             return await self.own.tokenize(body)
         except RenderError as e:
@@ -327,7 +333,7 @@ class RemotePrompts:
         return prompts
 
     def report(self) -> dict[str, Any]:
-        """For /ready: the reason that requests are counted under, and why."""
+        """Return what /ready shows: the reason that requests are counted under, and why."""
         own = self.own
         if isinstance(own, NoPrompts):
             reason, why = own.reason, own.why
@@ -347,7 +353,7 @@ def _outcome(error: UpstreamError) -> Outcome:
     return Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.FAILED
 
 
-def _tell(breaker: Breaker, error: UpstreamError, now: float) -> None:
+def _tell(breaker: RenderBreaker, error: UpstreamError, now: float) -> None:
     """A refused request is the client's affair, and a service that is not there is not slow."""
     if isinstance(error, RefusedError):
         breaker.in_time()

@@ -25,10 +25,8 @@ import aiohttp
 import msgspec
 
 from inferway.errors import UpstreamError, crash_report
-from inferway.fleet.breaker import Breaker
 from inferway.fleet.engine import Engine
-from inferway.fleet.oracle import ask
-from inferway.fleet.render_calls import Caller, NoSuchServiceError, known_to_tokenize
+from inferway.fleet.engine_token_ids import NoSuchServiceError, RenderClient, ask, known_to_tokenize
 from inferway.model import TokenIds
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.probe import CHAT, PROBES, Refused, compare
@@ -38,13 +36,16 @@ log = logging.getLogger("inferway.remote")
 
 RECHECK_SECONDS = 300.0
 MIN_AGREEING = 3  # probes, for /tokenize to be believed
+MISSES = 5
+MAX_ASKING = 4
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 
 # What an engine calls each model, by the key of the model's source.
 Names = Callable[[Engine], Mapping[str, str]]
 
 
 class Way(StrEnum):
-    """How an engine renders one model."""
+    """The way in which an engine renders one model."""
 
     UNKNOWN = "unknown"  # it is asked to render, and then we know
     RENDER = "render"
@@ -54,12 +55,51 @@ class Way(StrEnum):
 
 
 @dataclass(slots=True)
+class RenderBreaker:
+    """Whether one engine is asked to render, and whether anybody waits for it.
+
+    closed                       up to `MAX_ASKING` questions at once, each is waited for
+    `MISSES` misses in a row     open: a question only when no other is on its way, and nobody waits
+    an answer in time            closed
+
+    A miss is an answer that is late or fails. After a failure the next question has to wait, twice
+    as long each time. What is late has cost its caller the budget; so a service that is slow, or
+    that takes questions and never answers, costs a few requests that much, and nobody after them.
+    """
+
+    asking: int = 0  # questions on their way
+    misses: int = 0  # in a row
+    _pause: float = 0.0
+    _retry_at: float = 0.0
+
+    @property
+    def closed(self) -> bool:
+        return self.misses < MISSES
+
+    def may_ask(self, now: float) -> bool:
+        if self.closed:
+            return self.asking < MAX_ASKING
+        return self.asking == 0 and now >= self._retry_at
+
+    def in_time(self) -> None:
+        self.misses, self._pause, self._retry_at = 0, 0.0, 0.0
+
+    def late(self) -> None:
+        self.misses += 1
+
+    def failed(self, now: float) -> None:
+        self.misses += 1
+        self._pause = min(max(2 * self._pause, PAUSE_SECONDS), MAX_PAUSE_SECONDS)
+        self._retry_at = now + self._pause
+
+
+@dataclass(slots=True)
 class Site:
-    """One engine, and how it renders one model."""
+    """An engine, and how it renders one model."""
 
     engine: Engine
     model: str  # as this engine calls it
-    breaker: Breaker
+    breaker: RenderBreaker
     way: Way = Way.UNKNOWN
     until: float = 0.0  # when the way is looked at again
 
@@ -71,7 +111,7 @@ class RenderingEngines:
         self.engines = engines
         self.names = names
         self._session: aiohttp.ClientSession | None = None
-        self._breakers: dict[str, Breaker] = {}
+        self._breakers: dict[str, RenderBreaker] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def open(self, session: aiohttp.ClientSession) -> None:
@@ -85,13 +125,13 @@ class RenderingEngines:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Raises UpstreamError when nobody is asked any more."""
+        """The session to ask with. Raises UpstreamError when nobody is asked any more."""
         if self._session is None:
             raise UpstreamError("we are shutting down")
         return self._session
 
-    def breaker(self, engine: Engine) -> Breaker:
-        return self._breakers.setdefault(engine.name, Breaker())
+    def breaker(self, engine: Engine) -> RenderBreaker:
+        return self._breakers.setdefault(engine.name, RenderBreaker())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
@@ -101,7 +141,8 @@ class RenderingEngines:
 
 
 class RenderSites:
-    """One model's; `key` is that of its source, `model` what it is called in the log."""
+    """The engines that render one model's prompts; `key` is that of its source, `model` what it is
+    called in the log."""
 
     def __init__(self, engines: RenderingEngines, key: str, model: str) -> None:
         self._engines = engines
@@ -111,16 +152,16 @@ class RenderSites:
         self._turn = count()
 
     def forget(self, engine: Engine) -> None:
-        """How it renders is found out anew."""
+        """Forget how an engine renders; it is found out anew."""
         self._sites.pop(engine.name, None)
 
     @property
     def ways(self) -> Mapping[str, Way]:
-        """By engine; those that have not been asked are not among them."""
+        """The ways by engine; those that have not been asked are not among them."""
         return {name: site.way for name, site in sorted(self._sites.items())}
 
     def next(self, asked: Asked) -> Site | None:
-        """The next engine in turn that may be asked for this."""
+        """Return the next engine in turn that may be asked for this; None if none may."""
         now = asyncio.get_running_loop().time()
         sites = self._live(now)
         first = next(self._turn)
@@ -148,9 +189,9 @@ class RenderSites:
         return live
 
     async def call(self, site: Site, asked: Asked) -> Sequence[TokenIds]:
-        """Raises UpstreamError; after NoSuchServiceError the engine's /tokenize is put to the
-        proof."""
-        caller = Caller(self._engines.session, site.engine.url, site.engine.http_headers)
+        """Ask an engine for the token ids. Raises UpstreamError; after NoSuchServiceError the
+        engine's /tokenize is put to the proof."""
+        caller = RenderClient(self._engines.session, site.engine.url, site.engine.http_headers)
         if site.way is Way.TOKENIZE:
             return await caller.tokenize(asked, site.model)
         try:
@@ -192,7 +233,7 @@ class RenderSites:
     async def _tokenize_fault(self, site: Site) -> str | None:
         """What is wrong with the engine's /tokenize; None if nothing is. Raises UpstreamError."""
         session, engine, agreeing = self._engines.session, site.engine, 0
-        caller = Caller(session, engine.url, engine.http_headers)
+        caller = RenderClient(session, engine.url, engine.http_headers)
         for probe in PROBES:
             # /tokenize does not know of choices; no choice is "auto", which changes nothing
             body = {k: v for k, v in probe.body(site.model).items() if k != "tool_choice"}

@@ -35,12 +35,12 @@ Ask = Callable[[Engine, bool], Awaitable[bool]]
 
 
 def interval_of(num_engines: int) -> float:
-    """Seconds between two turns of an engine, of so many."""
+    """Return the seconds between two turns of an engine, of so many."""
     return max(LEAST_SECONDS, num_engines * SECONDS_PER_ENGINE)
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class ScrapeTurn:
     """An engine's place in the round. Times in seconds, by the loop's clock."""
 
     engine: Engine
@@ -63,24 +63,24 @@ class Scraper:
     after_round: Callable[[float], None]
     given_interval: float | None = None  # None: by the number of engines
     lag: float = 0.0  # seconds: how late the latest turn of the last round began
-    turns: dict[str, Turn] = field(default_factory=dict)  # by the engine's name
+    turns: dict[str, ScrapeTurn] = field(default_factory=dict)  # by the engine's name
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self.turns = {engine.name: Turn(engine) for engine in self.engines}
+        self.turns = {engine.name: ScrapeTurn(engine) for engine in self.engines}
 
     @property
     def interval(self) -> float:
-        """Seconds between two turns of an engine."""
+        """The seconds between two turns of an engine."""
         return self.given_interval or interval_of(len(self.turns))
 
     def add(self, engine: Engine) -> None:
-        """From the next round on; instead of another of its name."""
-        self.turns[engine.name] = Turn(engine)
+        """Ask the engine from the next round on, instead of another of its name."""
+        self.turns[engine.name] = ScrapeTurn(engine)
 
     def remove(self, engine: Engine) -> None:
-        """It is not asked any more, nor is its answer waited for."""
+        """Ask the engine no more, and do not wait for its answer."""
         turn = self.turns.get(engine.name)
         if turn is None or turn.engine is not engine:
             return
@@ -100,7 +100,7 @@ class Scraper:
         await asyncio.gather(*running, return_exceptions=True)
 
     def suspect(self, name: str) -> None:
-        """A request has just failed there: it is asked at once, or as soon as it has answered."""
+        """Ask an engine at once where a request has just failed, or as soon as it has answered."""
         turn = self.turns.get(name)
         if turn is None:
             return  # it has left meanwhile
@@ -120,9 +120,7 @@ class Scraper:
             for first in range(0, len(turns), TOGETHER):
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 together = turns[first : first + TOGETHER]
-                for turn in together:
-                    if self.turns.get(turn.engine.name) is turn:  # else it has left meanwhile
-                        await self._take(turn)
+                await self._take(together)
                 late = loop.time() - due
                 worst = max(worst, late)
                 # what is lost is lost
@@ -130,7 +128,12 @@ class Scraper:
             self.lag = worst
             self.after_round(loop.time())
 
-    async def _take(self, turn: Turn) -> None:
+    async def _take(self, turns: Sequence[ScrapeTurn]) -> None:
+        for turn in turns:
+            if self.turns.get(turn.engine.name) is turn:  # else it has left meanwhile
+                await self._take_one(turn)
+
+    async def _take_one(self, turn: ScrapeTurn) -> None:
         if turn.task is not None:
             turn.passed_over += 1
             return
@@ -143,20 +146,20 @@ class Scraper:
             return
         self._begin(turn, counted=True)
 
-    def _begin(self, turn: Turn, *, counted: bool) -> None:
+    def _begin(self, turn: ScrapeTurn, *, counted: bool) -> None:
         loop = asyncio.get_running_loop()
         turn.asked = loop.time()
         if counted:
             turn.slot = loop.call_later(SLOW_SECONDS, self._free_slot, turn)
         turn.task = asyncio.create_task(self._ask(turn))
 
-    def _free_slot(self, turn: Turn) -> None:
+    def _free_slot(self, turn: ScrapeTurn) -> None:
         if turn.slot is not None:
             turn.slot.cancel()
             turn.slot = None
             self._slots.release()
 
-    async def _ask(self, turn: Turn) -> None:
+    async def _ask(self, turn: ScrapeTurn) -> None:
         suspected, turn.suspected = turn.suspected, False
         try:
             if await self.ask(turn.engine, suspected):

@@ -68,18 +68,19 @@ class ServedModels:
         self._settled = False  # the first tokenizers have come, or cannot be had
 
     def learn(self, engine: Engine) -> None:
-        """`engine` has told what it is; `refresh` follows."""
+        """Learn what `engine` has told of itself. `refresh` follows."""
         cards = engine.facts.models if engine.facts is not None else ()
         engine.offers = {card.name: self._source(engine, card) for card in cards}
 
     def look_again(self, engine: Engine) -> None:
-        """`engine` has been away, and its model's files may be others now, at the same place."""
+        """Read the files again of an engine's models: it has been away, and they may be others now,
+        at the same path."""
         for source in {self._sources[n].key: self._sources[n] for n in engine.offers}.values():
             if not isinstance(self._prompts[source.key], NoPrompts):  # else it is tried anyway
                 self._spawn(self._read_again(source))
 
     def name_unserved(self, engines: Sequence[Engine]) -> None:
-        """Warns once of settings for models that no engine serves, when all have answered."""
+        """Warn once of settings for models that no engine serves, when all have answered."""
         if self._has_named_unserved or any(engine.facts is None for engine in engines):
             return
         self._has_named_unserved = True
@@ -94,8 +95,8 @@ class ServedModels:
             )
 
     def refresh(self, offering: Mapping[str, Sequence[Engine]]) -> None:
-        """What its engines make of each model, as of now; of one without engines what was known
-        last stays."""
+        """Derive each model from what its engines say as of now. Of one without engines what was
+        known last stays."""
         for name, engines in offering.items():
             live = [engine for engine in engines if engine.healthy]
             (self._live.add if live else self._live.discard)(name)
@@ -110,7 +111,7 @@ class ServedModels:
 
     @property
     def keys(self) -> Collection[str]:
-        """Of all models."""
+        """The keys of all models."""
         return self._prompts.keys()
 
     def prompts(self, key: str) -> PromptSource:
@@ -118,20 +119,20 @@ class ServedModels:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a tokenizer is being loaded for the first time."""
+        """True if a tokenizer is being loaded for the first time."""
         return any(_is_loading(prompts) for prompts in self._prompts.values())
 
     @property
     def first_load(self) -> str | None:
-        """Which tokenizer is being loaded before any request was matched; None once that is over,
-        though others may be loaded later: requests for other models do not wait for those."""
+        """The tokenizer that is being loaded before any request was matched; None once that is
+        over, though others may be loaded later: requests for other models do not wait for those."""
         if self._settled:
             return None
         loading = (p.why for p in self._prompts.values() if _is_loading(p))
         return next(loading, None)
 
     def subjects(self, engine: Engine) -> dict[str, str]:
-        """A key -> the name under which the engine is asked for it."""
+        """Return, by key, the name under which the engine is asked for it."""
         subjects: dict[str, str] = {}
         for card in engine.base_models:
             if card.name in self._sources:  # else it has only just been told
@@ -139,12 +140,12 @@ class ServedModels:
         return subjects
 
     def subject(self, engine: Engine, model: str) -> str:
-        """The name under which the engine is asked for a model's prompts."""
+        """Return the name under which the engine is asked for a model's prompts."""
         return self.subjects(engine).get(self._sources[model].key, model)
 
     def report(self, for_all: Reason | None = None) -> dict[str, Any]:
-        """For /ready: the reason that each model's requests are counted under, and why. `for_all`:
-        why none can be matched, whatever is known of its prompts."""
+        """Return what /ready shows: the reason that each model's requests are counted under, and
+        why. `for_all`: why none can be matched, whatever is known of its prompts."""
         return {
             name: _routed_by(served, for_all) if name in self._live else _NOT_SERVED
             for name, served in sorted(self.by_name.items())

@@ -7,23 +7,28 @@ left and nothing is on its way there any more.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.events.stream import StreamState
-from inferway.fleet.columns import STATES, EndpointColumns, ModelRows, Rows
+from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.numbers import HolderNumbers
-from inferway.fleet.unbegun import Unbegun
-from inferway.index.protocol import Index
-from inferway.model import Candidates, Endpoint, HolderId
+from inferway.index.protocol import Clear, Index
+from inferway.model import SCRAPED, Candidates, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
 STALE_INTERVALS = 3
 STALE_SHARE = 1 - 0.5 ** (1 / STALE_INTERVALS)  # an interval
+# By then whatever still names an endpoint that has left, speculation and followers, is over.
+REST_SECONDS = 60.0
+WINDOW_SCRAPES = (
+    300  # scrapes; in so many, an engine has computed all prompts that it had at some time
+)
 
 
 class EndpointTable:
@@ -34,7 +39,6 @@ class EndpointTable:
         self._index = index
         self._numbers = HolderNumbers()
         self._left: dict[HolderId, Engine] = {}  # whose number rests
-        self._block_sizes: list[int | None] = []  # by holder
         self._unbegun: dict[HolderId, Unbegun] = {}
         self._columns = EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
@@ -45,7 +49,8 @@ class EndpointTable:
     # what a request asks
 
     def candidates(self, model: str) -> Candidates:
-        """The live endpoints of `model`, matched columns empty. Raises NoEndpointError."""
+        """Return the live endpoints of `model`, with matched columns empty. Raises
+        NoEndpointError."""
         rows = self._rows.get(model)
         if rows is None:
             gone = [e.name for e in self._engines if model in e.model_names]
@@ -54,14 +59,16 @@ class EndpointTable:
         return rows.candidates(self._columns)
 
     def everyone(self) -> Candidates:
-        """The live endpoints, whatever they serve. Raises NoEndpointError if there is none."""
+        """Return the live endpoints, whatever they serve. Raises NoEndpointError if there is
+        none."""
         if self._everyone is None:
             raise NoEndpointError("no pods available in datastore")
         return self._everyone.candidates(self._columns)
 
     def sole_model(self) -> str:
-        """One that all live endpoints serve, and no adapter: for requests that name none, which
-        vLLM answers so. Raises InvalidRequestError if there is no such model, NoEndpointError."""
+        """Return the model that all live endpoints serve, which is no adapter: for requests that
+        name none, which vLLM answers so. Raises InvalidRequestError if there is no such model,
+        NoEndpointError if there is no endpoint."""
         everyone = len(self.everyone().endpoints)
         bases = {card.name for engine in self._engines for card in engine.base_models}
         for name, rows in self._rows.items():
@@ -74,35 +81,40 @@ class EndpointTable:
         )
 
     def engines_of(self, model: str) -> frozenset[str]:
-        """The names of the live engines of `model`; none if there is none."""
+        """Return the names of the live engines of `model`; none if there is none."""
         rows = self._rows.get(model)
         return frozenset() if rows is None else rows.engines
 
     def block_size(self, holder: HolderId) -> int | None:
-        """In tokens; None when the engine has not told."""
-        return self._block_sizes[holder]
+        """Return it in tokens; None if the engine has not told."""
+        return int(self._columns.block_sizes[holder]) or None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        """A request is on its way there; so many of its tokens must be computed."""
+        """Count a request that is on its way there, of which so many tokens must be computed."""
         columns, row = self._columns, endpoint.holder
         columns.in_flight[row] += 1
         columns.recent_tokens[row] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
-        """It has ended."""
+        """Count a request no more, which has ended."""
         self._columns.in_flight[endpoint.holder] -= 1
 
     def in_flight(self, engine: Engine) -> int:
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
 
+    def num_blocks(self, engine: Engine) -> int:
+        """Return how many blocks the engine is believed to hold, all its endpoints together."""
+        return sum(self._index.num_blocks(endpoint.holder) for endpoint in engine.endpoints)
+
     def state(self, endpoint: Endpoint) -> StreamState:
-        """How true what scheduling believes of its cache is, as of the last change or scrape."""
+        """Return how true what scheduling believes of its cache is, as of the last change or
+        scrape."""
         return STATES[int(self._columns.states[endpoint.holder])]
 
     # who is in it
 
     def add(self, engine: Engine, source: EventSource | None) -> Endpoint:
-        """A new endpoint of `engine`: of the rank that `source` is of, if it is of one.
+        """Return a new endpoint of `engine`: of the rank that `source` is of, if it is of one.
 
         vLLM 0.32 takes the header's number as a place among the ranks that this very API server
         manages (core_client.py, DPLBAsyncMPClient): all with the internal load balancer, those of
@@ -117,33 +129,36 @@ class EndpointTable:
             *(engine.name, engine.url, holder, rank, tuple(headers)),
             labels=engine.settings.labels,
         )
-        if holder == len(self._block_sizes):
-            self._block_sizes.append(None)
+        if holder == len(self._columns):
             self._columns.grow(self._numbers.given)
         else:
             self._columns.clear(holder)
-        self._block_sizes[holder] = engine.block_size
+        self._columns.block_sizes[holder] = engine.block_size or 0
         self._unbegun[holder] = Unbegun()
-        self._index.introduce(endpoint.holder, endpoint.name)
+        if self._index.shared is not None:
+            self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
     def retire(self, engine: Engine, now: float) -> None:
-        """Its endpoints are none any more."""
+        """Take the engine's endpoints out of the table."""
         for endpoint in engine.endpoints:
-            self._index.retire(endpoint.holder)
+            self._index.apply([Clear(endpoint.holder)])
+            if self._index.shared is not None:
+                self._index.shared.retire(endpoint.holder)
             self._numbers.give_back(endpoint.holder, now)
             self._left[endpoint.holder] = engine
 
     def rested(self, now: float) -> list[Engine]:
-        """Of each number that is free from now on, whose it was."""
+        """Return whose it was for each number that is free from now on."""
         freed = self._numbers.rested(now, lambda row: not self._columns.in_flight[row])
         return [self._left.pop(holder) for holder in freed]
 
     def set_serving(self, serving: Mapping[str, Sequence[Engine]]) -> None:
-        """Which engines serve each model now, and in blocks of what size. None: its rows go."""
+        """Say which engines serve each model now, and so in blocks of what size. A model without
+        any loses its rows."""
         for engine in self._engines:
             for endpoint in engine.endpoints:
-                self._block_sizes[endpoint.holder] = engine.block_size
+                self._columns.block_sizes[endpoint.holder] = engine.block_size or 0
         rows = {name: self._rows_of(engines) for name, engines in serving.items()}
         self._rows = {name: found for name, found in rows.items() if found is not None}
         peers = {found.holders: found.rows for found in self._rows.values()}
@@ -156,7 +171,6 @@ class EndpointTable:
             return None
         return ModelRows(
             [endpoint for endpoint, _ in live],
-            [self._block_sizes[endpoint.holder] for endpoint, _ in live],
             [engine.load.adapters for _, engine in live],
         )
 
@@ -164,7 +178,7 @@ class EndpointTable:
 
     def is_resized(self, engine: Engine) -> bool:
         """Whether its blocks are of another size than the rows have."""
-        return any(self._block_sizes[e.holder] != engine.block_size for e in engine.endpoints)
+        return any(self.block_size(e.holder) != engine.block_size for e in engine.endpoints)
 
     def note_adapters(self, engine: Engine) -> None:
         for rows in self._rows.values():
@@ -172,30 +186,101 @@ class EndpointTable:
                 rows.tell_adapters(endpoint.holder, engine.load.adapters)
 
     def note_load(self, engine: Engine, now: float) -> None:
-        """As its metrics have just told."""
+        """Take over the load that the engine's metrics have just told."""
         table = self._columns
         for endpoint in engine.endpoints:
             row, told = endpoint.holder, engine.load.of(endpoint.rank, len(engine.endpoints))
-            table.others[row] = max(0.0, told.running + told.waiting - table.in_flight[row])
-            table.running[row] = told.running
-            table.waiting[row] = told.waiting
-            table.kv_usage[row] = told.kv_usage
-            unbegun = self._unbegun[row].told(told.running, told.waiting, told.answering)
-            table.unbegun[row] = unbegun
+            for name in SCRAPED:
+                getattr(table, name)[row] = told[name]
+            running, waiting = told["running"], told["waiting"]
+            table.others[row] = max(0.0, running + waiting - table.in_flight[row])
+            table.unbegun[row] = self._unbegun[row].told(running, waiting, told.answering)
             table.scraped[row] = now
 
     def note_states(self, engine: Engine) -> None:
-        """What `match` answers may be another gateway's picture: then its state counts."""
+        """Take over how true the picture of the engine's cache is. What `match` answers may be
+        another gateway's picture: then that one's state counts."""
+        shared = self._index.shared
         for endpoint in engine.endpoints:
             stream = engine.stream(endpoint)
             own = StreamState.BLIND if stream is None else stream.state
-            state = self._index.shared_state(endpoint.holder) or own
+            theirs = None if shared is None else shared.shared_state(endpoint.holder)
+            state = theirs or own
             self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
     def age(self, now: float, interval: float) -> None:
-        """What time does: `interval` seconds are between two looks at an engine's load."""
+        """Let recent tokens and old scrapes fade; `interval` seconds are between two looks at an
+        engine's load."""
         table = self._columns
         table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
         self._faded = now
         for rows in self._peers:
             table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)
+
+
+@dataclass(slots=True)
+class HolderNumbers:
+    """Holders' numbers: small, because the index has a bit for each in every mask, and so given
+    again. The lowest that is free is given first. One that is given back rests until its last
+    request has ended, and a while longer."""
+
+    given: int = 0  # so many different ones, ever
+    _free: list[HolderId] = field(default_factory=list)  # a heap
+    _resting: dict[HolderId, float] = field(default_factory=dict)  # -> since when
+
+    def take(self) -> HolderId:
+        if self._free:
+            return heapq.heappop(self._free)
+        self.given += 1
+        return self.given - 1
+
+    def give_back(self, holder: HolderId, now: float) -> None:
+        self._resting[holder] = now
+
+    def rested(self, now: float, is_idle: Callable[[HolderId], bool]) -> list[HolderId]:
+        """Those that are free from now on."""
+        freed = [
+            holder
+            for holder, since in self._resting.items()
+            if now - since >= REST_SECONDS and is_idle(holder)
+        ]
+        for holder in freed:
+            del self._resting[holder]
+            heapq.heappush(self._free, holder)
+        return freed
+
+
+@dataclass(slots=True)
+class Unbegun:
+    """How many requests of one endpoint have not begun to answer: those that wait, and those whose
+    prompts it computes. `told` is called with each scrape.
+
+    An engine's gauges count the latter as running, like those that it writes answers of. But its
+    counters tell them apart: of the requests that it has (running + waiting), those that have had
+    their first token and not ended are firsts - ended. What counters have counted before we looked,
+    and requests that end without being counted (aborted ones, vLLM 0.32), make that off by a number
+    which changes seldom; it is known whenever the engine has nothing to do, and is kept such that
+    the answer is never less than what waits, nor more than there is, nor more than that all the
+    time.
+    """
+
+    _off: float | None = None
+    _least: float = math.inf  # of those that did not wait, in this window
+    _seen: int = 0  # scrapes of it
+
+    def told(self, running: float, waiting: float, answering: float | None) -> float:
+        """`answering`: firsts - ended, None where they are not told; then -1 is returned."""
+        if answering is None:
+            return -1.0
+        found = running + waiting - answering
+        if self._off is None:
+            self._off = found - waiting  # as if all that run were answering
+        self._off = min(max(self._off, found - running - waiting), found - waiting)
+        answer = found - self._off
+        self._least = min(self._least, answer - waiting)
+        self._seen += 1
+        if self._seen == WINDOW_SCRAPES:
+            self._off += self._least
+            answer -= self._least
+            self._least, self._seen = math.inf, 0
+        return answer

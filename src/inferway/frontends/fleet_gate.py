@@ -9,10 +9,9 @@ from collections.abc import Callable
 import aiohttp
 
 from inferway.config import ServeSettings
-from inferway.fleet.connector import EngineConnector
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.posting import post
+from inferway.fleet.http_client import EngineConnector, post
 from inferway.gate.build import build_gate
 from inferway.gate.gate import Gate
 from inferway.gate.warm import PATH

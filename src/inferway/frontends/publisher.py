@@ -13,12 +13,14 @@ Prompts and messages are on them only when `publish_text` is set: a topic has no
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import zmq
 
 from inferway.errors import ConfigError
+from inferway.metrics import Family, counter
 
 log = logging.getLogger("inferway.publisher")
 
@@ -53,6 +55,15 @@ class Publisher:
                 "there (`inferway tail 'tcp://*:PORT'`); a wildcard address would bind here",
                 self.endpoint,
             )
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of it."""
+        yield counter("published", "Messages that were published.", value=self.published)
+        yield counter(
+            "publish_lost",
+            "Messages that were not published because the socket could not take more.",
+            value=self.lost,
+        )
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
         """Sends, or drops and counts when the socket cannot take more."""

@@ -13,11 +13,11 @@ request_queue_time       of it, what it waited for its turn in the gateway
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from inferway.frontends.answer_log import CLIENT_GONE, EndedAnswer
-from inferway.frontends.http.families import Histogram
+from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.steps.record import Passed, Record, timing
 
 OTHER = "other"  # the label of models that nobody serves
@@ -70,11 +70,11 @@ class ModelRequests:
         """Counts all that waits to be counted."""
         if answered := len(self.whole.waiting):
             self.endings[200, "ok"] += answered
-        for histogram in (
+        for each in (
             *(self.first_token, self.inter_token, self.per_token),
             *(self.whole, self.queued, self.prompt_tokens, self.output_tokens),
         ):
-            histogram.settle()
+            each.settle()
 
     def answered(self, record: Record, now: float) -> None:
         """One has been answered with 200 and all of its tokens; `settle` counts it."""
@@ -91,6 +91,47 @@ class ModelRequests:
             self.output_tokens.waiting.append(output)
             if output > 1 and record.first_at:
                 self.per_token.waiting.append((record.last_at - record.first_at) / (output - 1))
+
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRequests], Histogram]], ...] = (
+    (
+        "time_to_first_token_seconds",
+        "Seconds from a complete request to the first tokens of its streamed answer.",
+        lambda m: m.first_token,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Seconds between two successive pieces of a streamed answer that carry tokens.",
+        lambda m: m.inter_token,
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "Seconds from the first to the last token of a streamed answer, divided by the number of"
+        " its tokens after the first.",
+        lambda m: m.per_token,
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Seconds from a complete request to the end of its answer.",
+        lambda m: m.whole,
+    ),
+    (
+        "request_queue_time_seconds",
+        "Seconds that a request waited for its turn in the gateway's own queue; 0 for a request"
+        " that did not have to wait.",
+        lambda m: m.queued,
+    ),
+    (
+        "request_prompt_tokens",
+        "Prompt tokens of a request, by model.",
+        lambda m: m.prompt_tokens,
+    ),
+    (
+        "request_generation_tokens",
+        "Tokens that the engine generated for a request, by model.",
+        lambda m: m.output_tokens,
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -129,6 +170,25 @@ class RequestCounts:
         """Called each second, and before anybody reads."""
         for model in self.models.values():
             model.settle()
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of all models that were asked for; names that nobody serves are
+        one of them."""
+        self.flush()
+        models = self.models.values()
+        yield counter(
+            "requests",
+            "Requests that have ended, by model, by the HTTP status of the answer, and by outcome.",
+            ["model", "status", "outcome"],
+            {
+                (model.name, str(status), outcome): number
+                for model in models
+                for (status, outcome), number in model.endings.items()
+            },
+        )
+        for name, text, of in _HISTOGRAMS:
+            found = [((model.name,), of(model)) for model in models]
+            yield histogram(f"inferway_{name}", text, ["model"], found)
 
     def _of_model(self, name: str) -> ModelRequests:
         """Return the counts of a model that is served, or that a rule names; of an empty name those

@@ -2,13 +2,11 @@
 
 gate       a parsed request           -> a shape to keep, or 400 with the place; no engine sees it
 shape      one such request on its way: what its engine does not enforce; its answer, judged
-passing    an answer that passes as it is  -> counted, by whether it has its shape
-trial      spec -> verdict, in a process that can be killed
-costs      what compiling takes, and which engine has it done; pure
-verdicts   spec -> what is found of it, once, each tenant in its turn
 turns      work that waits -> fairly, between tenants
-quarantine what shapes have brought down -> which are refused, and for how long; pure
+costs      what compiling takes, and which engine has it done; pure
+quarantine what engines were lost with -> which specs are refused, and for how long; pure
 warm       shape + chosen engine      -> the engine compiles while the prompt is on its way
 
-Both frontends use it, by a step of the director (`director.shape_of`); only HTTP is theirs.
+What is found of shapes and answers, `inferway_structured.verdicts` finds, here as in the engines.
+Both frontends use the gate, by a step of the director (`director.shape_of`); only HTTP is theirs.
 """

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from inferway.config import StructuredSettings
 from inferway.errors import ConfigError
 from inferway.gate.gate import Engines, Gate
-from inferway.gate.library import Library, Trial
 from inferway.gate.warm import Post, Warmer
+from inferway_structured.verdicts import Library
 
 _NEEDED = ("jsonschema_rs", "llguidance")  # by checks; and to compile on trial
 _CURE = "pip install 'inferway[structured]'"
@@ -24,8 +24,9 @@ def build_gate(
     is_busy: Callable[[], bool],
     find: Callable[[str], object] = find_spec,
 ) -> Gate | None:
-    """None if nothing is to be checked. Close it. `find`: a library that can be imported, or None.
-    Raises ConfigError if what was asked for in so many words cannot be had."""
+    """Return the gate, which its owner closes; None if nothing is to be checked. `find` returns
+    None for a library that cannot be imported. Raises ConfigError if what was asked for in so many
+    words cannot be had."""
     if not settings.check:
         return None
     missing = [name for name in _NEEDED if find(name) is None]
@@ -36,7 +37,6 @@ def build_gate(
         )
     hint = ""
     library: Library | None = None
-    trial: Trial | None = None
     if missing:
         hint = (
             "a request asks for the shape of its answer, and passes unchecked, as all of its kind"
@@ -44,13 +44,14 @@ def build_gate(
             " false"
         )
     else:
-        from inferway.gate.checking import Checking
-        from inferway.gate.trial import TrialCompile
+        from inferway_structured.library import GrammarLibrary
+        from inferway_structured.trial import Trial
 
-        library, trial = Checking(), TrialCompile(keep_spare=settings.trial_compile)
+        trial = Trial(keep_spare=settings.trial_compile)
         if settings.trial_compile:
             trial.helper.start()
-    gate = Gate(settings, library, engines, clock=clock, trial=trial, hint=hint)
+        library = GrammarLibrary(trial=trial)
+    gate = Gate(settings, library, engines, clock=clock, hint=hint)
     if library is not None and settings.warm_per_second:
         gate.warmer = Warmer(
             post, settings.warm_per_second, gate.counts, gate.costs.took, clock, is_busy

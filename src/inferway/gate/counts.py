@@ -8,18 +8,14 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class GateCounts:
     requests: dict[tuple[str, ...], int] = field(default_factory=dict)  # (kind, outcome)
-    answers: dict[str, int] = field(default_factory=dict)  # by valid: true, false, unknown
     warmed: dict[str, int] = field(default_factory=dict)  # by outcome
     waited: float = 0.0  # seconds, by requests for their check
 
     def asked(self, kind: str, outcome: str) -> None:
-        """checked, unchecked, refused, quarantined or busy."""
+        """Count a request by the kind of its shape and the outcome: checked, unchecked, refused,
+        quarantined or busy."""
         self.requests[kind, outcome] = self.requests.get((kind, outcome), 0) + 1
 
-    def answered(self, valid: bool | None) -> None:
-        name = "unknown" if valid is None else "true" if valid else "false"
-        self.answers[name] = self.answers.get(name, 0) + 1
-
     def warm(self, outcome: str) -> None:
-        """sent, failed or dropped."""
+        """Count a shape that an engine was told of in advance: sent, failed or dropped."""
         self.warmed[outcome] = self.warmed.get(outcome, 0) + 1

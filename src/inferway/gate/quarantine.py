@@ -1,7 +1,6 @@
-"""Specs that have brought something down, and are refused for a while.
+"""Specs with which engines were lost, and that are refused for a while.
 
 what happened                                             then
-a trial compile was killed with its helper                refused from now on
 an engine was lost while this spec alone was there        a strike; the second one: refused
 the spec was answered by an engine, to the end            strikes are forgotten, and it gets none
                                                           any more: engines are lost for other
@@ -9,74 +8,65 @@ the spec was answered by an engine, to the end            strikes are forgotten,
                                                           have the same schema
 
 When an engine is lost, the requests there fail one after the other. The first of them is judged,
-while all the others still count as being there.
+while all the others still count as being there. (A spec whose compile is killed is refused by
+`inferway_structured.verdicts`.)
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+
+from inferway_structured.cache import RecentlyUsed, Remembered
 
 STRIKES = 2
 INCIDENT_SECONDS = 5.0  # failures at one engine within it are one loss
 MAX_REMEMBERED = 4096
 
 
-@dataclass(slots=True)
 class Quarantine:
-    """`seconds`: for how long a spec is refused. Specs are known by their key."""
+    """Specs are known by their key."""
 
-    seconds: float = 600.0
-    most: int = MAX_REMEMBERED
-    _until: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
-    _strikes: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    _proven: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    def __init__(
+        self, seconds: float, clock: Callable[[], float], most: int = MAX_REMEMBERED
+    ) -> None:
+        """A spec is refused for `seconds`, by the clock; `most` are remembered."""
+        self._refused: Remembered[str, str] = Remembered(seconds, most, clock)
+        self._strikes: RecentlyUsed[str, int] = RecentlyUsed(most)
+        self._proven: RecentlyUsed[str, bool] = RecentlyUsed(most)
 
-    def refusal(self, key: str, now: float) -> str | None:
-        """Why it is refused; None if it is not."""
-        found = self._until.get(key)
-        if found is None:
-            return None
-        until, why = found
-        if now >= until:
-            del self._until[key]
-            return None
-        return why
+    def refusal(self, key: str) -> str | None:
+        """Return why it is refused; None if it is not."""
+        return self._refused.get(key)
 
-    def put(self, key: str, why: str, now: float) -> None:
-        """Refused from now on, for `seconds`."""
-        self._until[key] = (now + self.seconds, why)
-        self._strikes.pop(key, None)
-        _bound(self._until, self.most)
-
-    def strike(self, key: str, now: float) -> None:
-        """An engine was lost while it alone was there."""
+    def strike(self, key: str) -> None:
+        """Count that an engine was lost while it alone was there."""
         if key in self._proven:
             return
-        strikes = self._strikes[key] = self._strikes.get(key, 0) + 1
-        _bound(self._strikes, self.most)
-        if strikes >= STRIKES:
-            self.put(key, f"{strikes} engines were lost while they worked on it alone", now)
+        strikes = (self._strikes.drop(key) or 0) + 1
+        if strikes < STRIKES:
+            self._strikes.put(key, strikes)
+            return
+        self._refused.put(key, f"{strikes} engines were lost while they worked on it alone")
 
     def answered(self, key: str) -> None:
-        """An engine has answered it to the end."""
-        self._strikes.pop(key, None)
-        self._proven[key] = None
-        self._proven.move_to_end(key)
-        _bound(self._proven, self.most)
+        """Forget strikes: an engine has answered it to the end."""
+        self._strikes.drop(key)
+        self._proven.put(key, True)
 
     def is_proven(self, key: str) -> bool:
+        """Whether an engine has answered it to the end."""
         return key in self._proven
 
     def __len__(self) -> int:
-        """How many are refused, those among them whose time is over and who were not asked for."""
-        return len(self._until)
+        """How many are refused now."""
+        return len(self._refused)
 
 
 @dataclass(slots=True)
 class InFlight:
-    """Which specs are at which engine."""
+    """Keeps which specs are at which engine."""
 
     _keys: dict[str, Counter[str]] = field(default_factory=dict)
     _judged: dict[str, float] = field(default_factory=dict)  # engine -> its last loss
@@ -95,13 +85,13 @@ class InFlight:
             del self._keys[engine]
 
     def failed_beside(self, engine: str, now: float) -> None:
-        """A request that asks for no shape has failed there."""
+        """Note that a request that asks for no shape has failed there."""
         self._note(engine, now)
 
     def was_alone(self, engine: str, key: str, num_requests: int, now: float) -> bool:
-        """A request with `key` has failed at `engine`, where `num_requests` are, or were until
-        it did, this one among them. Whether they all have this key; False for the others that
-        fail of the same loss."""
+        """Whether all requests at `engine` have this key, when one with it has failed there. There
+        are `num_requests`, or were until it failed, this one among them. Return False for the
+        others that fail of the same loss."""
         judged = self._judged.get(engine)
         if judged is not None and now - judged < INCIDENT_SECONDS:
             return False
@@ -113,8 +103,3 @@ class InFlight:
         if len(self._judged) >= MAX_REMEMBERED:
             self._judged.clear()
         self._judged[engine] = now
-
-
-def _bound(table: OrderedDict[str, Any], most: int) -> None:
-    while len(table) > most:
-        table.popitem(last=False)

@@ -1,21 +1,21 @@
-"""One request whose answer is to have a shape, on its way: the director's follower of it."""
+"""One request whose answer is to have a shape, on its way: a producer and a follower of it."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from inferway.gate.turns import ANYBODY, Asker
 from inferway.model import Candidates, Headers, Target
-from inferway.scheduling.columns import EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.columns import COMPILE_MS
 from inferway.scheduling.plugin import Ending, Follower
+from inferway_structured.answers import AnswerJudge
 from inferway_structured.grammar import Unenforced
 from inferway_structured.report import UNENFORCED_HEADER, left_free, named
 from inferway_structured.spec import Asked
-from inferway_structured.texts import Said, StreamTexts
+from inferway_structured.texts import Said
+from inferway_structured.turns import ANYBODY, Asker
+from inferway_structured.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from inferway.gate.gate import Gate
@@ -31,6 +31,7 @@ class Shape(Follower):
         "_engine",
         "_gate",
         "_status",
+        "_verdicts",
         "asked",
         "can_be_judged",
         "may_try",
@@ -40,6 +41,7 @@ class Shape(Follower):
     def __init__(
         self,
         gate: Gate,
+        verdicts: Verdicts,
         asked: Sequence[Asked],
         unenforced: Sequence[Unenforced] | None,
         asker: Asker = ANYBODY,
@@ -50,18 +52,16 @@ class Shape(Follower):
         # what has never been answered must not bring down one engine after the other
         self.may_try = None if all(gate.is_proven(each.spec.key) for each in asked) else 2
         self._gate = gate
+        self._verdicts = verdicts
         self._asker = asker
         self._engine: str | None = None
         self._status = 0
 
-    def weigh(self, candidates: Candidates) -> None:
-        """Adds what compiling would still take beyond the prompt: engines do both at once."""
-        cost, ttft = candidates.get(COST_MS), candidates.get(EXPECTED_TTFT_MS)
-        if cost is None or ttft is None:
-            return
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:  # noqa: ARG002
+        """Add COMPILE_MS, if compiling its specs takes any engine long."""
         missing = self._gate.missing_ms(self.asked, candidates.endpoints)
         if missing is not None:
-            cost += np.maximum(missing - ttft, 0.0)
+            candidates.add(COMPILE_MS, missing)
 
     def on_attempt(self, target: Target, now: float) -> Headers:
         if self._engine is not None:
@@ -95,30 +95,27 @@ class Shape(Follower):
 
     # ---------------------------------------------------------------- its answer, as it passes
 
-    def texts(self) -> StreamTexts:
-        """For the pieces of a streamed answer."""
-        return StreamTexts(self._gate.answer_bytes)
-
-    @property
-    def answer_bytes(self) -> int:
-        """A whole answer of more is not judged."""
-        return self._gate.answer_bytes
-
     @property
     def reports_streams(self) -> bool:
         """Whether a stream ends with a word on it."""
         return self._gate.report_validity
 
+    def answer_judge(self, *, reports: bool = False) -> AnswerJudge:
+        """Return what reads the answer. `reports`: a stream is to end with a word on it."""
+        most = self._gate.answer_bytes
+        return AnswerJudge(most, most, count=self._verdicts.count_answer, reports=reports)
+
     async def judge(self, said: Sequence[Said] | None) -> bool | None:
-        """Whether the answer has its shape; None if that cannot be told. Counts it."""
+        """Whether an answer, which has said this, has its shape; None if that cannot be told.
+        Counts it."""
         said = said if self.can_be_judged else None
-        return await self._gate.judge(self.asked, said, self._asker)
+        return await self._verdicts.keeps(self.asked, said, self._asker)
+
+    def judge_later(self, answer: AnswerJudge) -> None:
+        """Have an answer judged that has come to its end. It is counted, and no more."""
+        if answer.is_read:
+            self.spawn(self.judge(answer.said()))
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        """What goes on after the answer's last byte; ends with the gate."""
-        self._gate.spawn(work)
-
-    def was_judged(self, valid: bytes | None) -> None:
-        """By its engine, in the words of the header; None: the answer is too long."""
-        told = {b"true": True, b"false": False}
-        self._gate.counts.answered(None if valid is None else told.get(valid))
+        """Run what goes on after the answer's last byte; it ends with the gate."""
+        self._verdicts.spawn(work)

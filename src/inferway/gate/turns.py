@@ -5,31 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 from inferway.errors import QueueFullError, WaitTooLongError
 from inferway.flow.queue import FairQueue, Waiter
-
-MAX_WAITING = 64
-WAIT_SECONDS = 5.0
+from inferway_structured.turns import Asker
 
 
-class Asker(NamedTuple):
-    """Whose work it is, and of which priority: as in the queue of requests."""
+class FairTurns:
+    """Lets `most` work at a time, while `waiting` more wait for `seconds` at most
+    (`inferway_structured.turns.Turns`). Of one event loop."""
 
-    tenant: str = ""
-    priority: int = 0
-
-
-ANYBODY = Asker()
-
-
-class Turns:
-    """`most` at a time, `waiting` more wait for `seconds` at most. Of one event loop."""
-
-    def __init__(
-        self, most: int, waiting: int = MAX_WAITING, seconds: float = WAIT_SECONDS
-    ) -> None:
+    def __init__(self, most: int, waiting: int, seconds: float) -> None:
         self._free = most
         self._most_waiting = waiting
         self._seconds = seconds
@@ -42,7 +28,8 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, asker: Asker) -> AsyncIterator[None]:
-        """Raises QueueFullError, also for who is displaced, or WaitTooLongError."""
+        """Enter when it is the asker's turn. Raises QueueFullError, also for who is displaced, or
+        WaitTooLongError."""
         if self._free:  # then nobody waits
             self._free -= 1
         else:

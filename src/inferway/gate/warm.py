@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -13,7 +12,8 @@ from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
 from inferway_structured.decoding import UNREADABLE
-from inferway_structured.spec import Asked
+from inferway_structured.spec import Asked, packed
+from inferway_structured.turns import TokenBucket
 
 log = logging.getLogger("inferway.gate")
 
@@ -37,15 +37,10 @@ class _Told(msgspec.Struct):
 _TOLD = msgspec.json.Decoder(_Told)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled: float  # when
-
-
 class Warmer:
-    """What cannot be sent now is dropped: the request itself brings the spec a moment later.
-    `took` is told what engines say of their compile times."""
+    """Tells engines of shapes that are on their way. What cannot be sent now is dropped: the
+    request itself brings the spec a moment later. `took` is called with what engines say of their
+    compile times."""
 
     def __init__(
         self,
@@ -63,12 +58,12 @@ class Warmer:
         self._took = took
         self._clock = clock
         self._is_busy = is_busy
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._open: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, endpoint: Endpoint, asked: Asked) -> None:
-        """Now, or never."""
+        """Tell the engine of the shape in the background, or drop it."""
         engine = endpoint.engine
         if not self._may(engine) or len(asked.spec.text) > MAX_BYTES:
             self._counts.warm("dropped")
@@ -88,23 +83,16 @@ class Warmer:
             return False
         if self._open.get(engine, 0) >= MAX_OPEN:
             return False
-        now = self._clock()
         bucket = self._buckets.get(engine)
         if bucket is None:
             if len(self._buckets) >= MAX_ENGINES:
                 self._buckets.clear()
-            bucket = self._buckets[engine] = _Bucket(self._per_second, now)
-        bucket.tokens += (now - bucket.filled) * self._per_second
-        bucket.tokens = min(bucket.tokens, max(self._per_second, 1.0))
-        bucket.filled = now
-        if bucket.tokens < 1.0:
-            return False
-        bucket.tokens -= 1.0
-        return True
+            bucket = self._buckets[engine] = TokenBucket(self._per_second, self._clock)
+        return bucket.take()
 
     async def _tell(self, endpoint: Endpoint, asked: Asked) -> None:
         try:
-            status, answer = await self._post(endpoint, body_of(asked))
+            status, answer = await self._post(endpoint, packed(asked.spec))
             self._counts.warm("sent" if status < 300 else "failed")
             if status < 300:
                 told = _TOLD.decode(answer)
@@ -116,15 +104,3 @@ class Warmer:
             self._open[endpoint.engine] -= 1
             if not self._open[endpoint.engine]:
                 del self._open[endpoint.engine]
-
-
-def body_of(asked: Asked) -> bytes:
-    """As the engine takes it."""
-    spec = asked.spec
-    return msgspec.json.encode(
-        {
-            "kind": spec.kind,
-            "text": spec.text,
-            "options": spec.options,
-        }
-    )

@@ -9,7 +9,8 @@ from inferway.index.protocol import Index
 
 
 def build_index(settings: IndexSettings) -> Index:
-    """Not started yet. Raises ConfigError for a URL that cannot hold, or if redis-py is missing."""
+    """Return the index that the settings ask for; it is not started yet. Raises ConfigError for a
+    URL that cannot hold, or if redis-py is missing."""
     if settings.url is None:
         return MemoryIndex(
             weights=settings.tier_weights,

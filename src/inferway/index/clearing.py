@@ -36,7 +36,7 @@ class Clearing:
         self._found: list[int] = []
 
     def run(self, budget: int) -> bool:
-        """Looks at about so many blocks. Whether the round is over."""
+        """Look at about so many blocks. Returns whether the round is over."""
         budget -= self._bury(budget)
         while budget > 0 and self._next_state >= self._num_states:
             if not self._found:

@@ -28,7 +28,7 @@ class Eviction:
         self._candidates: list[int] = []
 
     def next(self) -> int:
-        """A slot in use, without children; 0 if there is none."""
+        """Return a slot in use, without children; 0 if there is none."""
         for glance in range(2 * _MAX_GLANCES):
             while self._candidates:
                 slot = self._candidates.pop()

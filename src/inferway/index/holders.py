@@ -64,7 +64,7 @@ class Holders:
             self.tiered |= holder.bit
 
     def set_window(self, holder: Holder, group: int, blocks: int) -> None:
-        """0 blocks take it back."""
+        """Have the group's window of so many blocks; 0 blocks take it back."""
         if blocks:
             holder.windows[group] = blocks
             self.windowed |= holder.bit
@@ -74,7 +74,7 @@ class Holders:
             self.windowed &= ~holder.bit
 
     def drop(self, holder: HolderId) -> Holder | None:
-        """Forgets a holder; its bit stays taken until `free`."""
+        """Forget a holder; its bit stays taken until `free`."""
         dropped = self._by_id.pop(holder, None)
         if dropped is not None:
             self.live &= ~dropped.bit
@@ -84,20 +84,21 @@ class Holders:
         return dropped
 
     def free(self, bits: int) -> None:
-        """No block has these bits any more."""
+        """Give the bits to others, for no block has them any more."""
         for place in places(bits):
             self._by_place[place] = None
             self._free.append(place)
 
     def remember_ids(self, bits: int) -> list[HolderId]:
-        """Of the live holders in a mask. A few masks make most answers: so `ids` has them."""
+        """Return the ids of the live holders in a mask. A few masks make most answers, so `ids`
+        keeps them."""
         if len(self.ids) >= _MAX_REMEMBERED:
             self.ids.clear()
         found = self.ids[bits] = [holder.id for holder in self.of(bits)]
         return found
 
     def of(self, bits: int) -> Iterator[Holder]:
-        """The live holders in a mask."""
+        """Yield the live holders in a mask."""
         for place in places(bits & self.live):
             holder = self._by_place[place]
             assert holder is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from inferway.index.shards import Shards
-from inferway.index.states import States
 from inferway.model import BlockKey
 
 StateOf = Callable[[BlockKey], int]
@@ -18,7 +17,7 @@ def drop_outs(
     masks: Sequence[int],
     holders: int,
 ) -> list[tuple[int, int]]:
-    """(holders, how many blocks they have), in rising order, for those with the first block.
+    """Return (holders, how many blocks they have), in rising order, for those with the first one.
 
     `masks` of `states` of slots must only ever lose bits along a prompt. So what two blocks have
     in common is what all between them have, and a search by halving finds every place where it
@@ -64,7 +63,8 @@ def drop_outs(
 def walked_drop_outs(
     keys: Sequence[BlockKey], state_of: StateOf, masks: Sequence[int], holders: int
 ) -> list[tuple[int, int]]:
-    """As `drop_outs`, block by block: for `masks` that may gain bits along a prompt."""
+    """Return what `drop_outs` returns, block by block: for `masks` that may gain bits along a
+    prompt."""
     found: list[tuple[int, int]] = []
     left = holders
     for i, key in enumerate(keys):
@@ -80,38 +80,35 @@ def walked_drop_outs(
 
 
 def window_blocks(
-    keys: Sequence[BlockKey],
-    blocks: int,
-    state_of: StateOf,
-    states: States,
-    bit: int,
-    windows: Mapping[int, int],
+    blocks: int, windows: Mapping[int, int], is_in: Callable[[int, int], bool]
 ) -> int:
-    """The longest prefix of at most `blocks` blocks whose end every window group covers.
+    """Return the longest prefix of at most `blocks` blocks whose end every window group covers.
+    `is_in`: whether the group of that number has the prompt's block of that number.
 
     As vLLM's hybrid coordinator does it: one group shortens the prefix, so the others are asked
     again, until all agree.
     """
-    while True:
+    before = -1
+    while blocks != before:
         before = blocks
         for group, needed in windows.items():
-            run = 0
-            for i in range(blocks - 1, -1, -1):
-                if not states.window_mask(state_of(keys[i]), group) & bit:
-                    run = 0
-                    continue
-                run += 1
-                if run == needed:
-                    blocks = i + run
-                    break
-            else:
-                blocks = run
-        if blocks == before:
-            return blocks
+            blocks = _covered(blocks, group, needed, is_in)
+    return blocks
+
+
+def _covered(blocks: int, group: int, needed: int, is_in: Callable[[int, int], bool]) -> int:
+    """The longest prefix of at most `blocks` blocks that ends in `needed` of the group's blocks, or
+    has no others."""
+    run = 0
+    for i in range(blocks - 1, -1, -1):
+        run = run + 1 if is_in(i, group) else 0
+        if run == needed:
+            return i + run
+    return run
 
 
 def runs(keys: Sequence[BlockKey], state_of: StateOf) -> Iterator[tuple[int, int, int]]:
-    """(state, start, end) of stretches of blocks with one state."""
+    """Yield (state, start, end) of stretches of blocks with one state."""
     start, last = 0, -1
     for i, key in enumerate(keys):
         state = state_of(key)

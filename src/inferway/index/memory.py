@@ -16,26 +16,27 @@ stays true then, but is no longer all there is: `num_evicted`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inferway.index.clearing import Clearing
 from inferway.index.eviction import MATCHED, STORED, Eviction
 from inferway.index.holders import Holder, Holders
 from inferway.index.matching import drop_outs, runs, walked_drop_outs, window_blocks
+from inferway.index.metrics import index_families
 from inferway.index.protocol import (
     TIER_WEIGHTS,
     Clear,
     Copy,
     Found,
-    Holdings,
     Op,
     Remove,
+    SharedIndex,
     Store,
     Tier,
     Window,
 )
-from inferway.index.report import IndexReport
 from inferway.index.tree import Tree
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 
 # What a block held by one engine costs at most, with its share of the bridge in events/bridge.py:
@@ -50,7 +51,7 @@ _NOTHING = Found()
 
 
 class MemoryIndex:
-    """`index.protocol.Index` and `Holdings`. One writer, and readers on the same event loop."""
+    """`index.protocol.Index`. One writer, and readers on the same event loop."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class MemoryIndex:
             self._make_room(self._eviction)
 
     def sweep(self, max_blocks: int) -> bool:
-        """Does what operations left over, looking at about so many blocks (~1 µs each). Whether
-        there is more to do."""
+        """Do what operations left over, looking at about so many blocks (~1 µs each). Returns
+        whether there is more to do."""
         tree, budget = self._tree, self._settle(max_blocks)
         budget = tree.free_lapsed(budget)
         if self._clearing is None and tree.states.dead:
@@ -150,24 +151,8 @@ class MemoryIndex:
     async def close(self) -> None:
         pass
 
-    def introduce(self, holder: HolderId, name: str) -> None:
-        pass
-
-    def retire(self, holder: HolderId) -> None:
-        self.apply([Clear(holder)])
-
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        pass
-
-    def shared_state(self, holder: HolderId) -> str | None:  # noqa: ARG002
+    @property
+    def shared(self) -> SharedIndex | None:
         return None
 
     # what a prompt would find
@@ -179,7 +164,7 @@ class MemoryIndex:
         return [self.match_now(keys) for keys in prompts]
 
     def match_now(self, keys: Sequence[BlockKey]) -> Found:
-        """As `match`, for callers on this very event loop."""
+        """Return what `match` returns, at once: for callers on this very event loop."""
         if not keys:
             return _NOTHING
         tree, holders = self._tree, self._holders
@@ -208,9 +193,12 @@ class MemoryIndex:
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
         tree = self._tree
         for holder in self._holders.of(self._holders.windowed):
-            count = blocks.pop(holder.id, 0)
-            windows = holder.windows
-            count = window_blocks(keys, count, tree.state, tree.states, holder.bit, windows)
+            bit, count = holder.bit, blocks.pop(holder.id, 0)
+
+            def is_in(i: int, group: int, bit: int = bit) -> bool:
+                return bool(tree.states.window_mask(tree.state(keys[i]), group) & bit)
+
+            count = window_blocks(count, holder.windows, is_in)
             if count:
                 blocks[holder.id] = count
 
@@ -229,24 +217,27 @@ class MemoryIndex:
         discount: dict[HolderId, float] = {}
         places: dict[HolderId, dict[Tier, int]] = {}
         longest = max(count for _, count in tiered.values())
-        for state, start, end in runs(keys[:longest], self._tree.state):
-            for tier, mask in self._tree.states.best_tiers(state):
-                each = self._discounts[min(tier, len(self._discounts) - 1)]
-                for holder in self._holders.of(mask & wanted):
-                    holder_id, count = tiered[holder.bit]
-                    if count <= start:
-                        continue
-                    places.setdefault(holder_id, {}).setdefault(tier, start)
-                    if each:
-                        lower = each * (min(count, end) - start)
-                        discount[holder_id] = discount.get(holder_id, 0.0) + lower
+        for tier, mask, start, end in self._runs_in_lower_tiers(keys[:longest]):
+            each = self._discounts[min(tier, len(self._discounts) - 1)]
+            for holder in self._holders.of(mask & wanted):
+                holder_id, count = tiered[holder.bit]
+                if count <= start:
+                    continue
+                places.setdefault(holder_id, {}).setdefault(tier, start)
+                if each:
+                    lower = each * (min(count, end) - start)
+                    discount[holder_id] = discount.get(holder_id, 0.0) + lower
         return discount, places
 
-    # how it is
+    def _runs_in_lower_tiers(
+        self, keys: Sequence[BlockKey]
+    ) -> Iterator[tuple[Tier, int, int, int]]:
+        """Yield (tier, who has them there at best, start, end) of stretches of blocks."""
+        for state, start, end in runs(keys, self._tree.state):
+            for tier, mask in self._tree.states.best_tiers(state):
+                yield tier, mask, start, end
 
-    @property
-    def holdings(self) -> Holdings:
-        return self
+    # how it is
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
@@ -276,8 +267,8 @@ class MemoryIndex:
 
     @property
     def num_keys(self) -> int:
-        """How many different blocks are known; with those of cleared holders until they are
-        swept, and those that only stand for the parent of another."""
+        """How many different blocks are known; with those of cleared holders until they are swept,
+        and those that only stand for the parent of another."""
         return self._tree.slots.num_used
 
     @property
@@ -286,18 +277,13 @@ class MemoryIndex:
         return len(self._tree.states)
 
     def num_bytes(self) -> int:
-        """About what the index takes, bridges not counted. Takes a millisecond or two."""
+        """Return about what the index takes, bridges not counted. Takes a millisecond or two."""
         shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
 
-    @property
-    def away(self) -> bool:
-        """Never: it is here."""
-        return False
-
-    def report(self) -> IndexReport:
-        return IndexReport(self.num_bytes(), self.evicted)
+    def families(self) -> Iterator[Family]:
+        return index_families(self.num_bytes(), self.evicted)
 
     # bounds
 

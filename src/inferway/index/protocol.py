@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from inferway.index.report import IndexReport
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 
 # The group of KV caches whose blocks decide over a prefix: full attention. Others are windows.
@@ -98,8 +98,8 @@ class Found(msgspec.Struct, frozen=True):
     lower: Mapping[HolderId, Mapping[Tier, int]] = {}
 
     def within(self, holder: HolderId, tier: Tier) -> int:
-        """How many keys the holder has from the start on without a hole in `tier` or better ones.
-        Windows are not looked at again: with them it may be fewer."""
+        """Return how many keys the holder has from the start on without a hole in `tier` or better
+        ones. Windows are not looked at again: with them it may be fewer."""
         places = self.lower.get(holder, {}).items()
         return min(
             [place for lower, place in places if lower > tier], default=self.blocks.get(holder, 0)
@@ -107,74 +107,77 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Holdings(Protocol):
-    """What an index in this very process can tell on the spot. `events.bridge` asks it instead
-    of remembering a second time which keys an engine has."""
+    """What an index can tell on the spot. `events.bridge` asks it instead of remembering a second
+    time which keys an engine has."""
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
-        """Those of `keys` that the holder has there already, in their order."""
+        """Return those of `keys` that the holder has there already, in their order."""
 
     def num_evicted(self, holder: HolderId) -> int:
-        """How many of its blocks were dropped for want of room; 0 again after `Clear`."""
+        """Return how many of its blocks were dropped for want of room; 0 again after `Clear`."""
 
 
-class Index(Protocol):
+class Index(Holdings, Protocol):
     """block key -> holders. `start` on the event loop before anything is matched, `close` at the
     end."""
 
     async def start(self) -> None:
-        """A server that is away is a warning, and looked for again."""
+        """Open what it needs; a server that is away is a warning, and looked for again."""
 
     async def close(self) -> None:
-        """Idempotent. What others share stays."""
+        """Close it; what others share stays. A second call does nothing."""
 
     @property
-    def holdings(self) -> Holdings | None:
-        """None: it is not in this process, or does not know at once."""
-
-    @property
-    def away(self) -> bool:
-        """Whether it is elsewhere and does not answer: matches fail without being tried."""
+    def shared(self) -> SharedIndex | None:
+        """The same index, as gateways share it; None if it is this process's own."""
 
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
 
     async def match(self, keys: Sequence[BlockKey]) -> Found:
-        """What each holder has of `keys`, a prompt's blocks from its first one on. Holders of
-        nothing are absent; no keys, no holders."""
+        """Return what each holder has of `keys`, a prompt's blocks from its first one on. Holders
+        of nothing are absent; no keys, no holders."""
 
     async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
-        """`match` of each, in their order. Sooner than one after the other, where the index is
-        far away."""
-
-    def introduce(self, holder: HolderId, name: str) -> None:
-        """`holder` has come; other gateways that share the index know it by `name`. Raises
-        ValueError if another one has that name."""
-
-    def retire(self, holder: HolderId) -> None:
-        """It has gone for good, its blocks with it; its number may be introduced again."""
-
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        """How true the picture of `holder` is, as of the ops applied so far, for those who share
-        the index: the state, number and digest of the last batch, and whether others should
-        rather read the picture of somebody else."""
-
-    def shared_state(self, holder: HolderId) -> str | None:
-        """If `match` answers for `holder` from the picture of another gateway: how true that one
-        is, as its writer told; "stale" if nobody writes it. None: from ours, or not known yet."""
-
-    def report(self) -> IndexReport:
-        """Numbers for /metrics. Takes a millisecond or two."""
+        """Return `match` of each, in their order. Sooner than one after the other, where the index
+        is far away."""
 
     def num_blocks(self, holder: HolderId) -> int:
-        """How many full-attention blocks we believe that `holder` has, detached ones too; one
-        that lies in several tiers is one."""
+        """Return how many full-attention blocks we believe that `holder` has, detached ones too;
+        one that lies in several tiers is one."""
+
+    def families(self) -> Iterable[Family]:
+        """Return its metric families (`index.metrics`). Takes a millisecond or two."""
+
+
+class LastReport(msgspec.Struct, frozen=True):
+    """What the owner of a holder's events says of its picture, as of all ops applied so far."""
+
+    state: str  # events.stream.StreamState, for the readers
+    seq: int | None = None  # of the last event batch applied
+    digest: str = ""  # of that batch's bytes
+    fit: bool = True  # else (stale, blind) it is not written, and another gateway may
+
+
+class SharedIndex(Protocol):
+    """What an index on a server needs, where several gateways read and write it."""
+
+    @property
+    def away(self) -> bool:
+        """Whether its server does not answer: matches fail without being tried."""
+
+    def introduce(self, holder: HolderId, name: str) -> None:
+        """Take `holder` in, which other gateways know by `name`. Raises ValueError if another one
+        has that name."""
+
+    def retire(self, holder: HolderId) -> None:
+        """Forget a holder that has gone for good; its number may be introduced again."""
+
+    def tell(self, holder: HolderId, report: LastReport) -> None:
+        """Say how true the picture of `holder` is, for those who share the index."""
+
+    def shared_state(self, holder: HolderId) -> str | None:
+        """Return how true the picture of another gateway is, if `match` answers for `holder` from
+        it: as its writer told; "stale" if nobody writes it. None: from ours, or not known yet."""

@@ -31,8 +31,8 @@ class Settling:
         self.child = 0  # the next of them
 
     def run(self, slots: Slots, states: States, budget: int) -> tuple[int, int]:
-        """Looks at so many children at most. Returns how many of them became detached, minus
-        those that became attached, and what is left of the budget."""
+        """Look at so many children at most. Returns how many of them became detached, minus those
+        that became attached, and what is left of the budget."""
         column, following, first = slots.states, slots.next, slots.first
         known, attached, bit = states.known, states.attached, self.bit
         last_old = last_new = -1
@@ -42,16 +42,17 @@ class Settling:
             child = self.child
             while child and budget > 0:
                 budget -= 1
-                old = column[child]
-                if known[old] & bit and attached[old] & bit != wanted:
-                    if old != last_old:
-                        last_old, last_new = old, states.flip(old, bit)
-                    column[child] = last_new
-                    states.move(old, last_new)
-                    detached += -1 if wanted else 1
-                    if first[child]:
-                        self.parents.append(child)
-                child = following[child]
+                slot, child = child, following[child]
+                old = column[slot]
+                if not known[old] & bit or attached[old] & bit == wanted:
+                    continue
+                if old != last_old:
+                    last_old, last_new = old, states.flip(old, bit)
+                column[slot] = last_new
+                states.move(old, last_new)
+                detached += -1 if wanted else 1
+                if first[slot]:
+                    self.parents.append(slot)
             self.child = child
         return detached, budget
 
@@ -60,7 +61,7 @@ class Settling:
         return not self.child and not self.parents
 
     def released(self, slot: int, sibling: int) -> None:
-        """`slot` is about to be freed; `sibling` comes after it."""
+        """Note that `slot` is about to be freed; `sibling` comes after it."""
         if self.child == slot:
             self.child = sibling
 

@@ -55,7 +55,7 @@ class Shards(Generic[V]):
         return sum(len(shard) for shard in self.dicts())
 
     def dicts(self) -> Iterator[dict[int, V]]:
-        """Each shard once."""
+        """Yield each shard once."""
         before = None
         for shard in self.at:
             if shard is not before:
@@ -63,7 +63,8 @@ class Shards(Generic[V]):
             before = shard
 
     def split(self, key: int) -> None:
-        """The shard of `key` becomes several, as long as there are positions to tell them apart."""
+        """Make several shards of that of `key`, as long as there are positions to tell them
+        apart."""
         low, high = self._span(key)
         while high - low < _FINE and len(self.at) < _MAX_POSITIONS:
             twice = self.at * 2

@@ -38,7 +38,7 @@ class Slots:
         return len(self.states) - 1 - len(self.free)
 
     def new(self, key: BlockKey, state: int) -> int:
-        """A slot for a block that belongs nowhere yet."""
+        """Return a slot for a block that belongs nowhere yet."""
         if self.free:
             slot = self.free.pop()
             self.keys[slot] = key
@@ -53,7 +53,8 @@ class Slots:
         return len(self.states) - 1
 
     def new_chain(self, keys: Sequence[BlockKey], state: int, parent: int) -> Sequence[int]:
-        """Slots for new blocks, each the child of the one before it, the first of `parent`."""
+        """Return slots for new blocks, each the child of the one before it, the first of
+        `parent`."""
         if self.free or len(keys) == 1:  # of one, columns grow faster by one
             slots = [self.new(key, state) for key in keys]
             for slot in slots:
@@ -74,7 +75,7 @@ class Slots:
         return range(start, end)
 
     def link(self, slot: int, parent: int) -> None:
-        """`slot` belongs nowhere yet; now it is a child of `parent`."""
+        """Make `slot`, which belongs nowhere yet, a child of `parent`."""
         self.before[slot] = PARENT | parent
         if not parent:
             return
@@ -85,14 +86,15 @@ class Slots:
             self.before[sibling] = slot
 
     def parent(self, slot: int) -> int | None:
-        """Takes a step per sibling. 0: it begins a prompt; None: it belongs nowhere yet."""
+        """Return the block's parent, a step per sibling. 0: it begins a prompt; None: it belongs
+        nowhere yet."""
         before = self.before[slot]
         while before and not before & PARENT:
             before = self.before[before]
         return before ^ PARENT if before else None
 
     def release(self, slot: int) -> int:
-        """Frees the slot of a block without children. Returns its parent if that has no more
+        """Free the slot of a block without children. Returns its parent if that has no more
         children either, else 0."""
         before, sibling = self.before[slot], self.next[slot]
         childless = 0

@@ -50,7 +50,7 @@ class SpeculativeOverlay:
         self._more: dict[tuple[HolderId, BlockKey], int] = {}
 
     def add(self, holder: HolderId, keys: Sequence[BlockKey], skip: int = 0) -> Speculation:
-        """`keys` of a prompt just routed to `holder`, whose first `skip` blocks it holds."""
+        """Count `keys` of a prompt just routed to `holder`, whose first `skip` blocks it holds."""
         keys = keys[skip:] if skip else keys
         if not keys:
             return Speculation(holder, keys, active=False)
@@ -62,7 +62,8 @@ class SpeculativeOverlay:
         return speculation
 
     def remove(self, speculation: Speculation) -> None:
-        """The prompt's blocks are known by now, or will never come. Once is enough."""
+        """Count a prompt's blocks no more: they are known by now, or will never come. A second call
+        does nothing."""
         if not speculation.active:
             return
         speculation.active = False
@@ -137,8 +138,8 @@ class SpeculativeOverlay:
     def extend(
         self, keys: Sequence[BlockKey], matched: Mapping[HolderId, int]
     ) -> dict[HolderId, int]:
-        """`matched` (the index's answer for `keys`), each holder's run continued by what is on
-        its way there."""
+        """Return `matched` (the index's answer for `keys`), each holder's run continued by what is
+        on its way there."""
         extended = dict(matched)
         if not self._bits:
             return extended
@@ -149,15 +150,16 @@ class SpeculativeOverlay:
                 bit = coming & -coming
                 coming ^= bit
                 holder = bit.bit_length() - 1
-                if matched.get(holder, 0) == start:
-                    end = start + 1
-                    while end < size and get(keys[end], 0) & bit:
-                        end += 1
-                    extended[holder] = end
+                if matched.get(holder, 0) != start:
+                    continue
+                end = start + 1
+                while end < size and get(keys[end], 0) & bit:
+                    end += 1
+                extended[holder] = end
         return extended
 
     def num_blocks(self, holder: HolderId) -> int:
-        """How many different blocks are on their way to `holder`."""
+        """Return how many different blocks are on their way to `holder`."""
         return sum([there >> holder & 1 for there in self._bits.values()])
 
 

@@ -53,7 +53,7 @@ class States:
         self._free: list[int] = []
 
     def plane(self, tier: Tier, group: int) -> int:
-        """The plane's number; a new one if need be."""
+        """Return the plane's number; a new one if need be."""
         if tier == GPU and group == FULL_ATTENTION:
             return 0
         if group != FULL_ATTENTION:
@@ -65,7 +65,8 @@ class States:
         return self.tiers[tier]
 
     def add(self, state: int, plane: int, bit: int, attach: int) -> int:
-        """`state` and the holder `bit` in `plane`; `attach` is `bit` or 0."""
+        """Return the state that is `state` with the holder `bit` in `plane`; `attach` is `bit` or
+        0."""
         planes = self.planes[state]
         if plane < len(planes):
             planes = (*planes[:plane], planes[plane] | bit, *planes[plane + 1 :])
@@ -74,7 +75,7 @@ class States:
         return self._id(self.attached[state] | attach, planes)
 
     def drop(self, state: int, plane: int, bit: int) -> int:
-        """`state` without the holder in `plane`."""
+        """Return the state that is `state` without the holder in `plane`."""
         planes = self.planes[state]
         if plane >= len(planes) or not planes[plane] & bit:
             return state
@@ -82,16 +83,17 @@ class States:
         return self._id(self.attached[state] & self._known(planes), planes)
 
     def flip(self, state: int, bit: int) -> int:
-        """Attached becomes detached and the other way round."""
+        """Return the state in which the holder's attached becomes detached, or the other way
+        round."""
         return self._id(self.attached[state] ^ bit, self.planes[state])
 
     def move(self, old: int, new: int) -> None:
-        """A block's value has changed."""
+        """Count a block whose state has changed."""
         self.counts[new] += 1
         self.release(old)
 
     def release(self, state: int, blocks: int = 1) -> None:
-        """So many blocks no longer have this value."""
+        """Count so many blocks that no longer have this state."""
         self.counts[state] -= blocks
         if not self.counts[state]:
             self._forget(state)
@@ -103,7 +105,7 @@ class States:
         return not self.planes[state]
 
     def bury(self, state: int) -> bool:
-        """Takes the dead bits out of one value. Whether nobody is left in it."""
+        """Take the dead bits out of one state. Returns whether nobody is left in it."""
         planes = self.planes[state]
         if not any(mask & self.dead for mask in planes):
             return False
@@ -116,7 +118,7 @@ class States:
         return not planes
 
     def window_mask(self, state: int, group: int) -> int:
-        """Who holds the block in a window group, in any tier."""
+        """Return who holds the block in a window group, in any tier."""
         planes, mask = self.planes[state], 0
         for (_, of), plane in self.window_planes.items():
             if of == group and plane < len(planes):
@@ -124,7 +126,7 @@ class States:
         return mask
 
     def best_tiers(self, state: int) -> Sequence[tuple[Tier, int]]:
-        """(tier, those who have it there and in no better one), without the first tier."""
+        """Return (tier, those who have it there and in no better one), without the first tier."""
         planes = self.planes[state]
         found, seen = [], planes[0] if planes else 0
         for tier, plane in enumerate(self.tiers):
@@ -139,7 +141,7 @@ class States:
         return len(self.planes) - len(self._free)
 
     def num_bytes(self) -> int:
-        """About; a mask in several values is counted once in each."""
+        """Return about what they take; a mask in several states is counted once in each."""
         masks = sum(sys.getsizeof(mask) for mask in self.attached)
         return 2 * masks + 200 * len(self.planes) + sys.getsizeof(self._ids)
 

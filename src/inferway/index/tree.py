@@ -32,7 +32,7 @@ class Tree:
         self._slice = slice_blocks
 
     def slot(self, key: BlockKey) -> int:
-        """0: unknown."""
+        """Return the block's slot; 0 if it is unknown."""
         shards = self.shards
         return shards.at[key >> shards.shift].get(key, 0)
 
@@ -40,7 +40,8 @@ class Tree:
         return self.slots.states[self.slot(key)]
 
     def store(self, holder: Holder, op: Store) -> int:
-        """Returns the slot of the last block. A parent nobody has told of gets a slot, too."""
+        """Do the operation. Returns the slot of the last block. A parent nobody has told of gets a
+        slot, too."""
         keys = op.keys
         parent, attach = 0, holder.bit
         if op.parent is not None:
@@ -120,13 +121,13 @@ class Tree:
             self._changed(holder, changed)
 
     def forget(self, bit: int) -> None:
-        """Nothing needs to be settled any more for this holder."""
+        """Settle nothing more for this holder."""
         self.settling.pop(bit, None)
         self.unsettled &= ~bit
 
     def settle(self, holder: Holder, budget: int) -> int:
-        """Goes on with what was left to do, for at most so many blocks; returns what is left of
-        the budget."""
+        """Go on with what was left to do, for at most so many blocks. Returns what is left of the
+        budget."""
         settling = self.settling[holder.bit]
         detached, budget = settling.run(self.slots, self.states, budget)
         holder.num_detached += detached
@@ -137,8 +138,8 @@ class Tree:
         return budget
 
     def evict(self, slot: int) -> int:
-        """Frees a block without children, whoever has it. Returns its parent if that has no
-        more children either, else 0."""
+        """Free a block without children, whoever has it. Returns its parent if that has no more
+        children either, else 0."""
         slots = self.slots
         before = slots.before[slot]
         parent = before ^ PARENT if before & PARENT else 0
@@ -147,8 +148,9 @@ class Tree:
         return parent if parent and slots.states[parent] and not slots.first[parent] else 0
 
     def free_slot(self, slot: int) -> int:
-        """Of a block without children that nobody holds (its state is released), and of parents
-        that only stood for it; of a long chain the rest is `lapsed`. Returns how many."""
+        """Free the slot of a block without children that nobody holds (its state is released), and
+        those of parents that only stood for it; of a long chain the rest is `lapsed`. Returns how
+        many."""
         slots, states, shards = self.slots, self.states, self.shards
         at, shift = shards.at, shards.shift
         for count in range(1, self._slice + 1):
@@ -165,7 +167,7 @@ class Tree:
         return self._slice
 
     def free_lapsed(self, budget: int) -> int:
-        """About so many. Returns what is left of the budget."""
+        """Free about so many lapsed slots. Returns what is left of the budget."""
         slots, states, lapsed = self.slots, self.states, self.lapsed
         while lapsed and budget > 0:
             slot = lapsed.pop()

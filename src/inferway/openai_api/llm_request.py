@@ -10,6 +10,8 @@ import msgspec
 from inferway.model import Headers, Prompt
 from inferway.openai_api.requests import Body, decode_fields
 
+BYTES_PER_TOKEN = 4  # llm-d's estimate (averageCharactersPerToken)
+
 
 class Objectives(msgspec.Struct, frozen=True):
     """What the caller asks of us; not what the model is asked."""
@@ -37,10 +39,13 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
     @property
-    def num_prompt_tokens(self) -> int | None:
-        """Of all its prompts; None when they are not known."""
+    def num_prompt_tokens(self) -> int:
+        """The tokens of all its prompts: exact where they are known, else a quarter of the body's
+        bytes."""
         prompts = next(iter(self.prompts.values()), None)
-        return None if prompts is None else sum(len(prompt.token_ids) for prompt in prompts)
+        if prompts is None:
+            return len(self.raw) // BYTES_PER_TOKEN
+        return sum(len(prompt.token_ids) for prompt in prompts)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ In generated text quotes are escaped, so that nothing in it looks like a member.
 
 from __future__ import annotations
 
+from inferway_structured.sse import num_events
+
 _CHOICES = b'"choices":['
 # Those without tokens begin so.
 _EMPTY = (
@@ -22,7 +24,7 @@ _NO_CHOICES = (b"data: [DONE]", b'data: {"error"', b":")
 
 
 def bears_tokens(events: bytes) -> bool:
-    """Whether at least one of these whole events does."""
+    """Whether at least one of these whole events carries tokens."""
     at = events.find(_CHOICES)
     if at < 0:
         if events.startswith(b"event:"):
@@ -33,11 +35,6 @@ def bears_tokens(events: bytes) -> bool:
             return True
         at = events.find(_CHOICES, at + 1)
     return False
-
-
-def num_events(events: bytes) -> int:
-    """How many of them have data."""
-    return events.count(b"data:")
 
 
 def _is_delta(event: bytes) -> bool:

@@ -19,6 +19,7 @@ from collections import deque
 import msgspec
 
 from inferway_structured.decoding import UNREADABLE
+from inferway_structured.sse import last_data
 
 _MARK = b'"usage"'
 _FINISH_REASON = re.compile(
@@ -74,7 +75,7 @@ class UsageReader:
         self._limit = 0  # of a tail that will do; 0: nothing but spaces has come
 
     def feed(self, chunk: bytes) -> None:
-        """The next piece."""
+        """Take the next piece of the answer."""
         if not self._limit and (begun := chunk.lstrip()):
             self._limit = _BODY_TAIL_BYTES if begun.startswith(b"{") else _STREAM_TAIL_BYTES
         pieces = self._pieces
@@ -85,19 +86,16 @@ class UsageReader:
         self._size = size
 
     def usage(self) -> Usage | None:
-        """Of what was fed so far; None if it has told nothing."""
+        """Return the usage that the answer has told so far, None if it has told none."""
         end = b"".join(self._pieces)
         if self._limit == _BODY_TAIL_BYTES:
             return _in_the_end_of(end, _OUTERMOST)
-        for line in reversed(end.rsplit(b"\ndata:", _LAST_EVENTS)):
-            found = _in_event(line)
-            if found is not None:
-                return found
-        return None
+        found = map(_in_event, last_data(end, _LAST_EVENTS))
+        return next((usage for usage in found if usage is not None), None)
 
     def finish_reasons(self) -> list[str]:
-        """Why the engine has ended its choices, in the order of the answer; those that OpenAI and
-        vLLM have words for."""
+        """Return why the engine has ended its choices, in the order of the answer; only reasons
+        that OpenAI and vLLM have words for."""
         return [found.decode() for found in _FINISH_REASON.findall(b"".join(self._pieces))]
 
 
@@ -105,15 +103,14 @@ class UsageReader:
 _OUTERMOST, _OF_A_RESPONSE = b"{", b'{"response":{'
 
 
-def _in_event(line: bytes) -> Usage | None:
-    """Of an event's data, or of the end of one, with its key or without."""
-    line = line.partition(b"\n")[0].removeprefix(b"data:")
-    if _MARK not in line:
+def _in_event(data: bytes) -> Usage | None:
+    """Return the usage in the data of an event, or in the end of that."""
+    if _MARK not in data:
         return None
     try:
-        return _told(line)
+        return _told(data)
     except UNREADABLE:  # its start is no longer kept
-        return _in_the_end_of(line, _OUTERMOST) or _in_the_end_of(line, _OF_A_RESPONSE)
+        return _in_the_end_of(data, _OUTERMOST) or _in_the_end_of(data, _OF_A_RESPONSE)
 
 
 def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
@@ -134,7 +131,7 @@ def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
 
 
 def _told(event: bytes) -> Usage | None:
-    """Raises DecodeError if it is no whole JSON object."""
+    """Return the usage in an event. Raises DecodeError if that is no whole JSON object."""
     told = _EVENT.decode(event)
     counts = told.usage
     if counts is None and told.response is not None:

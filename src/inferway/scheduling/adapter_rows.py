@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 _NOTHING = Adapters()
 
 
-class _Told:
+class _AllRows:
     """Of all rows. Of names that are nowhere there is no mask."""
 
     __slots__ = ("each", "room", "running", "waiting")
@@ -58,30 +58,31 @@ class AdapterRows(Sequence[Adapters]):
     __slots__ = ("_at", "_told")
 
     def __init__(self, adapters: Sequence[Adapters]) -> None:
-        self._told = _Told(adapters)
+        self._told = _AllRows(adapters)
         self._at: NDArray[np.intp] | None = None  # which of all rows; None: all
 
     def tell(self, row: int, adapters: Adapters) -> None:
-        """Of one of all rows. Those that were narrowed from these see it, too."""
+        """Take over the adapters of one of all rows. Those that were narrowed from these see it,
+        too."""
         self._told.tell(row, adapters)
 
     def narrowed(self, rows: NDArray[np.intp]) -> AdapterRows:
-        """These rows alone."""
+        """Return these rows alone."""
         some = AdapterRows.__new__(AdapterRows)
         some._told, some._at = self._told, rows if self._at is None else self._at[rows]
         return some
 
     @property
     def room(self) -> Mask:
-        """Where one more may run."""
+        """Where one more adapter may run."""
         return self._told.room if self._at is None else self._told.room[self._at]
 
     def running(self, name: str) -> Mask | None:
-        """Where that adapter runs; None: nowhere."""
+        """Return where that adapter runs; None: nowhere."""
         return self._some(self._told.running.get(name))
 
     def waiting(self, name: str) -> Mask | None:
-        """Where it waits to be loaded; None: nowhere."""
+        """Return where that adapter waits to be loaded; None: nowhere."""
         return self._some(self._told.waiting.get(name))
 
     def _some(self, mask: Mask | None) -> Mask | None:
@@ -101,5 +102,6 @@ class AdapterRows(Sequence[Adapters]):
 
 
 def adapter_rows(adapters: Sequence[Adapters]) -> AdapterRows:
-    """Of a table's adapters: the fleet's own, or what somebody has put there."""
+    """Return a table's adapters by row and name: the fleet's own, or made of what somebody has put
+    there."""
     return adapters if isinstance(adapters, AdapterRows) else AdapterRows(adapters)

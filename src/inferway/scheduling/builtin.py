@@ -1,153 +1,52 @@
-"""Every plugin type of ours, and llm-d's others. docs/plugins.md has both; a test compares."""
+"""Every plugin type of ours. docs/plugins.md has them, too; a test compares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferway.scheduling.admitters import probabilistic, utilization
+from inferway.scheduling import admitters, label_filters, pickers, sessions
 from inferway.scheduling.expected_ttft import plugin as expected_ttft
-from inferway.scheduling.filters import by_label, label_selector, roles
-from inferway.scheduling.filters import session_affinity as session_filter
-from inferway.scheduling.handlers import deciders, disagg, header_profile, single
-from inferway.scheduling.pickers import max_score, random, weighted_random
+from inferway.scheduling.handlers import deciders, disagg, header_profile
 from inferway.scheduling.producers import approx_prefix_cache, inflight_load
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scorers import (
-    active_request,
+    affinity,
     context_length_aware,
-    header_label_affinity,
-    kv_cache_utilization,
     latency,
-    load_aware,
-    lora_affinity,
+    load,
     no_hit_lru,
-    precise_prefix_cache,
     prefix_cache,
-    queue,
-    recent_work,
-    relative_load,
-    running_requests,
-    session_affinity,
-    token_load,
+    prefix_match,
 )
 
 _TYPES = (
     # filters
-    label_selector.TYPE,
-    label_selector.OLD_TYPE,
-    by_label.TYPE,
-    roles.DECODE,
-    roles.PREFILL,
-    roles.ENCODE,
-    session_filter.TYPE,
+    *label_filters.TYPES,
+    sessions.FILTER,
     # scorers
-    queue.TYPE,
-    running_requests.TYPE,
-    kv_cache_utilization.TYPE,
+    *load.TYPES,
     prefix_cache.TYPE,
-    precise_prefix_cache.TYPE,
-    load_aware.TYPE,
-    active_request.TYPE,
-    token_load.TYPE,
-    lora_affinity.TYPE,
-    session_affinity.TYPE,
-    header_label_affinity.TYPE,
+    prefix_match.TYPE,
+    affinity.LORA,
+    sessions.SCORER,
+    affinity.HEADER_LABEL,
     no_hit_lru.TYPE,
     context_length_aware.TYPE,
     latency.TYPE,
     expected_ttft.TYPE,
-    relative_load.TYPE,
-    recent_work.TYPE,
-    # pickers
-    max_score.TYPE,
-    random.TYPE,
-    weighted_random.TYPE,
+    *pickers.TYPES,
     # profile handlers, and what they ask
-    single.TYPE,
+    header_profile.SINGLE,
     disagg.TYPE,
     disagg.PD_TYPE,
-    header_profile.TYPE,
+    header_profile.BY_HEADER,
     deciders.PREFIX_BASED,
     deciders.ALWAYS,
     deciders.MULTIMODAL,
     # producers
     approx_prefix_cache.TYPE,
     inflight_load.TYPE,
-    # admitters
-    utilization.TYPE,
-    probabilistic.TYPE,
+    *admitters.TYPES,
 )
 
 BUILTIN: Mapping[str, PluginType] = {kind.name: kind for kind in _TYPES}
-
-_FLOW_CONTROL = "queues requests in front of full engines (flow control)"
-_MULTICLUSTER = "supports several clusters behind one picker"
-_TOPOLOGY = "prefers endpoints by zone, rack and host"
-_DCGM = "reads the GPUs' metrics from DCGM"
-_TESTS = "is for llm-d's own conformance tests"
-_ROLLOUT = "follows rollouts of disaggregated sets"
-_EMBEDDINGS = "knows which engine holds the embeddings of an image"
-_MODELS = "reads the endpoints' /v1/models; here the gateway always does"
-_REPLICAS = "shares load among replicas of the picker; here each gateway counts its own requests"
-
-# llm-d-inference-scheduler 520af47 and llm-d-router ebab687.
-ELSEWHERE: Mapping[str, str] = {
-    "agent-identity": "reads headers that name the agent of a request",
-    "anthropic-parser": "parses Anthropic's request bodies",
-    "burst-prefix-cache-producer": "keeps equal prompts of one burst together; here the index "
-    "counts a prompt on its way as held",
-    "concurrency-detector": "measures saturation by requests or tokens in flight",
-    "cross-replica-publisher": _REPLICAS,
-    "data-parallel-profile-handler": "reads a header that names a data-parallel rank; here each "
-    "rank of an engine is an endpoint",
-    "dcgm-data-source": _DCGM,
-    "dcgm-extractor": _DCGM,
-    "destination-endpoint-served-verifier": _TESTS,
-    "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
-    "disaggregatedset-rollout-screener": _ROLLOUT,
-    "edf-ordering-policy": _FLOW_CONTROL,
-    "endpoint-attribute-filter": "filters by any scraped metric",
-    "endpoint-attribute-scorer": "scores by any scraped metric",
-    "fcfs-ordering-policy": _FLOW_CONTROL,
-    "file-discovery": "reads endpoints from a file; here `engines` or `discovery.file`",
-    "global-strict-fairness-policy": _FLOW_CONTROL,
-    "header-based-testing-filter": _TESTS,
-    "k8s-notification-source": "reads events of Kubernetes objects",
-    "latency-slo-admitter": "refuses sheddable requests if no endpoint is expected to be in time",
-    "local-syncer": _REPLICAS,
-    "mm-embeddings-cache-producer": _EMBEDDINGS,
-    "mm-embeddings-cache-scorer": _EMBEDDINGS,
-    "models-data-extractor": _MODELS,
-    "models-data-source": _MODELS,
-    "multicluster-approx-prefix-cache-producer": _MULTICLUSTER,
-    "multicluster-file-discovery": _MULTICLUSTER,
-    "multicluster-kv-cache-utilization-scorer": _MULTICLUSTER,
-    "multicluster-metrics-data-source": _MULTICLUSTER,
-    "multicluster-metrics-extractor": _MULTICLUSTER,
-    "multicluster-prefix-cache-scorer": _MULTICLUSTER,
-    "multicluster-queue-scorer": _MULTICLUSTER,
-    "multicluster-session-affinity-filter": _MULTICLUSTER,
-    "p2p-source-producer": "fetches KV blocks from another engine",
-    "passthrough-parser": "passes bodies on without parsing them",
-    "predicted-latency-producer": "gets latencies from a sidecar; here expected-ttft learns them",
-    "prefix-cache-affinity-filter": "keeps only the endpoints that hold most of the prompt",
-    "priority-holdback-policy": _FLOW_CONTROL,
-    "priority-then-time-eviction-order-policy": _FLOW_CONTROL,
-    "program-aware-fairness": _FLOW_CONTROL,
-    "request-attribute-reporter": "computes values from answers by CEL expressions",
-    "round-robin-fairness-policy": _FLOW_CONTROL,
-    "session-id-producer": "provides a session's name; here session-affinity-scorer reads it",
-    "sglanghttp-parser": "parses SGLang's own request bodies",
-    "sheddable-eviction-filter": _FLOW_CONTROL,
-    "slo-deadline-ordering-policy": _FLOW_CONTROL,
-    "slo-headroom-tier-filter": "groups endpoints by latency headroom; here latency-scorer does it",
-    "soft-reflective-ceiling-policy": _FLOW_CONTROL,
-    "static-usage-limit-policy": _FLOW_CONTROL,
-    "topology-affinity-filter": _TOPOLOGY,
-    "topology-affinity-scorer": _TOPOLOGY,
-    "topology-extractor": _TOPOLOGY,
-    "utilization-filter": "keeps endpoints below own limits; here utilization-detector filters",
-    "vertexai-parser": "parses Vertex AI's request bodies",
-    "vllmgrpc-parser": "parses vLLM's gRPC requests",
-    "vllmhttp-parser": "parses the bodies of vLLM's /inference/v1/generate",
-}

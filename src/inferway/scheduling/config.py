@@ -20,21 +20,22 @@ from typing import Any, cast
 import msgspec
 
 from inferway.errors import ConfigError
-from inferway.scheduling.outsider import held
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.llmd_compat import ELSEWHERE, GATES, GATES_ELSEWHERE, PROVIDED
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
     Chooser,
     Filter,
     Following,
+    Measured,
     Picker,
     Producer,
     Scorer,
 )
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.provided import GATES, GATES_ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
+from inferway.scheduling.third_party import guarded
 
 KIND = "EndpointPickerConfig"
 API_VERSIONS = ("inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1")
@@ -115,12 +116,11 @@ def build(
     config: SchedulingConfig,
     place: str,
     types: Mapping[str, PluginType],
-    elsewhere: Mapping[str, str],
     random: Random | None = None,
 ) -> Scheduling:
-    """`types` may be asked for; `elsewhere`, llm-d's others, are refused with what they are. Raises
-    ConfigError naming place, value and what is known."""
-    return _Build(config, place, types, elsewhere, random or Random()).run()
+    """Build what the configuration at `place` asks for, of these types. Raises ConfigError naming
+    place, value and what is known."""
+    return _Build(config, place, types, random or Random()).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,6 @@ class _Build:
     config: SchedulingConfig
     place: str
     types: Mapping[str, PluginType]
-    elsewhere: Mapping[str, str]
     random: Random
     asked: dict[str, _Asked] = field(default_factory=dict)  # by name
     provided: dict[str, str] = field(default_factory=dict)  # what is always there: name -> type
@@ -161,12 +160,13 @@ class _Build:
                 self.plugins[asked.name] = self._built(asked, {})
         chooser = self._chooser(self._profiles())
         everything = [*(self.plugins[name] for name in self._in_order()), chooser]
-        admitters = [held(item, Admitter) for item in everything if isinstance(item, Admitter)]
+        admitters = [guarded(item) for item in everything if isinstance(item, Admitter)]
         return Scheduling(
             chooser,
-            [held(plugin, Producer) for plugin in everything if isinstance(plugin, Producer)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Producer)],
             admitters or DEFAULT_ADMITTERS,
-            [held(plugin, Following) for plugin in everything if isinstance(plugin, Following)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Following)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, Measured)],
             self.notes,
         )
 
@@ -195,9 +195,9 @@ class _Build:
         kind = self.types.get(name)
         if kind is not None:
             return kind
-        if name in self.elsewhere:
+        if name in ELSEWHERE:
             raise self._error(
-                f"{where}: {name!r} is known in llm-d, not built here: {self.elsewhere[name]}"
+                f"{where}: {name!r} is known in llm-d, not built here: {ELSEWHERE[name]}"
             )
         known = ", ".join(sorted([*self.types, *PROVIDED]))
         raise self._error(f"{where}: {name!r} is not known; known: {known}")
@@ -275,11 +275,11 @@ class _Build:
             at = f"{where}.plugins[{number}]"
             plugin = self._referenced(ref, at)
             if isinstance(plugin, Scorer):
-                scorers.append(Weighted(held(plugin, Scorer), self._weight(ref, at)))
+                scorers.append(Weighted(guarded(plugin), self._weight(ref, at)))
             elif ref.weight is not None:
                 raise self._error(f"{at}.weight: {ref.plugin_ref!r} is no scorer; leave it out")
             if isinstance(plugin, Filter):
-                filters.append(held(plugin, Filter))
+                filters.append(guarded(plugin))
             if isinstance(plugin, Picker):
                 pickers.append(plugin)
         if len(pickers) > 1:

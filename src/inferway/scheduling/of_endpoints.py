@@ -33,9 +33,9 @@ class OfEndpoints(Generic[_T]):
         return found[1]
 
     def known(self) -> list[_T]:
-        """Of all lists that are remembered."""
+        """Return the results for all lists that are remembered."""
         return [found for _, found in self._found.values()]
 
     def forget(self) -> None:
-        """It no longer follows from the endpoints alone."""
+        """Compute anew what no longer follows from the endpoints alone."""
         self._found.clear()

@@ -14,18 +14,21 @@ Producer        DataProducer
 Admitter        Admitter
 Decider         decider plugins of disaggregation
 Following       PreRequest, ResponseHeader, ResponseBody
+Measured        metrics.Register of the plugin's own collectors
 
 One plugin may be several of them: what it has the methods of, it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.metrics import Family
 from inferway.model import Candidates, Choice, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
@@ -35,7 +38,7 @@ class Chooser(Protocol):
     """Candidates in, ranked targets out: a profile, or a handler of several."""
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        """The targets, best first; raises NoEndpointError."""
+        """Return the targets, best first; raises NoEndpointError."""
 
 
 @runtime_checkable
@@ -43,7 +46,7 @@ class Filter(Protocol):
     """Narrows the candidates."""
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
-        """True for each row that may serve the request."""
+        """Return True for each row that may serve the request."""
 
 
 @runtime_checkable
@@ -51,7 +54,8 @@ class Scorer(Protocol):
     """Rates the candidates."""
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        """A rating in [0, 1] for each row; 1 is best. A new array: the caller may change it."""
+        """Return a rating in [0, 1] for each row; 1 is best. A new array: the caller may change
+        it."""
 
 
 @runtime_checkable
@@ -59,7 +63,7 @@ class Picker(Protocol):
     """Orders the rated candidates."""
 
     def pick(self, scores: Column, count: int) -> list[int]:
-        """At most `count` row numbers, the first choice first."""
+        """Return at most `count` row numbers, the first choice first."""
 
 
 @runtime_checkable
@@ -67,7 +71,7 @@ class Producer(Protocol):
     """Brings facts that others judge by."""
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Adds its columns (`Candidates.add`)."""
+        """Add its columns (`Candidates.add`)."""
 
 
 @runtime_checkable
@@ -75,7 +79,7 @@ class Admitter(Protocol):
     """Refuses requests."""
 
     def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
-        """Why it must not go in now, as the client is told; None if it may."""
+        """Return why the request must not go in now, as the client is told; None if it may."""
 
 
 @runtime_checkable
@@ -85,7 +89,8 @@ class Decider(Protocol):
     def is_worth_it(
         self, request: LLMRequest, candidates: Candidates, target: Target | None
     ) -> bool:
-        """`target`: where it is going to be decoded, if that is known yet; one of `candidates`."""
+        """Return whether the stage is worth it. `target`: where the request is going to be decoded,
+        if that is known yet; one of `candidates`."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -102,19 +107,22 @@ class Follower:
     it is called in the data path."""
 
     def on_attempt(self, target: Target, now: float) -> Headers:
-        """It is sent to `target`, perhaps after others; headers that the engine gets."""
+        """Note that the request is sent to `target`, perhaps after others. Returns headers that the
+        engine gets."""
         return ()
 
     def on_head(self, status: int) -> Headers:
-        """The engine has answered; headers that the client gets. Those that say how it was decided
-        begin with x-inferway-: once there is an admin key, they are its bearers' only."""
+        """Note that the engine has answered. Returns headers that the client gets. Those that say
+        how it was decided begin with x-inferway-: once there is an admin key, they are its bearers'
+        only."""
         return ()
 
     def on_first_chunk(self, now: float) -> None:
-        """The first piece of the answer's body has come: it is sent nowhere else."""
+        """Note that the first piece of the answer's body has come: the request is sent nowhere
+        else."""
 
     def on_end(self, ending: Ending) -> None:
-        """It is over; called exactly once, whatever happened."""
+        """Note that the request is over; called exactly once, whatever happened."""
 
 
 @runtime_checkable
@@ -124,4 +132,12 @@ class Following(Protocol):
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> Follower | None:
-        """Who is to be told of it; None: it does not matter."""
+        """Return who is to be told of the request; None: it does not matter."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Has numbers for /metrics."""
+
+    def families(self) -> Iterable[Family]:
+        """Return its metric families, with the numbers of now; called for each scrape."""

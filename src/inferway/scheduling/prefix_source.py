@@ -10,15 +10,24 @@ import msgspec
 import numpy as np
 
 from inferway.errors import ConfigError
-from inferway.model import Added, Candidates, Column
+from inferway.model import BLIND, STALE, Added, Candidates, Column
 from inferway.scheduling.registry import Building
-from inferway.scheduling.trust import TRUST
 
 APPROXIMATE = "approx-prefix-cache-producer"
 PRECISE = "precise-prefix-cache-producer"  # in llm-d; here the index, which is always there
 
+# What a match counts for, by how true what we believe of the endpoint is.
+# Of a partial engine all we believe is true, it may only hold more; one that is being
+# repaired is a moment behind. Behind a lost link nothing confirms what we believe: mostly it is a
+# hiccup and all is still there, sometimes the engine was restarted and nothing is. Half lets an
+# engine that confirms as much win, and the stale one win over those that hold little.
+TRUST = np.ones(5)
+TRUST[STALE] = 0.5
+TRUST[BLIND] = 0.0
+TRUST.setflags(write=False)
 
-class HeldBlocks(msgspec.Struct, frozen=True):
+
+class PrefixMatchInfo(msgspec.Struct, frozen=True):
     """One value a row, of all of a request's prompts (llm-d: PrefixCacheMatchInfo)."""
 
     value: Column  # blocks held, less those in lower tiers and those that nothing confirms
@@ -30,22 +39,22 @@ class HeldBlocks(msgspec.Struct, frozen=True):
 class PrefixSource(Protocol):
     """The figures for a request."""
 
-    def match(self, candidates: Candidates) -> HeldBlocks | None:
-        """None: nobody has looked."""
+    def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
+        """Return the figures; None if nobody has looked."""
 
     def value(self, candidates: Candidates) -> Column:
-        """`match(...).value`, or zeros. Not to be written to."""
+        """Return `match(...).value`, or zeros. Not to be written to."""
 
     def total(self, candidates: Candidates) -> Column:
-        """`match(...).total`, or zeros. Not to be written to."""
+        """Return `match(...).total`, or zeros. Not to be written to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precise:
     """The index."""
 
-    def match(self, candidates: Candidates) -> HeldBlocks:
-        return HeldBlocks(
+    def match(self, candidates: Candidates) -> PrefixMatchInfo:
+        return PrefixMatchInfo(
             self.value(candidates),
             candidates.matched_blocks,
             candidates.prompt_blocks,
@@ -69,12 +78,12 @@ class Approximate:
         self.prompt_blocks: Added[Column] = Added(f"{producer}/prompt-blocks")
         self.block_tokens: Added[Column] = Added(f"{producer}/block-tokens")
 
-    def match(self, candidates: Candidates) -> HeldBlocks | None:
+    def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
         held, total = candidates.get(self.held), candidates.get(self.prompt_blocks)
         tokens = candidates.get(self.block_tokens)
         if held is None or total is None or tokens is None:
             return None
-        return HeldBlocks(held, held, total, tokens)
+        return PrefixMatchInfo(held, held, total, tokens)
 
     def value(self, candidates: Candidates) -> Column:
         return self._or_zeros(candidates, self.held)
@@ -88,8 +97,8 @@ class Approximate:
 
 
 def prefix_source(producer: str, default: str, building: Building) -> PrefixSource:
-    """`producer`: what `prefixMatchInfoProducerName` says, "" if nothing; then it is the one of
-    type `default`. Raises ConfigError."""
+    """Return the source that `producer` names, which is what `prefixMatchInfoProducerName` says;
+    "": the producer of type `default`. Raises ConfigError."""
     name = producer or building.the(default)
     kind = building.type_of(name)
     if kind == PRECISE:

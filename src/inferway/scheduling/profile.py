@@ -1,21 +1,58 @@
-"""filters -> weighted scorers -> picker: candidates in, ranked targets out."""
+"""filters -> weighted scorers -> picker: candidates in, ranked targets out. Or, without scoring,
+the endpoint that has the least to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, Choice, Column, Target
+from inferway.model import Candidates, Choice, Column, Endpoint, HolderId, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.narrowing import Narrowing
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.adapter_rows import adapter_rows
 from inferway.scheduling.plugin import Filter, Picker, Scorer
-from inferway.scheduling.scorers.prefix_match import PrefixMatch
-from inferway.scheduling.scorers.recent_work import RecentWork
-from inferway.scheduling.scorers.relative_load import RelativeLoad
+
+MOST_REMEMBERED = 64  # lists of endpoints that filters have left
+
+
+class _Left(NamedTuple):
+    before: Sequence[Endpoint]  # that was narrowed; while it is kept, no other has its id
+    at: NDArray[np.intp]  # rows of it
+    endpoints: Sequence[Endpoint]
+    rows: Mapping[HolderId, int]
+
+
+@dataclass(slots=True)
+class Narrowing:
+    """Remembers which endpoints were left. Most filters leave the same ones again and again, and
+    what plugins remember of a list of endpoints (OfEndpoints) holds for the same list only."""
+
+    _left: OrderedDict[tuple[int, bytes], _Left] = field(default_factory=OrderedDict)
+
+    def kept(self, candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:
+        """Return the candidates that are kept; `candidates` themselves if all are."""
+        if np.count_nonzero(keep) == len(keep):
+            return candidates
+        key = (id(candidates.endpoints), keep.tobytes())
+        left = self._left.get(key)
+        if left is None:
+            left = self._left[key] = _left(candidates.endpoints, keep)
+            if len(self._left) > MOST_REMEMBERED:
+                self._left.popitem(last=False)
+        adapters = adapter_rows(candidates.adapters).narrowed(left.at)
+        return candidates.narrowed(left.at, left.endpoints, left.rows, adapters)
+
+
+def _left(before: Sequence[Endpoint], keep: NDArray[np.bool_]) -> _Left:
+    at = keep.nonzero()[0]
+    endpoints = [before[row] for row in at.tolist()]
+    return _Left(before, at, endpoints, {each.holder: row for row, each in enumerate(endpoints)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +74,8 @@ class Profile:
     _narrowing: Narrowing = field(default_factory=Narrowing, repr=False, compare=False)
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        """The targets, best first. Raises NoEndpointError naming who removed the last one."""
+        """Return the targets, best first. Raises NoEndpointError naming who removed the last
+        one."""
         if self.filters:
             candidates = self._filtered(request, candidates)
         scores = self._scores(request, candidates)
@@ -71,18 +109,21 @@ class Profile:
         return candidates
 
 
-def kv_aware() -> Profile:
-    """By weights instead of milliseconds (docs/scheduling.md): a full match is worth leaving the
-    mean load once over.
+@dataclass(slots=True)
+class LeastLoaded:
+    """Ranks by requests in the engine, ours in flight and those of others; equals take turns.
+    In plain lists: that is all it does, and on most fleets they are faster than arrays."""
 
-    With weight 2 the load's rating spans [-1, 1] around its middle, the prefix's [0, 1]: an
-    engine that holds the whole prompt is left for one that holds nothing when it carries three
-    times the other's load (of two engines), never for a single request more. Recent work has
-    less to say than half a prompt: it spreads sessions that share only their first words.
-    """
-    scorers = (
-        Weighted(PrefixMatch(), 1.0),
-        Weighted(RelativeLoad(), 2.0),
-        Weighted(RecentWork(), 0.4),
-    )
-    return Profile(MaxScore(), scorers)
+    num_targets: int = 3
+    _turn: count[int] = field(default_factory=count)
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+        """Return the targets, best first."""
+        load: list[float] = (candidates.in_flight + candidates.others).tolist()
+        rows = sorted(range(len(load)), key=load.__getitem__)
+        equals = load.count(load[rows[0]])
+        if equals > 1:
+            rows.insert(0, rows.pop(next(self._turn) % equals))
+        endpoints = candidates.endpoints
+        targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
+        return Choice(tuple(targets))

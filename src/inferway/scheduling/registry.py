@@ -15,12 +15,12 @@ from inferway.scheduling.plugin import Chooser
 class Parameters(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
 ):
-    """Of a plugin type, by llm-d's names and with llm-d's defaults. A value that cannot hold is
-    refused, also where llm-d puts its default in its place."""
+    """The parameters of a plugin type, by llm-d's names and with llm-d's defaults. A value that
+    cannot hold is refused, also where llm-d puts its default in its place."""
 
 
 class NoParameters(Parameters, frozen=True):
-    """Of types that take none."""
+    """Nothing: for types that take no parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,18 @@ class Building:
     types: Mapping[str, str] = field(default_factory=dict)  # of all that are asked for, by name
 
     def type_of(self, name: str) -> str:
-        """The type of the plugin of that name. One that nobody asked for has its type's name
+        """Return the type of the plugin of that name. One that nobody asked for has its type's name
         (`PluginType.needs`)."""
         return self.types.get(name, name)
 
     def the(self, kind: str) -> str:
-        """The name of the plugin of that type: where there are several, or none, its own."""
+        """Return the name of the plugin of that type: where there are several, or none, its own."""
         names = [name for name, its in self.types.items() if its == kind]
         return names[0] if len(names) == 1 else kind
+
+
+def _parameters_alone(parameters: Any, building: Building) -> object:
+    return parameters
 
 
 def _needs_nothing(parameters: Any) -> Sequence[str]:
@@ -55,7 +59,8 @@ class PluginType:
 
     name: str  # as llm-d calls it, where llm-d has it
     about: str  # one line for docs/plugins.md
-    build: Callable[[Any, Building], object]  # (parameters, ...) -> a plugin; raises ConfigError
+    # (parameters, ...) -> a plugin; raises ConfigError. One without any state is its parameters.
+    build: Callable[[Any, Building], object] = _parameters_alone
     # A subclass of Parameters.
     parameters: type[msgspec.Struct] = NoParameters
     is_handler: bool = False  # a profile handler: built last, with the profiles

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inferway.errors import SaturatedError
+from inferway.metrics import Family
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.admitters.utilization import UtilizationDetector
-from inferway.scheduling.plugin import Admitter, Chooser, Following, Producer
+from inferway.scheduling.admitters import UtilizationDetector
+from inferway.scheduling.plugin import Admitter, Chooser, Following, Measured, Producer
 
 # Who looks after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
@@ -23,6 +24,7 @@ class Scheduling:
     producers: Sequence[Producer] = ()
     admitters: Sequence[Admitter] = DEFAULT_ADMITTERS
     following: Sequence[Following] = ()
+    measured: Sequence[Measured] = ()
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
@@ -31,3 +33,8 @@ class Scheduling:
             refusal = admitter.refusal(request, candidates)
             if refusal is not None:
                 raise SaturatedError(refusal)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the plugins' own metric families."""
+        for plugin in self.measured:
+            yield from plugin.families()

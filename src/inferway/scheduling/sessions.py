@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Protocol
 
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice, Endpoint, Headers, Target
+from inferway.model import Candidates, Choice, Column, Endpoint, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
-from inferway.scheduling.registry import Parameters
+from inferway.scheduling.registry import Parameters, PluginType
 
 TOKEN_HEADER = "x-session-token"
 SESSION_HEADER = "x-session-id"
@@ -61,7 +63,7 @@ class Session(Protocol):
     """A strategy."""
 
     def endpoint(self, request: LLMRequest) -> str | None:
-        """The name of the endpoint that the request's session is at, if it has one."""
+        """Return the name of the endpoint that the request's session is at, if it has one."""
 
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
@@ -76,7 +78,8 @@ class SessionKeeping:
     _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
 
     def row(self, request: LLMRequest, candidates: Candidates) -> int | None:
-        """Of the session's endpoint; None if it has none, or that is no candidate."""
+        """Return the row of the session's endpoint; None if it has none, or that is no
+        candidate."""
         name = self.session.endpoint(request)
         return None if name is None else self._rows(candidates.endpoints).get(name)
 
@@ -86,8 +89,35 @@ class SessionKeeping:
         return self.session.follow(request, candidates, choice)
 
 
+class SessionAffinity(SessionKeeping):
+    """Rates 1 for the session's endpoint, 0 for all others; 0 for all without a session."""
+
+    __slots__ = ()
+
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
+        scores = np.zeros(len(candidates.endpoints))
+        row = self.row(request, candidates)
+        if row is not None:
+            scores[row] = 1.0
+        return scores
+
+
+class SessionAffinityFilter(SessionKeeping):
+    """Keeps the session's endpoint alone; all, where it has none or that is not a candidate."""
+
+    __slots__ = ()
+
+    def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
+        row = self.row(request, candidates)
+        if row is None:
+            return np.ones(len(candidates.endpoints), np.bool_)
+        kept = np.zeros(len(candidates.endpoints), np.bool_)
+        kept[row] = True
+        return kept
+
+
 def session(parameters: SessionParameters) -> Session:
-    """Raises ConfigError."""
+    """Return the strategy that the parameters ask for. Raises ConfigError."""
     if parameters.strategy == "encoded_endpoint_header":
         header = _header(parameters.encoded_endpoint_header_config.header) or TOKEN_HEADER.encode()
         return TokenSession(header, parameters.profile_name)
@@ -189,7 +219,7 @@ class NamedSession:
         return _Binding(self, name, choice, is_gone)
 
     def bind(self, name: bytes, endpoint: str, now: float, *, is_gone: bool) -> None:
-        """The session's request goes to `endpoint`."""
+        """Have the session at `endpoint`, where its request goes."""
         at = self._at.get(name)
         if at is None or at[0] == endpoint or is_gone:
             self._at[name] = (endpoint, now)
@@ -220,3 +250,20 @@ class _Binding(Follower):
         if endpoint is not None:
             self.session.bind(self.name, endpoint.name, now, is_gone=self.is_gone)
         return ()
+
+
+SCORER = PluginType(
+    "session-affinity-scorer",
+    "scores 1 for the endpoint of the request's session (x-session-token or x-session-id), else 0",
+    lambda parameters, building: SessionAffinity(session(parameters)),
+    SessionParameters,
+    not_in_force=NOT_IN_FORCE,
+)
+FILTER = PluginType(
+    "session-affinity-filter",
+    "keeps the endpoint of the request's session; all endpoints if it has no session, or its "
+    "endpoint is gone",
+    lambda parameters, building: SessionAffinityFilter(session(parameters)),
+    SessionParameters,
+    not_in_force=NOT_IN_FORCE,
+)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferway.blocks.dialects import Dialect, HashExtra, Lora, hash_extras
+from inferway.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
 from inferway.simulator.events import Event, Stored
 from inferway.simulator.pool import Block, BlockPool
 
@@ -28,7 +28,7 @@ class Adapter:
     """A LoRA adapter; blocks computed with it serve no other."""
 
     id: int  # from 1 on
-    lora: Lora
+    lora: LoraAdapter
 
 
 @dataclass(slots=True)

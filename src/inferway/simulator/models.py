@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inferway.blocks.dialects import Lora
+from inferway.blocks.dialects import LoraAdapter
 from inferway.errors import UnknownModelError
 from inferway.openai_api.models import model_card
 from inferway.simulator.cache import Adapter
@@ -20,7 +20,7 @@ class ModelNames:
         self._created = int(time.time())
         self._adapters: dict[str, Adapter | None] = dict.fromkeys(config.names)
         for i, (name, path) in enumerate(config.lora_modules.items(), start=1):
-            self._adapters[name] = Adapter(i, Lora(name, path))
+            self._adapters[name] = Adapter(i, LoraAdapter(name, path))
 
     def adapter(self, name: str) -> Adapter | None:
         """None for no name, too. Raises UnknownModelError."""
@@ -35,7 +35,7 @@ class ModelNames:
         before = self._adapters.get(name)
         numbers = [adapter.id for adapter in self._adapters.values() if adapter is not None]
         number = before.id if before is not None else max(numbers, default=0) + 1
-        self._adapters[name] = Adapter(number, Lora(name, path))
+        self._adapters[name] = Adapter(number, LoraAdapter(name, path))
 
     def answered_name(self, name: str) -> str:
         """What answers call the model: the adapter's name, or the base model's first one."""

@@ -11,7 +11,7 @@ from inferway.flow.standing import Standing
 from inferway.flow.turnstile import Slot
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.narrowing import Narrowing
+from inferway.scheduling.profile import Narrowing
 
 Within = Callable[[Endpoint], bool]
 

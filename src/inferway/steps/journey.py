@@ -11,8 +11,7 @@ Who listens is told of each of these: plugins, observers, spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,51 +28,9 @@ from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.steps.attempt import Attempt, EndpointBook, Later
+from inferway.steps.counts import DirectorStats
 from inferway.steps.match import MatchedPrompts
 from inferway.steps.record import Record
-
-
-@dataclass(slots=True)
-class EngineTokens:
-    """Prompt tokens sent to one engine, of requests whose answers tell of all their prompts what
-    was cached, if they tell it; and of no prompt more than we know of it."""
-
-    prompt: int = 0
-    matched: int = 0  # believed to be cached
-    checked: int = 0  # the same, where the answer has told what was
-    delivered: int = 0  # what it has told
-
-    def sent(self, num_tokens: int, num_reused: int) -> None:
-        """A request has gone there, with what is believed to be cached of its tokens."""
-        self.prompt += num_tokens
-        self.matched += num_reused
-
-    def told(self, num_tokens: int, num_reused: int, num_cached: int) -> None:
-        """The answer to a request that was `sent` has told how many of its tokens were cached."""
-        self.checked += num_reused
-        self.delivered += min(num_cached, num_tokens)
-
-
-@dataclass(slots=True)
-class DirectorStats:
-    """Plain integers; one collector reads them when it is scraped."""
-
-    decisions: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, EngineTokens] = field(default_factory=dict)
-
-    def decided(self, reason: str) -> None:
-        self.decisions[reason] = self.decisions.get(reason, 0) + 1
-
-    def tokens_of(self, engine: str) -> EngineTokens:
-        found = self.tokens.get(engine)
-        if found is None:
-            found = self.tokens[engine] = EngineTokens()
-        return found
-
-    def forget_others(self, engines: Iterable[str]) -> None:
-        """Forget all engines but these: where engines are pods, each has a name of its own."""
-        for gone in self.tokens.keys() - set(engines):
-            del self.tokens[gone]
 
 
 class Speculating(Protocol):

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inferway.openai_api.token_events import bears_tokens, num_events
+from inferway.openai_api.token_events import bears_tokens
+from inferway_structured.sse import num_events
 
 if TYPE_CHECKING:
     from inferway.model import Target

@@ -49,7 +49,8 @@ _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class EngineConnection(asyncio.Protocol):
-    """See the module. `origin` owns it; it tells `origin` when it is idle and when it is gone."""
+    """A connection that carries one exchange at a time. `origin` owns it; it tells `origin` when it
+    is idle and when it is gone."""
 
     __slots__ = (
         "_answers",
@@ -95,7 +96,7 @@ class EngineConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ for pool and Exchange
 
     def send(self, exchange: Exchange) -> None:
-        """Writes the request. The connection must be idle."""
+        """Write the request. The connection must be idle."""
         self._exchange = exchange
         exchange.connection = self
         self.deadline = self._pool.time() + self._pool.timeouts.first_byte
@@ -117,13 +118,13 @@ class EngineConnection(asyncio.Protocol):
         self.transport.resume_reading()
 
     def drop(self) -> None:
-        """Closes at once; the exchange, if any, hears nothing."""
+        """Close at once; the exchange, if any, hears nothing."""
         self._exchange = None
         self.deadline = NEVER
         self.transport.abort()
 
     def timed_out(self) -> None:
-        """The deadline has passed."""
+        """Fail the exchange, because the deadline has passed."""
         timeouts = self._pool.timeouts
         name = "idle_stream" if self._flowing else "first_byte"
         self.fail(
@@ -134,7 +135,7 @@ class EngineConnection(asyncio.Protocol):
         )
 
     def fail(self, error: UpstreamError) -> None:
-        """Closes at once; the exchange, if any, fails with `error`."""
+        """Close at once; the exchange, if any, fails with `error`."""
         exchange = self._exchange
         self.drop()
         if exchange is not None:

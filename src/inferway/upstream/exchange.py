@@ -49,19 +49,19 @@ class Exchange:
         self.retried = False
 
     def pause(self) -> None:
-        """Stops reading the answer; the engine's socket fills up and holds it back."""
+        """Stop reading the answer; the engine's socket fills up and holds it back."""
         self.paused = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
-        """Undoes `pause`."""
+        """Read the answer on after `pause`."""
         self.paused = False
         if self.connection is not None:
             self.connection.resume()
 
     def abort(self) -> None:
-        """Closes the engine's connection, which is how vLLM learns to stop generating."""
+        """Close the engine's connection, which is how vLLM learns to stop generating."""
         if self.over:
             return
         self.over = True
@@ -70,7 +70,7 @@ class Exchange:
             self.connection.drop()
 
     def finish(self, chunk: bytes) -> None:
-        """The answer is complete with `chunk`."""
+        """End the exchange: the answer is complete with `chunk`."""
         self.over = True
         self.connection = None
         try:
@@ -79,8 +79,8 @@ class Exchange:
             self.crashed(error)
 
     def crashed(self, error: Exception) -> None:
-        """The sink failed, which it must not: it is told so, that its client may not wait for
-        what will never come."""
+        """End the exchange, because the sink failed, which it must not. It is told so, that its
+        client may not wait for what will never come."""
         self.over = True
         self.connection = None
         log.error(
@@ -91,7 +91,7 @@ class Exchange:
         self.sink.on_error(OurFaultError("internal error; the gateway's log has the reason"))
 
     def fail(self, error: UpstreamError) -> None:
-        """The answer will not come, or not to its end."""
+        """End the exchange: the answer will not come, or not to its end."""
         if self.over:
             return
         self.over = True

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
+from inferway.metrics import Family, Row, counter, table
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import Exchange, Sink
 
@@ -34,6 +36,38 @@ class PoolStats:
     failed: int = 0
     aborted: int = 0
     open: int = 0
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of requests to engines."""
+        return table(_FIGURES, [], {(): self})
+
+
+_FIGURES: tuple[Row[PoolStats], ...] = (
+    (
+        counter,
+        "upstream_sent",
+        "Requests that were sent to engines, further tries included.",
+        lambda stats: stats.sent,
+    ),
+    (
+        counter,
+        "upstream_failed",
+        "Requests to engines that got no complete answer.",
+        lambda stats: stats.failed,
+    ),
+    (
+        counter,
+        "upstream_aborted",
+        "Requests to engines that the gateway ended because the client left or a timeout passed.",
+        lambda stats: stats.aborted,
+    ),
+    (
+        counter,
+        "upstream_connects",
+        "Connections that were opened to engines.",
+        lambda stats: stats.connected,
+    ),
+)
 
 
 class Pool:
@@ -65,7 +99,7 @@ class Pool:
     def send(
         self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
     ) -> Exchange:
-        """Starts one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
+        """Start one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
         hop-by-hop fields. Never raises for what the engine does: `sink` hears of it, later.
@@ -89,18 +123,18 @@ class Pool:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """For https engines. Their names are checked, whoever signed for them."""
+        """The context for https engines. Their names are checked, whoever signed for them."""
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
 
     def idle(self, url: str) -> int:
-        """How many idle connections to `url` are kept."""
+        """Return how many idle connections to `url` are kept."""
         origin = self._origins.get(url)
         return len(origin.idle) if origin else 0
 
     async def close(self) -> None:
-        """Drops every connection; exchanges under way fail."""
+        """Drop every connection; exchanges under way fail."""
         self._timer.cancel()
         for origin in self._origins.values():
             await origin.close()
@@ -139,11 +173,11 @@ class Origin:
 
     @property
     def is_unused(self) -> bool:
-        """Nothing is kept here."""
+        """True if no connection is kept or made here."""
         return not self.connections and not self._connecting
 
     def send(self, exchange: Exchange) -> None:
-        """On the most recently used idle connection, else on a new one."""
+        """Send an exchange on the most recently used idle connection, else on a new one."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.transport.is_closing():
@@ -152,7 +186,7 @@ class Origin:
         self.connect(exchange)
 
     def connect(self, exchange: Exchange) -> None:
-        """On a new connection."""
+        """Send an exchange on a new connection."""
         task = self.pool.loop.create_task(self._connect(exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -200,17 +234,17 @@ class Origin:
         return connection
 
     def opened(self, connection: EngineConnection) -> None:
-        """A socket is connected."""
+        """Count a connection whose socket is open now."""
         self.connections.add(connection)
         self.pool.stats.open += 1
 
     def idled(self, connection: EngineConnection) -> None:
-        """Its answer is complete, it can serve the next exchange."""
+        """Keep a connection whose answer is complete for the next exchange."""
         connection.deadline = self.pool.time() + self.pool.idle_keep_alive
         self.idle.append(connection)
 
     def lost(self, connection: EngineConnection) -> None:
-        """Its socket is closed. Only the first call counts."""
+        """Forget a connection whose socket is closed. Only the first call counts."""
         if connection not in self.connections:
             return
         self.connections.discard(connection)
@@ -219,7 +253,7 @@ class Origin:
             self.idle.remove(connection)
 
     async def close(self) -> None:
-        """Drops connections, and attempts to connect."""
+        """Drop connections, and attempts to connect."""
         for task in list(self._connecting):
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)

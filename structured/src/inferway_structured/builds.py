@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HeldSpec(NamedTuple):
-    """What is held, for who asks from outside."""
+    """A spec that is held in memory, for who asks from outside."""
 
     key: str
     backend: str
@@ -37,7 +37,7 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class Build:
-    """Under the manager's lock, but for `task`."""
+    """A build under way. It is read and written under the manager's lock, but for `task`."""
 
     key: str  # the spec's
     spec: Spec
@@ -55,8 +55,9 @@ class Build:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
-    """Compiled; under the manager's lock. The future is done, and everybody's."""
+class CachedSpec:
+    """A compiled spec, read and written under the manager's lock. The future is done, and
+    everybody's."""
 
     spec: Spec
     future: Waiter
@@ -67,9 +68,10 @@ class Held:
     num_asked: int = 1
 
 
-def held_of(spec: Spec, compiled: Compiled, seconds: float, job: Job | None) -> Held:
-    """Counted with no fewer bytes than such a spec usually takes."""
+def held_of(spec: Spec, compiled: Compiled, seconds: float, job: Job | None) -> CachedSpec:
+    """Return a compiled spec to be held, counted with no fewer bytes than such a spec usually
+    takes."""
     future: Waiter = Future()
     future.set_result(compiled)
     num_bytes = max(compiled.num_bytes, estimated_bytes(spec))
-    return Held(spec, future, compiled.backend, seconds, num_bytes, job)
+    return CachedSpec(spec, future, compiled.backend, seconds, num_bytes, job)

@@ -1,6 +1,5 @@
-"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time.
-
-Neither locks: the owner does.
+"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time;
+all else, by number. None of them locks: the owner does.
 """
 
 from __future__ import annotations
@@ -13,8 +12,41 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+class RecentlyUsed(Generic[K, V]):
+    """Keeps no more than `most` values. What was used longest ago goes first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._kept
+
+    def get(self, key: K) -> V | None:
+        """Return the value, which counts as used now; None if it is not kept."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        """Keep a value in place of what was there."""
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def drop(self, key: K) -> V | None:
+        """Return the value, and keep it no longer."""
+        return self._kept.pop(key, None)
+
+
 class MemoryCache(Generic[K, V]):
-    """What was used longest ago goes first. What alone is over the limit is not kept."""
+    """Keeps values of so many bytes together. What was used longest ago goes first; what alone is
+    over the limit is not kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -32,11 +64,11 @@ class MemoryCache(Generic[K, V]):
         return found[0]
 
     def last_used(self) -> Iterator[tuple[K, V]]:
-        """What was used last comes first."""
+        """Yield what is kept; what was used last comes first."""
         return ((key, value) for key, (value, _) in reversed(self._kept.items()))
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """In place of what was there."""
+        """Keep a value in place of what was there."""
         self.drop(key)
         if num_bytes > self._max_bytes:
             return
@@ -52,7 +84,7 @@ class MemoryCache(Generic[K, V]):
 
 
 class Remembered(Generic[K, V]):
-    """Each for `seconds`, and no more than `max_kept`: then the oldest goes."""
+    """Keeps each value for `seconds`, and no more than `max_kept` of them: then the oldest goes."""
 
     def __init__(self, seconds: float, max_kept: int, clock: Callable[[], float]) -> None:
         self._seconds = seconds

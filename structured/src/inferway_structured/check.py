@@ -1,10 +1,10 @@
 """Spec -> valid and within limits, or SpecError with the place and what is allowed. Pure.
 
 No tokenizer is needed and nothing is compiled, so a gateway can say it before any engine sees the
-request. `checker.Checker` does it off the event loop, once per spec.
+request. `library.GrammarLibrary` does it off the event loop, `verdicts.Verdicts` once per spec.
 
 What a client sends bounds the time: what could be long is counted first (limits.py), and what
-only a library can judge (grammars) is judged where it can be killed (checker.py).
+only a library can judge (grammars) is judged where it can be killed (`check_packed`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from inferway_structured.backends.schemas.numbers import check_grammar_numbers
 from inferway_structured.drafts import regex_fault
 from inferway_structured.ebnf import check_ebnf, is_ebnf
 from inferway_structured.errors import SpecError
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.schema_walk import pointer
 from inferway_structured.schemas import check_nesting, check_pattern, check_schema
-from inferway_structured.spec import Kind, Spec
+from inferway_structured.spec import Kind, Spec, unpacked
 
-DEFAULT = Limits()
+DEFAULT = SpecLimits()
+CHECK = f"{__name__}:check_packed"
 
 
-def check(spec: Spec, limits: Limits = DEFAULT) -> None:
+def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
     """Raises SpecError; `place` is a pointer into the spec. What could only be left out passes:
     whoever compiles leaves it out and says so."""
     size = len(spec.text) if spec.text.isascii() else len(spec.text.encode())
@@ -49,7 +50,19 @@ def check(spec: Spec, limits: Limits = DEFAULT) -> None:
             pass
 
 
-def _check_regex(text: str, limits: Limits, before: str = "") -> None:
+def check_packed(argument: bytes) -> bytes:
+    """Check a packed spec with its `limits`, in a helper process: where libraries' words for time
+    and memory are not trusted, this may be killed instead of us. Return a SpecError's words, place
+    and keyword as JSON; empty when there is none."""
+    given = json.loads(argument)
+    try:
+        check(unpacked(given), SpecLimits(**given["limits"]))
+    except SpecError as e:
+        return json.dumps([str(e), e.place, e.keyword]).encode()
+    return b""
+
+
+def _check_regex(text: str, limits: SpecLimits, before: str = "") -> None:
     if "\x00" in text:
         raise SpecError(f"{before}holds a NUL character, which no answer can hold")
     try:
@@ -62,13 +75,13 @@ def _check_regex(text: str, limits: Limits, before: str = "") -> None:
         raise SpecError(words, keyword="regex")
 
 
-def _check_choice(spec: Spec, limits: Limits) -> None:
+def _check_choice(spec: Spec, limits: SpecLimits) -> None:
     choices = json.loads(spec.text)
     if len(choices) > limits.max_choices:
         raise SpecError(f"{len(choices)} choices, at most {limits.max_choices}", keyword="choice")
 
 
-def check_grammar(text: str, limits: Limits) -> None:
+def check_grammar(text: str, limits: SpecLimits) -> None:
     """Lark or EBNF, told apart as vLLM does. Raises SpecError with the library's words, which
     name line and column. Lark may take long: call it where it can be killed."""
     if len(text) > limits.max_grammar_bytes:
@@ -96,7 +109,7 @@ def check_grammar(text: str, limits: Limits) -> None:
         raise SpecError(f"not a Lark grammar: {words}", keyword="grammar")
 
 
-def _check_json_within(text: str, limits: Limits) -> None:
+def _check_json_within(text: str, limits: SpecLimits) -> None:
     """Schemas that a Lark grammar holds: `%json {...}`."""
     for found in re.finditer(r"%json\s*(?=\{)", text):
         try:
@@ -110,7 +123,7 @@ def _check_json_within(text: str, limits: Limits) -> None:
             raise SpecError(f"line {line}: %json: {e}", keyword="grammar") from None
 
 
-def _check_tag(tag: dict[str, Any], limits: Limits, text: str) -> None:
+def _check_tag(tag: dict[str, Any], limits: SpecLimits, text: str) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
@@ -132,7 +145,9 @@ def _check_tag(tag: dict[str, Any], limits: Limits, text: str) -> None:
 _TAG_WRAPPERS = 16  # levels more, as in vLLM (STRUCTURAL_TAG_WRAPPER_NESTING)
 
 
-def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits, text: str) -> None:
+def _check_format(
+    steps: list[str | int], item: dict[str, Any], limits: SpecLimits, text: str
+) -> None:
     """One of xgrammar's formats. Those that hold no shape are the engine's to judge."""
     kind = item.get("type")
     if kind not in ("json_schema", "regex", "grammar"):
@@ -154,7 +169,7 @@ def _check_format(steps: list[str | int], item: dict[str, Any], limits: Limits, 
         raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: Limits, text: str) -> None:
+def _within(steps: list[str | int], schema: Any, limits: SpecLimits, text: str) -> None:
     try:
         check_schema(schema, limits, text)
     except SpecError as e:

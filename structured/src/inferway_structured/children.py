@@ -20,6 +20,7 @@ from inferway_structured.errors import (
     SaturatedError,
     SpecError,
 )
+from inferway_structured.failures import QuarantinedError
 from inferway_structured.helper.helper import Helper
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ logger = logging.getLogger(__name__)
 
 # Jobs that wait for the child, beside the one it is at.
 _MAX_WAITING = 8
-
-
-class Killed(SpecError):
-    """The job has killed its child, now or not long ago."""
 
 
 class Children:
@@ -66,7 +63,8 @@ class Children:
         return self._jobs.job(spec)
 
     def on_disk(self, job: Job) -> Compiled | None:
-        """Takes as long as loading does."""
+        """Return what a job has made before; None if it is not on disk. Takes as long as loading
+        does."""
         if self._disk is None:
             return None
         name = self._name(job)
@@ -91,12 +89,13 @@ class Children:
             return self._killers.get(self._name(job)) is not None
 
     def submit(self, job: Job) -> Future[bytes]:
-        """Takes as long as making what the child is prepared with, the first time. Killed: it is
-        in quarantine. SaturatedError: too many wait. CompileError: no child can be had."""
+        """Hand the job to the child. The first time, this takes as long as making what the child is
+        prepared with. Raises QuarantinedError, SaturatedError if too many wait, or CompileError if
+        no child can be had."""
         with self._lock:
             why = self._killers.get(self._name(job))
             if why is not None:
-                raise Killed(why)
+                raise QuarantinedError(why)
         try:
             return self._started().submit(job.function, job.argument)
         except HelperBusyError:
@@ -106,15 +105,17 @@ class Children:
             raise CompileError(str(error)) from error
 
     def submit_if_idle(self, job: Job) -> Future[bytes] | None:
-        """As `submit`, for what can as well be done later, or not at all."""
+        """Hand the job to the child if nothing else is there: it can as well be done later, or not
+        at all. Raises as `submit`."""
         return None if self.num_open() else self.submit(job)
 
     def num_open(self) -> int:
-        """Jobs that wait for the child or are at it."""
+        """How many jobs wait for the child or are at it."""
         return 0 if self._helper is None else self._helper.num_open
 
     def result(self, job: Job, future: Future[bytes]) -> Compiled:
-        """Of one that is done; kept on disk, too. Takes as long as writing and loading do."""
+        """Return what a job that is done has made; it is kept on disk, too. Takes as long as
+        writing and loading do. Raises SpecError or CompileError."""
         try:
             data = future.result()
         except JobKilledError as error:
@@ -145,7 +146,7 @@ class Children:
     def _name(self, job: Job) -> str:
         return name_of(self._jobs.fingerprint.encode(), job.function.encode(), job.argument)
 
-    def _killed(self, job: Job, error: JobKilledError) -> Killed:
+    def _killed(self, job: Job, error: JobKilledError) -> QuarantinedError:
         self._counts.helper_kills.add(error.limit)
         why = f"compiling it {error}"
         if error.lacked_cpu:
@@ -153,7 +154,7 @@ class Children:
         else:
             with self._lock:
                 self._killers.put(self._name(job), why)
-        return Killed(why)
+        return QuarantinedError(why)
 
     def _started(self) -> Helper:
         with self._lock:

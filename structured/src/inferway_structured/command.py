@@ -39,7 +39,8 @@ def dotvllm() -> None:
 
 
 def served(arguments: Sequence[str]) -> list[str]:
-    """What begins with an option is meant for `serve`, which takes the model by its place."""
+    """Return the arguments of vLLM's command. What begins with an option is meant for `serve`,
+    which takes the model by its place."""
     given = list(arguments)
     if given and (not given[0].startswith("-") or given[0] in ("-v", "--version")):
         return given
@@ -52,7 +53,7 @@ def served(arguments: Sequence[str]) -> list[str]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """vLLM's command in this process. Returns the status to exit with."""
+    """Run vLLM's command in this process. Return the status to exit with."""
     if find_spec("vllm") is None:
         if not arguments or _HELP.intersection(arguments):
             print(f"{_WITHOUT_VLLM}\n\n{_CURE}")

@@ -19,7 +19,6 @@ A build                                its requests
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -32,9 +31,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferway_structured.builds import Build, Held, HeldSpec, Stage, held_of
+from inferway_structured.builds import Build, CachedSpec, HeldSpec, Stage, held_of
 from inferway_structured.cache import MemoryCache, Remembered
-from inferway_structured.children import Children, Killed
+from inferway_structured.children import Children
 from inferway_structured.compile_limits import CompileLimits
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
@@ -45,7 +44,7 @@ from inferway_structured.errors import (
     SpecError,
     crash_report,
 )
-from inferway_structured.failures import again, saturated, took_longer
+from inferway_structured.failures import QuarantinedError, again, saturated, took_longer
 from inferway_structured.keywords import label
 from inferway_structured.workers import Task, Turn, Workers
 
@@ -64,7 +63,7 @@ _MAX_STUCK = 4
 
 
 class CompilationManager:
-    """Any thread may call it. What goes wrong is raised by the futures alone."""
+    """Compiles specs. Any thread may call it; what goes wrong is raised by the futures alone."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class CompilationManager:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: MemoryCache[str, Held] = MemoryCache(self.limits.memory_bytes)
+        self._held: MemoryCache[str, CachedSpec] = MemoryCache(self.limits.memory_bytes)
         remembered = self.limits.max_remembered
         self._refused: Remembered[str, SpecError] = Remembered(
             self.limits.refusal_seconds, remembered, clock
@@ -99,9 +98,10 @@ class CompilationManager:
         self._closed = False
 
     def compile(self, spec: Spec) -> Waiter:
-        """SpecError (400): refused, or took too long. SaturatedError (429): too many wait.
-        CompileError (500): our fault. Cancelling the future drops the build if nobody else waits
-        for it and it has not begun. What is held comes as a future that is done."""
+        """Return a future of the compiled spec; what is held comes as a future that is done. It
+        raises SpecError (400) for what is refused or took too long, SaturatedError (429) if too
+        many wait, CompileError (500) for a fault of ours. Cancelling it drops the build if nobody
+        else waits for it and it has not begun."""
         key = spec.key
         with self._lock:
             held = self._held.get(key)
@@ -115,13 +115,9 @@ class CompilationManager:
         self.counts.requests.add(spec.kind, held.backend, "ok")
         return held.future
 
-    async def compile_async(self, spec: Spec) -> Compiled:
-        """As `compile`; who is cancelled here has cancelled there."""
-        return await asyncio.wrap_future(self.compile(spec))
-
     def warm(self, spec: Spec) -> bool:
-        """Builds it though nobody waits for it yet, after all that somebody waits for. False: half
-        of the places are taken, and it is neither held nor under way."""
+        """Build the spec though nobody waits for it yet, after all that somebody waits for. Return
+        False if half of the places are taken and it is neither held nor under way."""
         key = spec.key
         with self._lock:
             if key in self._builds or self._held.get(key) is not None:
@@ -132,13 +128,13 @@ class CompilationManager:
             return True
 
     def held(self, spec: Spec) -> Compiled | None:
-        """Only if it is in memory."""
+        """Return the compiled spec if it is in memory."""
         with self._lock:
             held = self._held.get(spec.key)
         return None if held is None else held.future.result()
 
     def held_specs(self, most: int = 256) -> list[HeldSpec]:
-        """Those in memory, what was used last first."""
+        """Return the specs in memory, what was used last first."""
         with self._lock:
             return [
                 HeldSpec(key, held.backend, held.seconds, held.num_bytes)
@@ -146,7 +142,7 @@ class CompilationManager:
             ]
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """All that was counted, and what is held now."""
+        """Return all that was counted, and what is held now."""
         with self._lock:
             counts = self.counts
             counts.waiting_builds.set(self._num_waiting())
@@ -159,7 +155,7 @@ class CompilationManager:
         return counts.snapshot()
 
     def expire(self) -> None:
-        """Ends the waiting for all builds over their time. A thread of ours calls it."""
+        """End the waiting for all builds over their time. A thread of ours calls it."""
         now = self._clock()
         with self._lock:
             late = [build for build in self._builds.values() if build.deadline <= now]
@@ -174,8 +170,8 @@ class CompilationManager:
                 self._fail(build, waiters, saturated(len(self._builds)), "busy")
 
     def close(self) -> None:
-        """Fails who waits, kills the children, ends the threads. A thread whose library does not
-        come back is left; it does not keep the process alive."""
+        """Fail who waits, kill the children, end the threads. A thread whose library does not come
+        back is left; it does not keep the process alive."""
         with self._lock:
             self._closed = True
             builds = list(self._builds.values())
@@ -352,7 +348,7 @@ class CompilationManager:
 
     # A job that is not required: the spec is held already, and nobody waits.
 
-    def _improve(self, key: str, held: Held) -> None:
+    def _improve(self, key: str, held: CachedSpec) -> None:
         """Begins it, in a thread of ours: the one that asks is the engine's."""
         with self._lock:
             job, held.job = held.job, None
@@ -360,7 +356,7 @@ class CompilationManager:
             step = partial(self._ask_child, key, held, job)
             self._workers.put(partial(self._quietly, step), Turn.LATER)
 
-    def _ask_child(self, key: str, held: Held, job: Job) -> None:
+    def _ask_child(self, key: str, held: CachedSpec, job: Job) -> None:
         assert self._children is not None
         future = self._children.submit_if_idle(job)
         if future is None:
@@ -369,7 +365,7 @@ class CompilationManager:
         step = partial(self._replace, key, held, job, future)
         future.add_done_callback(lambda _: self._workers.put(partial(self._quietly, step)))
 
-    def _replace(self, key: str, held: Held, job: Job, future: Future[bytes]) -> None:
+    def _replace(self, key: str, held: CachedSpec, job: Job, future: Future[bytes]) -> None:
         assert self._children is not None
         if not future.cancelled():
             compiled = self._children.result(job, future)
@@ -407,7 +403,7 @@ class CompilationManager:
                 waiter.set_result(compiled)
 
     def _refuse(self, build: Build, error: InferwayError) -> None:
-        killed = isinstance(error, Killed)
+        killed = isinstance(error, QuarantinedError)
         with self._lock:
             waiters = self._end(build)
             if isinstance(error, SpecError) and not killed:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from inferway_structured.schema_walk import Node, graph
+from inferway_structured.schema_walk import Subschema, graph
 from inferway_structured.spec import Kind, Spec
 
 # Characters, with patterns and without: what jsonschema_rs makes of them holds the GIL for 8 ms at
@@ -55,7 +55,8 @@ _MAX_ITEMS = re.compile(r'"maxItems":(\d{1,9})')
 
 
 def estimated_bytes(spec: Spec) -> int:
-    """That stay in memory. Takes itself 1 ms for 1 MB: no JSON is parsed."""
+    """Return how many bytes of memory a compiled spec keeps, about. Takes itself 1 ms for 1 MB: no
+    JSON is parsed."""
     held = _BYTES + _BYTES_OF_CHAR.get(spec.kind, 0) * len(spec.text)
     if spec.kind in {Kind.JSON, Kind.STRUCTURAL_TAG}:
         items = sum(int(found) for found in _MAX_ITEMS.findall(spec.text))
@@ -64,14 +65,15 @@ def estimated_bytes(spec: Spec) -> int:
 
 
 def estimated_seconds(spec: Spec) -> float:
-    """On such a core. Takes itself about 5 µs a sub-schema: ask once for a key."""
+    """Return what compiling the spec takes on such a core, about, in seconds. Takes itself about 5
+    µs a sub-schema: ask once for a key."""
     schema = json.loads(spec.text) if spec.kind is Kind.JSON else None
     with graph(schema) as found:
         return seconds_of(spec, found.nodes)
 
 
-def seconds_of(spec: Spec, nodes: Sequence[Node]) -> float:
-    """As `estimated_seconds`, for who has the schema's graph."""
+def seconds_of(spec: Spec, nodes: Sequence[Subschema]) -> float:
+    """Return what `estimated_seconds` does, for who has the schema's graph."""
     if spec.kind is not Kind.JSON:
         return _OTHER + _CHAR.get(spec.kind, 0.0) * len(spec.text)
     return _SCHEMA + sum(_own(node.schema) for node in nodes)

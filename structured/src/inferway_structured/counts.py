@@ -1,8 +1,7 @@
 """What structured output counts: plain numbers, for whichever page shows them.
 
-`snapshot` is JSON; snapshots of several processes add up (`merged`); `text` is what Prometheus
-reads. Where prometheus_client runs (vLLM's processes, the gateway), its collector reads
-`samples`. Labels are a few words of ours; what a client chose is never one.
+`snapshot` is JSON; snapshots of several processes add up (`merged`); a collector of
+prometheus_client reads `samples`. Labels are a few words of ours; what a client chose is never one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class Family:
 
 
 class Numbers:
-    """A counter or gauge. Any thread."""
+    """A counter or gauge. Any thread may write it."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -64,7 +64,7 @@ class Numbers:
             return sum(self._values.values())
 
     def snapshot(self) -> dict[str, float]:
-        """Label values, with a slash between them -> value."""
+        """Return the numbers by their label values, with a slash between those."""
         with self._lock:
             return {"/".join(labels): value for labels, value in self._values.items()}
 
@@ -75,7 +75,7 @@ class Numbers:
 
 
 class Seconds:
-    """A histogram. Any thread."""
+    """A histogram. Any thread may write it."""
 
     def __init__(self, family: Family, bounds: tuple[float, ...]) -> None:
         self.family = family
@@ -94,147 +94,123 @@ class Seconds:
             return sum(self._counts)
 
     def snapshot(self) -> dict[str, float]:
-        """Upper bound -> how many were not above it and above the one before; and the sum."""
+        """Return how many were not above each upper bound and above the one before, by the bound;
+        and the sum."""
         with self._lock:
             names = [*(str(bound) for bound in self._bounds), "+Inf"]
             return {**dict(zip(names, self._counts, strict=True)), "sum": self._sum}
 
 
-_FAMILIES = {
-    family.name: family
-    for family in (
-        Family(
-            "requests",
-            "counter",
-            "Requests for a compiled shape, by its kind, the backend and the outcome.",
-            ("kind", "backend", "outcome"),
-        ),
-        Family(
-            "cache_hits",
-            "counter",
-            "Shapes that were not compiled anew, by the cache: memory, disk or refused.",
-            ("level",),
-        ),
-        Family("joins", "counter", "Requests that waited for the compilation of another request."),
-        Family(
-            "builds_dropped",
-            "counter",
-            "Compilations that were dropped because their clients had left.",
-        ),
-        Family(
-            "refusals",
-            "counter",
-            "Shapes that were refused, by the keyword at fault.",
-            ("keyword",),
-        ),
-        Family(
-            "unenforced",
-            "counter",
-            "Keywords in compiled shapes that no backend enforces.",
-            ("keyword",),
-        ),
-        Family(
-            "timeouts",
-            "counter",
-            "Compilations that took too long, by place: queue, thread or child.",
-            ("where",),
-        ),
-        Family(
-            "helper_kills",
-            "counter",
-            "Compilations whose child process was killed, by the limit.",
-            ("limit",),
-        ),
-        Family(
-            "quarantined",
-            "gauge",
-            "Shapes that are not compiled for a while: they killed a child process.",
-        ),
-        Family(
-            "held_bytes",
-            "gauge",
-            "Estimated bytes of the compiled shapes, by the cache: memory or disk.",
-            ("level",),
-        ),
-        Family("held_specs", "gauge", "Compiled shapes in memory."),
-        Family("waiting_builds", "gauge", "Compilations that have not begun."),
-        Family(
-            "forced_tokens",
-            "counter",
-            "Tokens that the grammar determined, proposed as drafts.",
-        ),
-        Family(
-            "failed_grammars",
-            "counter",
-            "Answers that ended early because their grammar failed, by the reason.",
-            ("reason",),
-        ),
-        Family(
-            "answers",
-            "counter",
-            "Finished answers, by whether they have their shape: true, false or unknown.",
-            ("valid",),
-        ),
-        Family(
-            "compile_wall_seconds",
-            "histogram",
-            "Seconds of a compilation from its begin to its end.",
-        ),
-        Family(
-            "compile_waited_seconds",
-            "histogram",
-            "Seconds that a request waited for its grammar.",
-        ),
-        Family(
-            "compile_hidden_seconds",
-            "histogram",
-            "Seconds of a request's wait for its grammar in which its prompt was computed.",
-        ),
-        Family("mask_fill_seconds", "histogram", "Seconds to fill all masks of a step."),
-    )
-}
-
-
 class Counts:
-    """One process's. Who counts what: `requests` to `waiting_builds` and `compile_wall_seconds`
-    the CompilationManager, the others the engine's plugin."""
+    """What one process counts. The CompilationManager counts `requests` to `waiting_builds` and
+    `compile_wall_seconds`, the verdict service `refusals` and `answers`, the engine's plugin the
+    others."""
 
     def __init__(self) -> None:
-        self.requests = _numbers("requests")
-        self.cache_hits = _numbers("cache_hits")
-        self.joins = _numbers("joins")
-        self.builds_dropped = _numbers("builds_dropped")
-        self.refusals = _numbers("refusals")
-        self.unenforced = _numbers("unenforced")
-        self.timeouts = _numbers("timeouts")
-        self.helper_kills = _numbers("helper_kills")
-        self.quarantined = _numbers("quarantined")
-        self.held_bytes = _numbers("held_bytes")
-        self.held_specs = _numbers("held_specs")
-        self.waiting_builds = _numbers("waiting_builds")
-        self.forced_tokens = _numbers("forced_tokens")
-        self.failed_grammars = _numbers("failed_grammars")
-        self.answers = _numbers("answers")
-        self.compile_wall_seconds = _seconds("compile_wall_seconds", COMPILE_BUCKETS)
-        self.compile_waited_seconds = _seconds("compile_waited_seconds", COMPILE_BUCKETS)
-        self.compile_hidden_seconds = _seconds("compile_hidden_seconds", COMPILE_BUCKETS)
-        self.mask_fill_seconds = _seconds("mask_fill_seconds", STEP_BUCKETS)
+        self.all: dict[str, Numbers | Seconds] = {}  # by the names of their families
+        self._add_compiles()
+        self._add_answers()
+        self._add_times()
+
+    def _add_compiles(self) -> None:
+        counter, gauge = partial(self._numbers, "counter"), partial(self._numbers, "gauge")
+        self.requests = counter(
+            "requests",
+            "Requests for a compiled shape, by its kind, the backend and the outcome.",
+            *("kind", "backend", "outcome"),
+        )
+        self.cache_hits = counter(
+            "cache_hits",
+            "Shapes that were not compiled anew, by the cache: memory, disk or refused.",
+            "level",
+        )
+        self.joins = counter(
+            "joins", "Requests that waited for the compilation of another request."
+        )
+        self.builds_dropped = counter(
+            "builds_dropped", "Compilations that were dropped because their clients had left."
+        )
+        self.refusals = counter(
+            "refusals", "Shapes that were refused, by the keyword at fault.", "keyword"
+        )
+        self.unenforced = counter(
+            "unenforced", "Keywords in compiled shapes that no backend enforces.", "keyword"
+        )
+        self.timeouts = counter(
+            "timeouts",
+            "Compilations that took too long, by place: queue, thread or child.",
+            "where",
+        )
+        self.helper_kills = counter(
+            "helper_kills", "Compilations whose child process was killed, by the limit.", "limit"
+        )
+        self.quarantined = gauge(
+            "quarantined", "Shapes that are not compiled for a while: they killed a child process."
+        )
+        self.held_bytes = gauge(
+            "held_bytes",
+            "Estimated bytes of the compiled shapes, by the cache: memory or disk.",
+            "level",
+        )
+        self.held_specs = gauge("held_specs", "Compiled shapes in memory.")
+        self.waiting_builds = gauge("waiting_builds", "Compilations that have not begun.")
+
+    def _add_answers(self) -> None:
+        counter = partial(self._numbers, "counter")
+        self.forced_tokens = counter(
+            "forced_tokens", "Tokens that the grammar determined, proposed as drafts."
+        )
+        self.failed_grammars = counter(
+            "failed_grammars",
+            "Answers that ended early because their grammar failed, by the reason.",
+            "reason",
+        )
+        self.answers = counter(
+            "answers",
+            "Finished answers, by whether they have their shape: true, false or unknown.",
+            "valid",
+        )
+
+    def _add_times(self) -> None:
+        seconds = self._seconds
+        self.compile_wall_seconds = seconds(
+            "compile_wall_seconds",
+            "Seconds of a compilation from its begin to its end.",
+            COMPILE_BUCKETS,
+        )
+        self.compile_waited_seconds = seconds(
+            "compile_waited_seconds",
+            "Seconds that a request waited for its grammar.",
+            COMPILE_BUCKETS,
+        )
+        self.compile_hidden_seconds = seconds(
+            "compile_hidden_seconds",
+            "Seconds of a request's wait for its grammar in which its prompt was computed.",
+            COMPILE_BUCKETS,
+        )
+        self.mask_fill_seconds = seconds(
+            "mask_fill_seconds", "Seconds to fill all masks of a step.", STEP_BUCKETS
+        )
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """Family -> label values -> number; what has not been counted yet is an empty family."""
-        return {name: getattr(self, name).snapshot() for name in _FAMILIES}
+        """Return family -> label values -> number; what has not been counted yet is an empty
+        family."""
+        return {name: each.snapshot() for name, each in self.all.items()}
+
+    def _numbers(self, kind: str, name: str, words: str, *labels: str) -> Numbers:
+        made = self.all[name] = Numbers(Family(name, kind, words, labels))
+        return made
+
+    def _seconds(self, name: str, words: str, bounds: tuple[float, ...]) -> Seconds:
+        made = self.all[name] = Seconds(Family(name, "histogram", words), bounds)
+        return made
 
 
-def _numbers(name: str) -> Numbers:
-    return Numbers(_FAMILIES[name])
-
-
-def _seconds(name: str, bounds: tuple[float, ...]) -> Seconds:
-    return Seconds(_FAMILIES[name], bounds)
+_FAMILIES = {name: each.family for name, each in Counts().all.items()}
 
 
 def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, float]]:
-    """Of several processes. What is not a family of ours is left out."""
+    """Return the sum of several processes' snapshots. What is not a family of ours is left out."""
     total: dict[str, dict[str, float]] = {name: {} for name in _FAMILIES}
     for snapshot in snapshots:
         for name, values in snapshot.items():
@@ -245,11 +221,13 @@ def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, float]]:
 
 
 def families() -> Sequence[Family]:
+    """Return all families, in the order of the page."""
     return tuple(_FAMILIES.values())
 
 
 def samples(snapshot: Snapshot) -> Iterator[tuple[Family, list[Sample]]]:
-    """As prometheus_client's Metric and add_sample want them."""
+    """Yield each family with its samples, as prometheus_client's Metric and add_sample want
+    them."""
     for name, values in snapshot.items():
         family = _FAMILIES[name]
         yield (
@@ -276,24 +254,3 @@ def _histogram(values: Mapping[str, float]) -> Iterator[Sample]:
     if values:
         yield Sample("_sum", (), values["sum"])
         yield Sample("_count", (), so_far)
-
-
-def text(snapshot: Snapshot, prefix: str = "inferway_structured_") -> str:
-    """Prometheus' text format (version 0.0.4)."""
-    lines = []
-    for family, found in samples(snapshot):
-        name = prefix + family.name
-        shown = name + "_total" if family.type == "counter" else name
-        lines += [f"# HELP {shown} {family.help}", f"# TYPE {shown} {family.type}"]
-        lines += [f"{name}{sample.suffix}{_labels(sample)} {sample.value:.10g}" for sample in found]
-    return "\n".join([*lines, ""])
-
-
-def _labels(sample: Sample) -> str:
-    if not sample.labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -28,7 +28,7 @@ _WRITING_SECONDS = 600
 
 
 def name_of(*parts: bytes) -> str:
-    """64 hex digits; different for any other parts."""
+    """Return 64 hex digits that are different for any other parts."""
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -80,13 +80,13 @@ class DiskCache:
         self._make_room()
 
     def forget(self, name: str) -> None:
-        """Of content that is whole, and cannot be used all the same."""
+        """Remove content that is whole, and cannot be used all the same."""
         self.num_damaged += 1
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
     def num_bytes(self) -> int:
-        """Now, of all files; reads the folder."""
+        """Return the bytes of all files now; reads the folder."""
         return sum(size for _, size, _ in self._files())
 
     def _path(self, name: str) -> Path:

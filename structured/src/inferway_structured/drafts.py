@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from inferway_structured.errors import SpecError
-from inferway_structured.schema_walk import Node, SchemaObject, graph, pointer
+from inferway_structured.schema_walk import SchemaObject, Subschema, graph, pointer
 
 
 def validator_of(schema: SchemaObject | bool) -> Any:
@@ -39,7 +39,7 @@ def validator_of(schema: SchemaObject | bool) -> Any:
     return _by_first(drafts, mended)
 
 
-def is_ordinary(nodes: Sequence[Node], text: str) -> bool:
+def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
     """Whether `validator_of` surely takes the schema of these nodes, whose references all lead
     somewhere: told by the rules of its draft, and its patterns, in a tenth of the time. `text`:
     what it was read from."""
@@ -136,16 +136,19 @@ def _mended(schema: SchemaObject) -> SchemaObject:
     made = deepcopy(schema)
     with graph(made) as found:
         for node in found.nodes:
-            inside = node.schema
-            for keyword in _DESCRIBING.keys() & inside.keys():
-                if not isinstance(inside[keyword], _DESCRIBING[keyword]):
-                    del inside[keyword]
-            required, reference = inside.get("required"), inside.get("$ref")
-            if isinstance(required, list) and all(isinstance(name, str) for name in required):
-                inside["required"] = list(dict.fromkeys(required))
-            if isinstance(reference, str):
-                inside["$ref"] = quote(reference, safe=_IN_URIS)
+            _mend(node.schema)
     return made
+
+
+def _mend(schema: SchemaObject) -> None:
+    for keyword in _DESCRIBING.keys() & schema.keys():
+        if not isinstance(schema[keyword], _DESCRIBING[keyword]):
+            del schema[keyword]
+    required, reference = schema.get("required"), schema.get("$ref")
+    if isinstance(required, list) and all(isinstance(name, str) for name in required):
+        schema["required"] = list(dict.fromkeys(required))
+    if isinstance(reference, str):
+        schema["$ref"] = quote(reference, safe=_IN_URIS)
 
 
 def _built(schema: SchemaObject, draft: str) -> Any:
@@ -205,7 +208,8 @@ def _is_too_large(pattern: str) -> bool:
 
 
 def regex_fault(pattern: str) -> str | None:
-    """What the engine's regex library has against it, in its words."""
+    """Return what the engine's regex library has against a regex, in its words; None if it takes
+    it."""
     import llguidance
 
     grammar = llguidance.grammar_from("regex", pattern)
@@ -243,13 +247,14 @@ def _deeper(inside: object, steps: list[str | int], draft: str) -> SpecError | N
         return None
     children = enumerate(inside) if isinstance(inside, list) else [(None, inside)]
     for i, child in children:
-        if isinstance(child, dict):
-            try:
-                _built(child, draft)
-            except SpecError as e:
-                if e.place:
-                    before = pointer(steps if i is None else [*steps, i])
-                    return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
+        if not isinstance(child, dict):
+            continue
+        try:
+            _built(child, draft)
+        except SpecError as e:
+            if e.place:
+                before = pointer(steps if i is None else [*steps, i])
+                return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
     return None
 
 

@@ -142,8 +142,9 @@ def is_panic(error: BaseException) -> bool:
 
 
 def panic_as_error(error: BaseException) -> Exception:
-    """For `except BaseException`, the only one that catches a panic: what was raised, a panic as a
-    PanicError. An interrupt, a cancellation and the end of the process are raised again."""
+    """Return what was raised, a panic as a PanicError: for `except BaseException`, the only one
+    that catches a panic. An interrupt, a cancellation and the end of the process are raised
+    again."""
     if isinstance(error, Exception):
         return error
     if is_panic(error):
@@ -152,6 +153,6 @@ def panic_as_error(error: BaseException) -> Exception:
 
 
 def crash_report(error: BaseException) -> str:
-    """An error that is a fault of ours, for the log: its type and where it came from, without
-    its words, which may quote a prompt."""
+    """Return an error that is a fault of ours as the log has it: its type and where it came from,
+    without its words, which may quote a prompt."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

@@ -18,15 +18,15 @@ schema in which the keyword stands.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from inferway_structured.cost import seconds_of
 from inferway_structured.errors import SpecError
-from inferway_structured.grammar import Unenforced
+from inferway_structured.grammar import Verdict
 from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
-from inferway_structured.limits import Limits
-from inferway_structured.schema_walk import Node, graph
+from inferway_structured.limits import SpecLimits
+from inferway_structured.schema_walk import Subschema, graph
 from inferway_structured.spec import Asked, Kind, Spec
 
 MAX_LISTED = 1000
@@ -34,33 +34,21 @@ MAX_LISTED = 1000
 Mentioned = dict[tuple[str, str | None], str]
 
 
-class Verdict(Protocol):
-    """As the cascade gives it."""
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def unenforced(self) -> Sequence[Unenforced]: ...
-
-
 def explain(
     asked: Asked,
-    *,
-    check: Callable[[Spec], None],
-    verdict: Callable[[Spec], Verdict],
-    limits: Limits,
-    refuse_unenforced: bool = False,
+    invalid: SpecError | None,
+    verdict: Verdict | SpecError | None,
+    limits: SpecLimits,
+    refuses_unenforced: bool = False,
 ) -> dict[str, Any]:
-    """`check`: validity and limits, raises SpecError. `verdict`: the cascade's, raises as it. Both
-    may take as long as they do for a request. `refuse_unenforced`: where it is `strict`."""
+    """Return what becomes of a shape, as JSON. `invalid`: what its check has refused it for; if it
+    has not, `verdict` is the one on it, or what the backends refuse it for. `refuses_unenforced`:
+    where it is `strict`."""
     spec = asked.spec
-    found: Verdict | None = None
-    refused: dict[str, Any] | None
     if asked.free:
-        refused = _refusal(SpecError(asked.free), "limits")
-    else:
-        found, refused = _judged(spec, refuse_unenforced and asked.strict, check, verdict)
+        invalid = SpecError(asked.free)
+    found = verdict if isinstance(verdict, Verdict) and not invalid else None
+    refused = _refused(invalid, verdict, refuses_unenforced and asked.strict)
     within = refused is None or refused["by"] != "limits"
     schema = json.loads(spec.text) if within and spec.kind is Kind.JSON else None
     with graph(schema) as subschemas:
@@ -95,26 +83,19 @@ _RANK = {
 }
 
 
-def _judged(
-    spec: Spec,
-    whole: bool,
-    check: Callable[[Spec], None],
-    verdict: Callable[[Spec], Verdict],
-) -> tuple[Verdict | None, dict[str, Any] | None]:
-    try:
-        check(spec)
-    except SpecError as error:
-        return None, _refusal(error, "limits")
-    try:
-        found = verdict(spec)
-    except SpecError as error:
-        return None, _refusal(error, "backends")
-    if whole and found.unenforced:
-        first = found.unenforced[0]
-        why = "cannot be enforced, and `strict` was asked for"
-        not_kept = SpecError(why, place=first.place, keyword=first.keyword)
-        return found, _refusal(not_kept, "strict")
-    return found, None
+def _refused(
+    invalid: SpecError | None, verdict: Verdict | SpecError | None, whole: bool
+) -> dict[str, Any] | None:
+    """What it is refused for, and by whom; None if it is not. `whole`: nothing may be left out."""
+    if invalid is not None:
+        return _refusal(invalid, "limits")
+    if isinstance(verdict, SpecError):
+        return _refusal(verdict, "backends")
+    if not whole or verdict is None or not verdict.unenforced:
+        return None
+    first = verdict.unenforced[0]
+    why = "cannot be enforced, and `strict` was asked for"
+    return _refusal(SpecError(why, place=first.place, keyword=first.keyword), "strict")
 
 
 def _refusal(error: SpecError, by: str) -> dict[str, Any]:
@@ -122,7 +103,7 @@ def _refusal(error: SpecError, by: str) -> dict[str, Any]:
 
 
 def _keywords(
-    spec: Spec, nodes: Sequence[Node], found: Verdict | None, refused: dict[str, Any] | None
+    spec: Spec, nodes: Sequence[Subschema], found: Verdict | None, refused: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     mentioned: Mentioned = {}
     if found is not None:
@@ -143,7 +124,7 @@ def _keywords(
     return listed
 
 
-def _occurrences(spec: Spec, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+def _occurrences(spec: Spec, nodes: Sequence[Subschema]) -> Iterator[tuple[str, str]]:
     if spec.kind is not Kind.JSON:
         yield "", spec.kind.value
     for node in nodes:
@@ -171,7 +152,7 @@ def _entry(place: str, keyword: str, word: str, backend: str | None) -> dict[str
 
 
 def _used(
-    spec: Spec, schema: Any, nodes: Sequence[Node], limits: Limits
+    spec: Spec, schema: Any, nodes: Sequence[Subschema], limits: SpecLimits
 ) -> dict[str, dict[str, int]]:
     used = {"bytes": (len(spec.text.encode()), limits.max_bytes)}
     if spec.kind is Kind.GRAMMAR:
@@ -182,7 +163,7 @@ def _used(
     return {what: {"used": number, "most": most} for what, (number, most) in used.items()}
 
 
-def _used_by(schemas: Sequence[dict[str, Any]], limits: Limits) -> dict[str, tuple[int, int]]:
+def _used_by(schemas: Sequence[dict[str, Any]], limits: SpecLimits) -> dict[str, tuple[int, int]]:
     def sizes(keyword: str) -> list[int]:
         return [
             len(each[keyword]) for each in schemas if isinstance(each.get(keyword), dict | list)

@@ -18,8 +18,14 @@ NO_TOKEN = "the grammar allows no token at this point"
 OF_THE_SHAPE = frozenset({TOO_LONG, TOO_LONG_IN_ALL, TOO_MANY, REGEX_TOO_LONG, NO_TOKEN})
 
 
+class QuarantinedError(SpecError):
+    """The spec is refused, because compiling it was killed with its process, now or not long ago,
+    or because engines were lost with it."""
+
+
 def again(error: E) -> E:
-    """Each who gets it raises his own: a raised error grows by where it was raised."""
+    """Return an equal error: each who gets one raises his own, because a raised error grows by
+    where it was raised."""
     if isinstance(error, SpecError):
         return type(error)(str(error), place=error.place, keyword=error.keyword, param=error.param)
     return type(error)(*error.args)

@@ -27,6 +27,15 @@ class Unenforced:
 ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept at all
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What will become of a spec, told without compiling it for a vocabulary."""
+
+    backend: str  # which library keeps it
+    unenforced: Sequence[Unenforced] = ()
+    compile_seconds: float = 0.0  # about (`cost.estimated_seconds`)
+
+
 class Grammar(Protocol):
     """The state of one answer. One thread at a time. No method raises: a grammar that has failed
     says so in `failure`, accepts nothing more and lets only the end of the answer through."""
@@ -37,21 +46,22 @@ class Grammar(Protocol):
         the answer."""
 
     def accept(self, tokens: Sequence[int]) -> bool:
-        """Moves on by all of `tokens`, or, False, fails. What comes after the end of the answer
-        is counted and let through: no more is asked of it."""
+        """Move on by all of `tokens`, or return False and fail. What comes after the end of the
+        answer is counted and let through: no more is asked of it."""
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` could come now, in order. Does not move on."""
+        """Return how many of `tokens` could come now, in order. Does not move on."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Takes back the last `num_tokens` that were accepted, the end of the answer among
-        them. What has failed stays so."""
+        """Take back the last `num_tokens` that were accepted, the end of the answer among them.
+        What has failed stays so."""
 
     def fill(self, row: MaskRow) -> None:
-        """Writes which tokens may come next over all of `row`."""
+        """Write which tokens may come next over all of `row`."""
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next whatever the model says; empty when it has a choice."""
+        """Return the tokens that must come next whatever the model says; empty when it has a
+        choice."""
 
     @property
     def terminated(self) -> bool:
@@ -59,20 +69,21 @@ class Grammar(Protocol):
 
 
 class Compiled(Protocol):
-    """Shared by all requests with this spec, from any thread."""
+    """A compiled spec, shared by all requests with this spec, from any thread."""
 
     @property
     def backend(self) -> str: ...
 
     @property
     def num_bytes(self) -> int:
-        """Held in memory, estimated."""
+        """The bytes that it holds in memory, estimated."""
 
     @property
     def unenforced(self) -> Sequence[Unenforced]: ...
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> Grammar:
-        """For one answer. `stop_token_ids` end it as the model's own end token does."""
+        """Return the grammar of one answer. `stop_token_ids` end it as the model's own end token
+        does."""
 
 
 class Backend(Protocol):
@@ -82,5 +93,5 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> Compiled:
-        """Of a spec from which `unenforced` was left out. Raises SpecError where the library
+        """Compile a spec from which `unenforced` was left out. Raises SpecError where the library
         refuses it, with the place where that is known."""

@@ -29,7 +29,8 @@ GUIDED = {
 
 
 def guided(fields: Fields, instead: str = "") -> list[Asked]:
-    """None of them is kept if several are given, or where `instead` asks for the text's shape."""
+    """Return the shapes that these fields ask for. None of them is kept if several are given, or
+    where `instead` asks for the text's shape."""
     given = [name for name in GUIDED if _is_given(fields.get(name))]
     if len(given) > 1 and not instead:
         return [_free(name, f"{' and '.join(given)}: only one can be kept") for name in given]
@@ -51,7 +52,7 @@ def _free(name: str, why: object) -> Asked:
 
 
 def in_vllms_words(fields: Fields, asked: Sequence[Asked]) -> dict[str, Any] | None:
-    """The same request with `structured_outputs`; None if none of these fields is kept."""
+    """Return the same request with `structured_outputs`; None if none of these fields is kept."""
     name = next((each.place for each in asked if each.ignored and not each.free), None)
     if name is None:
         return None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One spec's. What `function` gives depends on it, on `argument` and on `Jobs.fingerprint`
-    alone: under these its result is kept on disk."""
+    """What a child does for one spec. What `function` returns depends on that, on `argument` and on
+    `Jobs.fingerprint` alone: under these its result is kept on disk."""
 
     function: str  # "package.module:name", bytes -> bytes, of one of the child's modules
     argument: bytes
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What the child imports, and what it is told once before its limits hold."""
+    """What a child imports, and what it is told once before its limits hold."""
 
     modules: tuple[str, ...]
     prepare: str | None = None  # "package.module:name", of one of the modules; bytes -> anything
@@ -39,22 +39,23 @@ class Child:
 
 
 class Source(Protocol):
-    """What compiles: the cascade of backends, for one vocabulary. Any thread."""
+    """What compiles: the cascade of backends, for one vocabulary. Any thread may use it."""
 
     def compile(self, spec: Spec) -> Compiled:
-        """By what has limits of its own. SpecError: refused, and would be again. HeavyError: not
-        here before a child has done it."""
+        """Compile a spec by what has limits of its own. Raises SpecError if it is refused, and
+        would be again, HeavyError if that is not to be done here before a child has done it."""
 
 
 class Jobs(Protocol):
-    """Of the same vocabulary. Any thread."""
+    """The jobs that are worth a child, for the same vocabulary. Any thread may use it."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the vocabulary, and of the versions of the libraries whose bytes are kept."""
+        """What names the vocabulary, and the versions of the libraries whose bytes are kept."""
 
     @property
     def child(self) -> Child: ...
 
     def job(self, spec: Spec) -> Job | None:
-        """What a child had better build; None for most specs. SpecError as `Source.compile`."""
+        """Return what a child had better build; None for most specs. Raises SpecError as
+        `Source.compile`."""

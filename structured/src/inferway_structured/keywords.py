@@ -33,7 +33,7 @@ _KNOWN = ASSERTIONS | ANNOTATIONS
 
 
 def label(keyword: str | None) -> str:
-    """For a metric: what a client may have made up is "other"."""
+    """Return a keyword as a metric has it: what a client may have made up is "other"."""
     if keyword is None:
         return "none"
     return keyword if keyword in _KNOWN else "other"

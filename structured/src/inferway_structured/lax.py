@@ -27,7 +27,7 @@ _MAX_FLOAT = 2.0**63
 
 
 def lax_int(value: object) -> int:
-    """Raises ValueError if it is none."""
+    """Return the integer that vLLM reads. Raises ValueError if it reads none."""
     if isinstance(value, int):  # a bool is one
         return int(value)
     if isinstance(value, float):
@@ -43,7 +43,7 @@ def lax_int(value: object) -> int:
 
 
 def lax_bool(value: object) -> bool:
-    """Raises ValueError if it is none."""
+    """Return the truth value that vLLM reads. Raises ValueError if it reads none."""
     if isinstance(value, str):
         word = value.lower()
         if word in _TRUE or word in _FALSE:

@@ -20,7 +20,8 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def malloced_bytes() -> int:
-    """In use now, of all threads; 0 where malloc does not tell (glibc below 2.33, musl)."""
+    """Return the bytes in use now, of all threads; 0 where malloc does not tell (glibc below 2.33,
+    musl)."""
     mallinfo2 = _function("mallinfo2")
     if mallinfo2 is None:
         return 0
@@ -30,7 +31,7 @@ def malloced_bytes() -> int:
 
 
 def give_back() -> None:
-    """What is free, to the kernel. Milliseconds."""
+    """Give what is free back to the kernel. Takes milliseconds."""
     malloc_trim = _function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(ctypes.c_size_t(0))

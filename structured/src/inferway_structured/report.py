@@ -21,8 +21,9 @@ MAX_HEADER_BYTES = 4096  # of it: names may be as long as a schema
 
 
 def named(unenforced: Sequence[Unenforced]) -> bytes:
-    """As the header has it: `/properties/tags uniqueItems, ...`; places as in a URI (RFC 6901,
-    section 6), because they hold the client's own names. The spec itself has no place."""
+    """Return keywords as the header has them: `/properties/tags uniqueItems, ...`; places as in a
+    URI (RFC 6901, section 6), because they hold the client's own names. The spec itself has no
+    place."""
     words: list[str] = []
     size = 0
     for each in dict.fromkeys(unenforced):
@@ -36,7 +37,7 @@ def named(unenforced: Sequence[Unenforced]) -> bytes:
 
 
 def in_request(asked: Asked, refused: SpecError) -> SpecError:
-    """About a spec, told with its place in the request."""
+    """Return an error about a spec as one with its place in the request."""
     if not asked.place or (refused.param or "").startswith(asked.place):
         return refused
     param = asked.place + refused.place
@@ -47,8 +48,8 @@ def in_request(asked: Asked, refused: SpecError) -> SpecError:
 
 
 def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
-    """Where the operator wants it so. Raises SpecError if `strict` was asked, and these keywords
-    are kept by no backend."""
+    """Raises SpecError if `strict` was asked, and these keywords are kept by no backend: for
+    operators who want it so."""
     if not (asked.strict and unenforced):
         return
     first = unenforced[0]
@@ -63,7 +64,7 @@ def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
 
 
 def left_free(asked: Asked) -> Unenforced:
-    """What names a shape that is not kept at all."""
+    """Return what names a shape that is not kept at all."""
     return Unenforced("", asked.place)
 
 
@@ -72,8 +73,8 @@ def keeps_all(
     said: Sequence[Said] | None,
     keeps: Callable[[Spec, str], bool | None],
 ) -> bool | None:
-    """Every text and every call of every choice. None where it cannot be told, or where nothing
-    was said that a shape is asked of."""
+    """Whether every text and every call of every choice has its shape. None where that cannot be
+    told, or where nothing was said that a shape is asked of."""
     if said is None:
         return None
     by_tool = {each.tool: each for each in sorted(asked, key=lambda each: not each.free)}
@@ -85,5 +86,5 @@ def keeps_all(
 
 
 def validity(valid: bool | None) -> bytes:
-    """As the header and the comment have it."""
+    """Return whether an answer has its shape in the words of the header and the comment."""
     return b"unknown" if valid is None else b"true" if valid else b"false"

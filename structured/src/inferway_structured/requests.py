@@ -16,7 +16,7 @@ A tool's arguments are asked for when a call is required or named, or its `stric
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from inferway_structured.errors import SpecError
@@ -52,10 +52,10 @@ _TOOL_BYTES = 192  # that each counts for at least
 
 
 def asked(path: str, fields: Fields) -> list[Asked]:
-    """`path`: of the URL; a prefix, a query or a version before its end do not matter. Raises
-    SpecError where the shape cannot be read; `param` is its place in the body.
-
-    One about the answer's text at most, and one for each tool whose arguments have a shape."""
+    """Return what a request asks for: one shape of the answer's text at most, and one for each tool
+    whose arguments have a shape. `path` is that of the URL; a prefix, a query or a version before
+    its end do not matter. Raises SpecError where the shape cannot be read; `param` is its place in
+    the body."""
     if FIELDS.isdisjoint(fields):
         return []
     bare = path.partition("?")[0].rstrip("/")
@@ -204,33 +204,24 @@ _READERS: tuple[tuple[str, Reader], ...] = (
 _WITH_BEAMS = (_chat, _text)
 
 
-class _Choice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ToolChoice:
     """Which tools a request may or must call. `names` None: any. `known`: one that must be called
     is among the tools, or vLLM refuses the request."""
 
-    __slots__ = ("known", "names", "none", "required")
-
-    def __init__(
-        self,
-        *,
-        required: bool = False,
-        none: bool = False,
-        names: frozenset[str] | None = None,
-        known: bool = True,
-    ) -> None:
-        self.required = required
-        self.none = none
-        self.names = names
-        self.known = known
+    required: bool = False
+    none: bool = False
+    names: frozenset[str] | None = None
+    known: bool = True
 
 
-def _openai_choice(fields: Fields) -> _Choice:
+def _openai_choice(fields: Fields) -> _ToolChoice:
     """Chat's and Responses': a tool is named in `function` there, in the choice itself here."""
     choice = fields.get("tool_choice", "auto")
     if isinstance(choice, str):
-        return _Choice(required=choice == "required", none=choice not in ("auto", "required"))
+        return _ToolChoice(required=choice == "required", none=choice not in ("auto", "required"))
     if choice is None:
-        return _Choice(none=True)
+        return _ToolChoice(none=True)
     if not isinstance(choice, dict):
         raise unexpected("a string or an object", choice, "tool_choice")
     if choice.get("type") == "allowed_tools":
@@ -238,19 +229,19 @@ def _openai_choice(fields: Fields) -> _Choice:
     named = choice.get("function", choice)
     name = named.get("name") if isinstance(named, dict) else None
     if choice.get("type", "function") not in ("function", "custom"):
-        return _Choice(none=True)  # a tool of the server's own
+        return _ToolChoice(none=True)  # a tool of the server's own
     if not isinstance(name, str):
         raise unexpected("a tool's name", name, "tool_choice/function/name")
-    return _Choice(required=True, names=frozenset({name}))
+    return _ToolChoice(required=True, names=frozenset({name}))
 
 
-def _allowed(choice: Fields) -> _Choice:
+def _allowed(choice: Fields) -> _ToolChoice:
     given = choice.get("allowed_tools", choice)  # chat has it one level deeper
     tools = given.get("tools") if isinstance(given, dict) else None
     if not isinstance(tools, list):
         raise unexpected("an array", tools, "tool_choice/tools")
     names = (_name_of(tool) for tool in tools if isinstance(tool, dict))
-    return _Choice(
+    return _ToolChoice(
         required=given.get("mode") == "required",
         names=frozenset(name for name in names if isinstance(name, str)),
         known=False,  # vLLM does not look
@@ -262,21 +253,21 @@ def _name_of(tool: Fields) -> object:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def _anthropic_choice(fields: Fields) -> _Choice:
+def _anthropic_choice(fields: Fields) -> _ToolChoice:
     choice = _object(fields, "tool_choice")
     match None if choice is None else choice.get("type"):
         case None | "auto":
-            return _Choice()
+            return _ToolChoice()
         case "any":
-            return _Choice(required=True)
+            return _ToolChoice(required=True)
         case "none":
-            return _Choice(none=True)
+            return _ToolChoice(none=True)
         case "tool":
             assert choice is not None
             name = choice.get("name")
             if not isinstance(name, str):
                 raise unexpected("a tool's name", name, "tool_choice/name")
-            return _Choice(required=True, names=frozenset({name}))
+            return _ToolChoice(required=True, names=frozenset({name}))
         case other:
             raise _unknown(other, "auto, any, tool or none", "tool_choice/type")
 
@@ -290,7 +281,7 @@ class _Tool(NamedTuple):
 
 
 def _tool_calls(
-    fields: Fields, choice: _Choice, read: Callable[[Fields, str], Iterator[_Tool]]
+    fields: Fields, choice: _ToolChoice, read: Callable[[Fields, str], Iterator[_Tool]]
 ) -> Iterator[Asked]:
     """Asked for each tool whose arguments have a shape. Raises SpecError, also when the tool that
     must be called is not there."""

@@ -23,7 +23,7 @@ _ANCHORS_FIRST = re.compile(r"\^+(?=(?:\((?:\?:|\?P?<\w+>)?)*\^)")
 
 
 def respelled_regex(text: str) -> str:
-    """The same twice as once."""
+    """Return the expression in the words of Rust's library. To do it twice changes nothing more."""
     first = _ANCHORS_FIRST.match(text)
     text = _without_last_anchors(text[first.end() :] if first else text)
     if "\\" not in text and "[^]" not in text:
@@ -78,7 +78,8 @@ _LARK = re.compile(
 
 
 def respelled_lark(text: str) -> str:
-    """The same twice as once."""
+    """Return the grammar with counts as Lark's own are read here. To do it twice changes nothing
+    more."""
     if ".." not in text:
         return text
     return _LARK.sub(lambda found: found["kept"] or f"{{{found['low']},{found['high']}}}", text)

@@ -29,19 +29,19 @@ _REFERRING = frozenset(REFERENCES)
 
 
 @dataclass(slots=True)
-class Node:
+class Subschema:
     """A sub-schema that is an object. `place`: its JSON pointer."""
 
     schema: SchemaObject
-    parent: Node | None
+    parent: Subschema | None
     step: tuple[str, ...]  # from the parent
-    here: Sequence[tuple[str, Node]] = ()  # about the same value
-    below: Sequence[tuple[str, Node]] = ()  # about values inside it
+    here: Sequence[tuple[str, Subschema]] = ()  # about the same value
+    below: Sequence[tuple[str, Subschema]] = ()  # about values inside it
 
     @property
     def place(self) -> str:
         steps: list[str] = []
-        node: Node | None = self
+        node: Subschema | None = self
         while node is not None:
             steps[:0] = node.step
             node = node.parent
@@ -57,13 +57,13 @@ class Graph:
     threads wait for it. At the end of a `with` they let go of each other.
     """
 
-    nodes: list[Node]
-    dangling: list[tuple[Node, str, str]]  # who, which keyword, what it says
+    nodes: list[Subschema]
+    dangling: list[tuple[Subschema, str, str]]  # who, which keyword, what it says
     is_tree: bool
-    _circles: list[list[Node]] | None = None  # once they were asked for
+    _circles: list[list[Subschema]] | None = None  # once they were asked for
 
     @property
-    def circles(self) -> list[list[Node]]:
+    def circles(self) -> list[list[Subschema]]:
         """Strongly connected parts of what leads to others, those that others lead to first."""
         if self._circles is None:
             self._circles = list(_circles(self.nodes))
@@ -79,29 +79,36 @@ class Graph:
 
 
 def escaped(step: str) -> str:
-    """As a token of a JSON pointer."""
+    """Return a name as a part of a JSON pointer."""
+    if "/" not in step and "~" not in step:
+        return step
     return step.replace("~", "~0").replace("/", "~1")
 
 
+def unescaped(part: str) -> str:
+    """Return the name that a part of a JSON pointer stands for."""
+    return part.replace("~1", "/").replace("~0", "~")
+
+
 def pointer(steps: list[str | int]) -> str:
-    """A JSON pointer."""
+    """Return the JSON pointer of these steps."""
     return "".join(f"/{escaped(str(step))}" for step in steps)
 
 
 def graph(root: Json) -> Graph:
-    """In time linear in the document: each object becomes a node at most once, wherever
-    references lead, also to places that no keyword makes a schema. What is no object (`true`) has
-    no nodes."""
+    """Return the graph of a document, in time linear in it: each object becomes a node at most
+    once, wherever references lead, also to places that no keyword makes a schema. What is no object
+    (`true`) has no nodes."""
     if not isinstance(root, dict):
         return Graph([], [], True)
-    nodes: dict[int, Node] = {}
-    top = Node(root, None, ())
+    nodes: dict[int, Subschema] = {}
+    top = Subschema(root, None, ())
     waiting = _grow(top, nodes)
     names = _names(waiting)
     # A reference leads from everywhere to the same place, unless there are documents inside.
     is_one = all(node is top for node in names.values())
     targets: dict[str, Json] = {}
-    dangling: list[tuple[Node, str, str]] = []
+    dangling: list[tuple[Subschema, str, str]] = []
     is_tree = True
     while waiting:
         node = waiting.pop()
@@ -119,7 +126,7 @@ def graph(root: Json) -> Graph:
             elif isinstance(target, dict):
                 known = nodes.get(id(target))
                 if known is None:
-                    known = Node(target, top, _steps(said))
+                    known = Subschema(target, top, _steps(said))
                     waiting.extend(_grow(known, nodes))
                     is_one = False
                 node.here = [*node.here, (keyword, known)]
@@ -127,15 +134,15 @@ def graph(root: Json) -> Graph:
     return Graph(list(nodes.values()), dangling, is_tree)
 
 
-def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
+def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
     """All new ones that keywords make a schema, from `start` on."""
     nodes[id(start.schema)] = start
     grown = [start]
     for node in grown:  # which grows meanwhile
         if _HOLDING.isdisjoint(node.schema):
             continue
-        here: list[tuple[str, Node]] = []
-        below: list[tuple[str, Node]] = []
+        here: list[tuple[str, Subschema]] = []
+        below: list[tuple[str, Subschema]] = []
         for keyword, value in node.schema.items():
             if keyword not in _HOLDING or not isinstance(value, _HOLDERS):
                 continue
@@ -145,7 +152,7 @@ def _grow(start: Node, nodes: dict[int, Node]) -> list[Node]:
                     continue
                 child = nodes.get(id(schema))
                 if child is None:
-                    child = nodes[id(schema)] = Node(schema, node, step)
+                    child = nodes[id(schema)] = Subschema(schema, node, step)
                     grown.append(child)
                 edges.append((keyword, child))
         node.here, node.below = here, below
@@ -172,9 +179,9 @@ _HOLDING = _ONE | _MANY | _NAMED
 _HOLDERS = (dict, list)
 
 
-def _names(nodes: list[Node]) -> dict[str, Node]:
+def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
     """By `$id`, `id` and `$anchor`."""
-    named: dict[str, Node] = {}
+    named: dict[str, Subschema] = {}
     for node in nodes:
         if _NAMING.isdisjoint(node.schema):
             continue
@@ -193,10 +200,10 @@ def _names(nodes: list[Node]) -> dict[str, Node]:
 _NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
 
 
-def _target(said: str, node: Node, top: Node, names: dict[str, Node]) -> Json:
+def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subschema]) -> Json:
     """Where a reference leads; None: nowhere in this document."""
     document, _, fragment = said.partition("#")
-    roots: list[Node] = []
+    roots: list[Subschema] = []
     if document:
         named = names.get(document) or names.get(document.rpartition("/")[2])
         if named is None:
@@ -214,9 +221,9 @@ def _target(said: str, node: Node, top: Node, names: dict[str, Node]) -> Json:
     return None
 
 
-def _embedding(node: Node) -> Iterator[Node]:
+def _embedding(node: Subschema) -> Iterator[Subschema]:
     """The documents inside the document that `node` stands in."""
-    up: Node | None = node
+    up: Subschema | None = node
     while up is not None:
         if isinstance(up.schema.get("$id", up.schema.get("id")), str):
             yield up
@@ -225,7 +232,7 @@ def _embedding(node: Node) -> Iterator[Node]:
 
 def _steps(said: str) -> tuple[str, ...]:
     fragment = unquote(said.partition("#")[2])
-    return tuple(s.replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:])
+    return tuple(map(unescaped, fragment.split("/")[1:]))
 
 
 def _followed(root: SchemaObject, fragment: str) -> Json:
@@ -241,9 +248,9 @@ def _followed(root: SchemaObject, fragment: str) -> Json:
 
 
 def longest_path(found: Graph) -> int:
-    """No way through the graph that sees no node twice is longer: how deep whoever follows
-    references by recursion may get. Exact without circles; a circle counts with all its nodes,
-    and with those of its parts that no keyword leads to."""
+    """Return a length that no way through the graph exceeds that sees no node twice: how deep
+    whoever follows references by recursion may get. Exact without circles; a circle counts with all
+    its nodes, and with those of its parts that no keyword leads to."""
     lengths: dict[int, int] = {}
     for circle in found.circles:
         onward = 0
@@ -256,11 +263,11 @@ def longest_path(found: Graph) -> int:
     return lengths.get(id(found.nodes[0]), 1) if found.nodes else 0
 
 
-def _circles(nodes: list[Node]) -> Iterator[list[Node]]:
+def _circles(nodes: list[Subschema]) -> Iterator[list[Subschema]]:
     """Tarjan's, without recursion. What leads nowhere is left out: most are so."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
-    open_: dict[int, Node] = {}
+    open_: dict[int, Subschema] = {}
     for start in nodes:
         if id(start) in index or not (start.here or start.below):
             continue
@@ -290,7 +297,7 @@ def _circles(nodes: list[Node]) -> Iterator[list[Node]]:
                     yield _taken(open_, me)
 
 
-def _taken(open_: dict[int, Node], until: int) -> list[Node]:
+def _taken(open_: dict[int, Subschema], until: int) -> list[Subschema]:
     part = []
     while True:
         key, node = open_.popitem()

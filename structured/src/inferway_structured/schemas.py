@@ -12,20 +12,20 @@ from typing import Any
 
 from inferway_structured.drafts import is_ordinary, validator_of
 from inferway_structured.errors import SpecError
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.regexes import Regex, measured
 from inferway_structured.schema_walk import (
     REFERENCES,
     Graph,
-    Node,
     SchemaObject,
+    Subschema,
     graph,
     longest_path,
     pointer,
 )
 
 
-def check_schema(schema: Any, limits: Limits, text: str) -> None:
+def check_schema(schema: Any, limits: SpecLimits, text: str) -> None:
     """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `text`: what
     it was read from, whatever else stands there."""
     check_nesting(schema, limits)
@@ -38,7 +38,7 @@ def check_schema(schema: Any, limits: Limits, text: str) -> None:
         validator_of(schema)
 
 
-def _check_graph(found: Graph, limits: Limits) -> None:
+def _check_graph(found: Graph, limits: SpecLimits) -> None:
     _check_counts(found, limits)
     _check_patterns(found, limits)
     _check_references(found)
@@ -57,7 +57,7 @@ def _check_graph(found: Graph, limits: Limits) -> None:
         _check_conjoined([*strings, *order], found.circles, limits)
 
 
-def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
+def check_nesting(value: Any, limits: SpecLimits, more: int = 0) -> None:
     """Objects and arrays inside each other, whether they are schemas or not. Raises SpecError."""
     level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
@@ -72,7 +72,7 @@ def check_nesting(value: Any, limits: Limits, more: int = 0) -> None:
         ]
 
 
-def _check_counts(found: Graph, limits: Limits) -> None:
+def _check_counts(found: Graph, limits: SpecLimits) -> None:
     """Each count by itself, and all together."""
     numbers = dict.fromkeys(_ITEM_COUNTS, limits.max_items)
     numbers |= dict.fromkeys(("minLength", "maxLength"), limits.max_length)
@@ -115,7 +115,7 @@ _NAMES = ("properties", "patternProperties", "required")
 _BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
-def patterns(found: Graph) -> Iterator[tuple[Node, str, str]]:
+def patterns(found: Graph) -> Iterator[tuple[Subschema, str, str]]:
     """Each regular expression in a schema, with the steps to it: `pattern`, or a name in
     `patternProperties`."""
     for node in found.nodes:
@@ -128,7 +128,7 @@ def patterns(found: Graph) -> Iterator[tuple[Node, str, str]]:
                 yield node, "patternProperties", name
 
 
-def _check_patterns(found: Graph, limits: Limits) -> None:
+def _check_patterns(found: Graph, limits: SpecLimits) -> None:
     rounds = steps = shorthands = 0
     for count, (node, keyword, text) in enumerate(patterns(found), 1):
         if count > limits.max_patterns:
@@ -149,7 +149,7 @@ def _check_patterns(found: Graph, limits: Limits) -> None:
 
 
 def check_pattern(
-    text: str, limits: Limits, place: str, keyword: str, *, required: bool = False
+    text: str, limits: SpecLimits, place: str, keyword: str, *, required: bool = False
 ) -> Regex:
     """Raises SpecError. Unless `required`, what no engine can follow passes: whoever compiles
     leaves it out and says so."""
@@ -184,18 +184,18 @@ def _check_references(found: Graph) -> None:
     raise SpecError(_at(place, words), place=place, keyword=keyword)
 
 
-def _leaves_first(found: Graph) -> list[Node]:
+def _leaves_first(found: Graph) -> list[Subschema]:
     """Each node that leads to others about the same value, after those. Raises SpecError for a
     circle of these, which says nothing about any value and never ends."""
     done: set[int] = set()
-    order: list[Node] = []
+    order: list[Subschema] = []
     for start in found.nodes:
         if start.here and id(start) not in done:
             _add_leaves_first(start, done, order)
     return order
 
 
-def _add_leaves_first(start: Node, done: set[int], order: list[Node]) -> None:
+def _add_leaves_first(start: Subschema, done: set[int], order: list[Subschema]) -> None:
     path: dict[int, None] = {id(start): None}
     stack = [(start, iter(start.here))]
     while stack:
@@ -215,20 +215,20 @@ def _add_leaves_first(start: Node, done: set[int], order: list[Node]) -> None:
             order.append(node)
 
 
-def _circle(node: Node, keyword: str) -> SpecError:
+def _circle(node: Subschema, keyword: str) -> SpecError:
     place = f"{node.place}/{keyword}" if keyword in REFERENCES else node.place
     words = "leads back to itself without going into a value: no answer can be held against it"
     return SpecError(_at(place, words), place=place, keyword=keyword)
 
 
-def _check_expansion(order: list[Node], limits: Limits) -> None:
+def _check_expansion(order: list[Subschema], limits: SpecLimits) -> None:
     for node, size in zip(order, _sizes(order), strict=True):
         if size > limits.max_expansion:
             words = "the schemas that one value is held against, references spelled out,"
             raise _over_all(node, words, limits.max_expansion)
 
 
-def _sizes(order: list[Node]) -> Iterator[int]:
+def _sizes(order: list[Subschema]) -> Iterator[int]:
     """How many schemas one value is held against at each node, references spelled out."""
     sizes: dict[int, int] = {}
     for node in order:
@@ -242,7 +242,9 @@ def expansion(schema: SchemaObject) -> int:
         return max(_sizes(_leaves_first(found)), default=1)
 
 
-def _check_conjoined(order: list[Node], parts: Sequence[Sequence[Node]], limits: Limits) -> None:
+def _check_conjoined(
+    order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
+) -> None:
     """How many patterns one string must match all at once, at this value or at one inside it."""
     here: dict[int, int] = {}  # none where there is none
     for node in order:
@@ -265,7 +267,7 @@ def _check_conjoined(order: list[Node], parts: Sequence[Sequence[Node]], limits:
                 raise _over_all(node, words, limits.max_conjoined)
 
 
-def _conjoined(node: Node, here: dict[int, int]) -> int:
+def _conjoined(node: Subschema, here: dict[int, int]) -> int:
     """At this value."""
     found = either = 0
     if not _STRINGS.isdisjoint(node.schema):
@@ -284,7 +286,7 @@ _NOTHING: Counter[str] = Counter()
 _ANY_NAME = ""  # of items, and of properties whose schema does not depend on their name alone
 
 
-def _inside(node: Node, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
+def _inside(node: Subschema, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
     """By the name of the property. Of a circle, what is known so far: once around."""
     below = [edge for edge in node.below if (key := id(edge[1])) in here or key in inside]
     beside = [edge for edge in node.here if id(edge[1]) in inside]
@@ -323,12 +325,12 @@ def _number(value: object) -> int | float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
-def _over(node: Node, keyword: str, found: str, most: int) -> SpecError:
+def _over(node: Subschema, keyword: str, found: str, most: int) -> SpecError:
     place = f"{node.place}/{keyword}"
     return SpecError(_at(place, f"{found}, at most {most}"), place=place, keyword=keyword)
 
 
-def _over_all(node: Node, words: str, most: int) -> SpecError:
+def _over_all(node: Subschema, words: str, most: int) -> SpecError:
     return SpecError(_at(node.place, f"{words} pass {most}"), place=node.place)
 
 

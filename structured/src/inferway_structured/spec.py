@@ -29,7 +29,8 @@ MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the 
 
 
 class Kind(StrEnum):
-    """As vLLM's StructuredOutputOptions (v1/structured_output/backend_types.py)."""
+    """The kinds of specs, named as vLLM's StructuredOutputOptions
+    (v1/structured_output/backend_types.py)."""
 
     JSON = "json"  # text: a JSON Schema
     JSON_OBJECT = "json_object"  # text: empty; any JSON object
@@ -90,7 +91,7 @@ ANY_ARGUMENTS = Spec(Kind.JSON, '{"type":"object","properties":{}}')
 
 
 def from_vllm(params: object) -> Spec:
-    """What vLLM's StructuredOutputsParams (GuidedDecodingParams up to 0.11) ask for. Raises
+    """Return what vLLM's StructuredOutputsParams (GuidedDecodingParams up to 0.11) ask for. Raises
     SpecError; `param` begins with "structured_outputs"."""
     fields = {name: getattr(params, name, None) for name in (*MAKERS, *OPTION_NAMES)}
     place, tag = "structured_outputs", fields["structural_tag"]
@@ -101,8 +102,8 @@ def from_vllm(params: object) -> Spec:
 
 
 def from_fields(fields: Mapping[str, object], place: str) -> tuple[Spec, str]:
-    """The one spec that `structured_outputs` asks for, and its place. Raises SpecError if it asks
-    for none or for several, as vLLM does."""
+    """Return the one spec that `structured_outputs` asks for, and its place. Raises SpecError if it
+    asks for none or for several, as vLLM does."""
     given = [name for name in MAKERS if fields.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
@@ -116,7 +117,8 @@ OPTION_NAMES = ("disable_any_whitespace", "disable_additional_properties", "whit
 
 
 def options_of(fields: Mapping[str, object], place: str) -> Options:
-    """Of `structured_outputs`; named as vLLM does. Raises SpecError."""
+    """Return the options in `structured_outputs`, where they have vLLM's names. Raises
+    SpecError."""
     return Options(
         any_whitespace=not flag(fields, "disable_any_whitespace", place),
         additional_properties=not flag(fields, "disable_additional_properties", place),
@@ -125,7 +127,7 @@ def options_of(fields: Mapping[str, object], place: str) -> Options:
 
 
 def whitespace_of(fields: Mapping[str, object], name: str, place: str) -> str | None:
-    """Raises SpecError."""
+    """Return the pattern in a field, None if it has none. Raises SpecError."""
     pattern = fields.get(name)
     return None if pattern is None else text_of(pattern, f"{place}/{name}".lstrip("/"))
 
@@ -164,7 +166,7 @@ def json_object_spec(value: object, place: str, options: Options = Options()) ->
 
 
 def regex_spec(value: object, place: str, _: Options = Options()) -> Spec:
-    """Raises SpecError."""
+    """Return the spec of a regular expression. Raises SpecError."""
     return Spec(Kind.REGEX, respelled_regex(text_of(value, place)))
 
 
@@ -183,7 +185,7 @@ def choice_spec(value: object, place: str, _: Options = Options()) -> Spec:
 
 
 def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
-    """Raises SpecError."""
+    """Return the spec of a grammar. Raises SpecError."""
     text = text_of(value, place)
     if not text.strip():
         raise SpecError(f"{place}: the grammar is empty", param=place)
@@ -257,7 +259,7 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def text_of(value: object, place: str) -> str:
-    """Raises SpecError unless it is a string that can be written as UTF-8 and is not too long."""
+    """Return a string that can be written as UTF-8 and is not too long. Raises SpecError."""
     if not isinstance(value, str):
         raise unexpected("a string", value, place)
     _check_size(len(value), place)
@@ -267,7 +269,8 @@ def text_of(value: object, place: str) -> str:
 
 
 def parsed(text: str, place: str, most: int = MAX_TEXT_BYTES) -> object:
-    """JSON. Raises SpecError where it is none; NaN and Infinity are none."""
+    """Return what a JSON text says. Raises SpecError where it is no JSON; NaN and Infinity are
+    none."""
     _check_size(len(text), place, most)
     try:
         return json.loads(text, parse_constant=_no_constant)
@@ -281,8 +284,8 @@ def parsed(text: str, place: str, most: int = MAX_TEXT_BYTES) -> object:
 
 
 def canonical(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
-    """JSON text. Raises SpecError where JSON has no words for it: a number too large, half of a
-    surrogate pair."""
+    """Return a value as JSON text. Raises SpecError where JSON has no words for it: a number too
+    large, half of a surrogate pair."""
     _check_size(size_at_least(value, most), place, most)
     try:
         text = _ENCODER.encode(value)
@@ -302,8 +305,9 @@ _ENCODER = json.JSONEncoder(
 
 
 def size_at_least(value: object, enough: int) -> int:
-    """Not more than the bytes of its JSON; counting ends soon after `enough`. So a large body
-    costs its time in steps that let other threads in, and a value too large is never written."""
+    """Return no more than the bytes of a value's JSON; counting ends soon after `enough`. So a
+    large body costs its time in steps that let other threads in, and a value too large is never
+    written."""
     size = -2  # the brackets around `value` are ours
     waiting: list[Any] = [[value]]
     while waiting and size <= enough:
@@ -327,7 +331,8 @@ def size_at_least(value: object, enough: int) -> int:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls it, for messages: the value itself may be anything, of any size."""
+    """Return what JSON calls a value, for messages: the value itself may be anything, of any
+    size."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "a string"}
     if value is None:
         return "null"
@@ -337,7 +342,7 @@ def json_type(value: object) -> str:
 
 
 def unexpected(wanted: str, value: object, place: str) -> SpecError:
-    """`place`: in the request."""
+    """Return the error for a value of another type. `place` is in the request."""
     return SpecError(f"{place}: expected {wanted}, got {json_type(value)}", param=place)
 
 
@@ -373,14 +378,18 @@ def _number_words(error: ValueError) -> str:
     return f"{text} is no number in JSON" if len(text) < 10 else "a number has too many digits"
 
 
+def fields_of(spec: Spec) -> dict[str, object]:
+    """Return the spec spelled out, as another process, or an engine, reads it."""
+    return {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
+
+
 def packed(spec: Spec, **more: object) -> bytes:
-    """For a helper process, with more that it is to know."""
-    options = asdict(spec.options)
-    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options, **more}).encode()
+    """Return the spec spelled out as JSON, with more that a helper process is to know."""
+    return json.dumps({**fields_of(spec), **more}).encode()
 
 
 def unpacked(given: Mapping[str, object]) -> Spec:
-    """Of what `packed` has written as JSON."""
+    """Return the spec that `fields_of` has spelled out."""
     options = given["options"]
     assert isinstance(options, dict)
     return Spec(Kind(str(given["kind"])), str(given["text"]), Options(**options))

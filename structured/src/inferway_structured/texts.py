@@ -21,26 +21,15 @@ from typing import Any
 import msgspec
 
 from inferway_structured.decoding import UNREADABLE
+from inferway_structured.sse import WholeEvents, data_in
 
 MAX_CHARS = 1 << 20  # of an answer's text; what is longer is not judged
 _MAX_TEXTS = 4096
 _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and what was asked
 
 
-_DONE = b"data: [DONE]"
-
-
-def done_at(events: bytes) -> int:
-    """Where the event [DONE] begins among whole events, -1 if it is not among them. In a text the
-    end of a line is escaped."""
-    if events.startswith(_DONE):
-        return 0
-    at = events.rfind(b"\n" + _DONE)
-    return at + 1 if at >= 0 else -1
-
-
 class Said(msgspec.Struct, frozen=True):
-    """One text, or what one call hands its function."""
+    """One text of an answer, or what one call hands its function."""
 
     text: str
     function: str | None = None  # that is called
@@ -92,7 +81,7 @@ class _BlockDelta(msgspec.Struct):
     partial_json: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     output: list[_Item] | None = None
     content: list[_Block] | None = None
@@ -102,7 +91,7 @@ class _Answer(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     type: str | None = None  # of the Responses API's events, and Anthropic's
-    response: _Answer | None = None
+    response: _Body | None = None
     index: int = 0  # of Anthropic's block
     content_block: _Block | None = None
     delta: _BlockDelta | str | None = None
@@ -112,12 +101,12 @@ class _Event(msgspec.Struct):
 # A stream's event without any of them has nothing to tell.
 _TELLING = (b'"choices"', b'"response', b'"content_block')
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_Body)
 _EVENT = msgspec.json.Decoder(_Event)
 
 
 def said_in(body: bytes) -> list[Said] | None:
-    """By a whole answer; None if it is not one of those above."""
+    """Return what a whole answer says; None if it is not one of those above."""
     try:
         answer = _ANSWER.decode(body)
     except UNREADABLE:
@@ -125,7 +114,7 @@ def said_in(body: bytes) -> list[Said] | None:
     return _said(answer)
 
 
-def _said(answer: _Answer) -> list[Said] | None:
+def _said(answer: _Body) -> list[Said] | None:
     if answer.error is not None:
         return None
     if answer.choices is not None:
@@ -172,32 +161,31 @@ class StreamTexts:
     """Fed with the pieces of one streamed answer, in order and cut anywhere. Keeps its text only,
     and none of it beyond `max_chars`."""
 
-    __slots__ = ("_left", "_max_chars", "_names", "_response", "_size", "_texts", "failed")
+    __slots__ = ("_events", "_max_chars", "_names", "_response", "_size", "_texts", "failed")
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
-        self._left = b""  # the start of a line
+        self._events = WholeEvents(_MAX_EVENT_BYTES)
         self._size = 0
         self._texts: dict[tuple[int, int], StringIO] = {}  # by choice, and call or -1
         self._names: dict[tuple[int, int], str] = {}
-        self._response: _Answer | None = None
+        self._response: _Body | None = None
         self.failed = False  # too long, or an error, or no events that are known
 
-    def feed(self, chunk: bytes) -> None:
-        """The next piece."""
-        if self.failed:
-            return
-        lines = (self._left + chunk).split(b"\n")
-        self._left = lines.pop()
-        if len(self._left) > _MAX_EVENT_BYTES:
-            self._fail()
-            return
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip())
+    def feed(self, chunk: bytes) -> bytes:
+        """Read the next piece of the stream, and return the events that are whole with it."""
+        events = self._events.whole(chunk)
+        for data in data_in(events):
+            if not self.failed:
+                self._event(data)
+        return events
+
+    def rest(self) -> bytes:
+        """Return what was fed after the last whole event."""
+        return self._events.rest()
 
     def said(self) -> list[Said] | None:
-        """By all that was fed; None if that is not to be known."""
+        """Return what the stream has said; None if that cannot be known."""
         if self.failed:
             return None
         if self._response is not None:
@@ -263,5 +251,4 @@ class StreamTexts:
 
     def _fail(self) -> None:
         self.failed = True
-        self._left = b""
         self._texts.clear()

@@ -12,18 +12,13 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferway_structured.errors import (
-    ChecksBusyError,
-    HelperError,
-    JobKilledError,
-    SpecError,
-)
-from inferway_structured.grammar import Unenforced
+from inferway_structured.errors import SpecError
+from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.helper.helper import Helper
 from inferway_structured.helper.process import Limits
 from inferway_structured.jobs import Child, Job
 from inferway_structured.malloc import give_back, malloced_bytes
-from inferway_structured.spec import Kind, Options, Spec
+from inferway_structured.spec import Kind, Spec, packed, unpacked
 
 if TYPE_CHECKING:
     from inferway_structured.backends.cascade import Cascade
@@ -50,19 +45,17 @@ _REHEARSED = (
 )
 
 
-class Judged(NamedTuple):
-    """As the cascade's Verdict, and what a compile takes, about (`cost.estimated_seconds`)."""
+class TrialResult(NamedTuple):
+    """What a child has found out about a spec."""
 
-    backend: str
-    unenforced: list[Unenforced]
-    compile_seconds: float
-    num_bytes: int = 0  # that it left in memory
-    said: str = ""  # the spec's text in the library's words, for `Cascade.compile_said`
+    verdict: Verdict
+    num_bytes: int  # that the compiled spec left in memory
+    said: str  # the spec's text in the library's words, for `Cascade.compile_said`
 
 
 class TrialJobs:
-    """For a CompilationManager: what is heavy is compiled in the child, then here. As what it takes
-    here is known, this is done once at a time."""
+    """The jobs of a CompilationManager for what is heavy: it is compiled in the child, then here.
+    As what it takes here is known, this is done once at a time."""
 
     fingerprint = "trial"  # its results are kept nowhere
 
@@ -72,13 +65,13 @@ class TrialJobs:
         self.child = Child((__name__,), PREPARE, lambda: b"-")
 
     def job(self, spec: Spec) -> Job:
-        return Job(JUDGE, argument(spec), partial(self._compiled, spec), required=True)
+        return Job(JUDGE, packed(spec), partial(self._compiled, spec), required=True)
 
     def _compiled(self, spec: Spec, said: bytes) -> Compiled:
-        found = judged(said)
+        found = _result(said)
         with self._compiling:
             compiled = self._cascade.compile_said(
-                replace(spec, text=found.said), found, found.num_bytes
+                replace(spec, text=found.said), found.verdict, found.num_bytes
             )
             if found.num_bytes > _GIVEN_BACK_BYTES:
                 give_back()
@@ -86,69 +79,54 @@ class TrialJobs:
 
 
 class Trial:
-    """Any thread, not an event loop's. Close it."""
+    """Works verdicts out where that can be killed. Any thread and any event loop. Close it."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: Limits = LIMITS, *, keep_spare: bool = False) -> None:
+        """`keep_spare`: the next process waits while one works."""
         self.helper = Helper(
             __name__,
             limits=limits,
             max_waiting=MAX_WAITING,
             patience_seconds=PATIENCE_SECONDS,
-            keep_spare=False,
+            keep_spare=keep_spare,
             prepare=(PREPARE, b"-"),
         )
 
-    def verdict(self, spec: Spec) -> Judged:
-        """Raises SpecError, also where it passed a limit, or ChecksBusyError."""
-        try:
-            return judged(self.helper.call(JUDGE, argument(spec)))._replace(said="")
-        except JobKilledError as e:
-            if e.lacked_cpu:
-                raise ChecksBusyError(
-                    f"compiling it {e}, for lack of CPU; try again in a moment"
-                ) from None
-            raise SpecError(f"compiling it {e}; simplify it") from None
-        except HelperError as e:
-            raise ChecksBusyError(f"shapes cannot be checked now: {e}") from None
+    async def verdict(self, spec: Spec) -> Verdict:
+        """Return what engines with our plugin make of the spec. Raises SpecError, JobKilledError
+        where it passed a limit, or another HelperError if it cannot be tried now."""
+        return _result(await self.helper.call_async(JUDGE, packed(spec))).verdict
 
     def close(self) -> None:
+        """End the processes."""
         self.helper.close()
 
 
-def argument(spec: Spec) -> bytes:
-    """Of `compile_on_trial`."""
-    told = {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
-    return json.dumps(told).encode()
-
-
-def judged(said: bytes) -> Judged:
-    """What the child says. Raises SpecError."""
+def _result(said: bytes) -> TrialResult:
+    """Read what `compile_on_trial` has returned. Raises SpecError if it has refused the spec."""
     found = json.loads(said)
     if "message" in found:
         raise SpecError(found["message"], place=found["place"], keyword=found["keyword"])
     unenforced = [Unenforced(**each) for each in found["unenforced"]]
-    return Judged(
-        found["backend"], unenforced, found["compile_seconds"], found["num_bytes"], found["said"]
-    )
+    verdict = Verdict(found["backend"], unenforced, found["compile_seconds"])
+    return TrialResult(verdict, found["num_bytes"], found["said"])
 
 
 def rehearse(_: bytes | bytearray) -> None:
-    """In the child, before it is limited."""
+    """Load what compiling needs, in the child, before it is limited."""
     from inferway_structured.backends.xgrammar import is_installed
 
     is_installed()
     for spec in _REHEARSED:
-        compile_on_trial(argument(spec))
+        compile_on_trial(packed(spec))
 
 
 def compile_on_trial(argument: bytes | bytearray) -> bytes:
-    """In the child."""
+    """Compile a packed spec, in the child. Return the verdict on it as JSON, or the refusal."""
     from inferway_structured.backends.cascade import judge
     from inferway_structured.backends.llguidance import compiled_alone
-    from inferway_structured.cost import estimated_seconds
 
-    given = json.loads(argument)
-    spec = Spec(Kind(given["kind"]), given["text"], Options(**given["options"]))
+    spec = unpacked(json.loads(argument))
     num_bytes = 0
 
     def attempt(said: Spec) -> None:
@@ -168,8 +146,6 @@ def compile_on_trial(argument: bytes | bytearray) -> bytes:
         "num_bytes": max(num_bytes, 0),
         "said": said.text,
         "unenforced": [asdict(each) for each in found.unenforced],
-        # Here too: a large schema's graph is tens of thousands of objects, and each full
-        # collection that meets them holds every thread of the process.
-        "compile_seconds": estimated_seconds(spec),
+        "compile_seconds": found.compile_seconds,
     }
     return json.dumps(told).encode()

@@ -54,8 +54,8 @@ class Validator:
         self._helper = helper
 
     def verdict(self, spec: Spec, answer: str) -> Validity:
-        """In this thread where that is quick, else in the helper; None where that one is busy or
-        the text takes it too long."""
+        """Hold a text against a spec, in this thread where that is quick, else in the helper.
+        Unknown where that one is busy or the text takes it too long."""
         if is_quick(spec, answer):
             return verdict(spec, answer)
         if len(answer) > _MAX_ANSWER:
@@ -68,14 +68,9 @@ class Validator:
         return Validity(*json.loads(said))
 
 
-def keeps(spec: Spec, answer: str) -> bool | None:
-    """Where there is no helper: None also where it might take long."""
-    return verdict(spec, answer).valid if is_quick(spec, answer) else None
-
-
 def keeps_packed(argument: bytes) -> bytes:
-    """The job of a helper process: of a packed spec with an `answer`, the fields of its `Validity`
-    as JSON."""
+    """Hold the `answer` beside a packed spec against that, in a helper process. Return the fields
+    of its `Validity` as JSON."""
     given = json.loads(argument)
     found = verdict(unpacked(given), given["answer"])
     return json.dumps([found.valid, found.place, found.keyword]).encode()
@@ -96,7 +91,7 @@ def is_quick(spec: Spec, answer: str) -> bool:
 
 
 def verdict(spec: Spec, answer: str) -> Validity:
-    """Of a spec that passed its check. As long as it takes."""
+    """Hold a text against a spec that passed its check, however long that takes."""
     try:
         return _VERDICTS[spec.kind](spec, answer)
     except (SpecError, RecursionError):
@@ -169,9 +164,10 @@ def _validator(text: str, additional_properties: bool) -> Any:
     schema = json.loads(text)
     if not additional_properties:
         with graph(schema) as found:
-            for node in found.nodes:
-                if "properties" in node.schema or "patternProperties" in node.schema:
-                    node.schema.setdefault("additionalProperties", False)
+            schemas = [node.schema for node in found.nodes]
+        for each in schemas:
+            if "properties" in each or "patternProperties" in each:
+                each.setdefault("additionalProperties", False)
     return validator_of(schema)
 
 

@@ -17,7 +17,7 @@ Task = Callable[[], None]
 
 
 class Turn(IntEnum):
-    """What of that which waits is done before what."""
+    """In which order tasks are done that wait."""
 
     FIRST = 0
     NEXT = 1
@@ -25,8 +25,8 @@ class Turn(IntEnum):
 
 
 class Workers:
-    """Any thread may call it. Tasks must not raise. The threads start with the first task and do
-    not keep the process alive."""
+    """Threads for tasks, which must not raise. Any thread may call it. The threads start with the
+    first task and do not keep the process alive."""
 
     def __init__(self, num_threads: int, max_stuck: int) -> None:
         self._num_threads = num_threads
@@ -43,7 +43,7 @@ class Workers:
         return len(self._left)
 
     def put(self, task: Task, turn: Turn = Turn.NEXT) -> None:
-        """Nothing is done any more once it is closed."""
+        """Have the task done in its turn; never once it is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -53,7 +53,7 @@ class Workers:
             self._changed.notify()
 
     def take_out(self, task: Task) -> bool:
-        """False: it has begun."""
+        """Take a task out of those that wait. Return False if it has begun."""
         with self._changed:
             for tasks in self._tasks:
                 if task in tasks:
@@ -62,17 +62,17 @@ class Workers:
             return False
 
     def leave(self, task: Task) -> None:
-        """It takes too long."""
+        """Leave the thread to its task, which takes too long, and have another take its place."""
         with self._changed:
-            for thread, at in self._threads.items():
-                if at is task and len(self._left) < self._max_stuck:
-                    self._left.add(thread)
-                    if self._num_waiting():
-                        self._start_one()
-                    return
+            thread = next((each for each, at in self._threads.items() if at is task), None)
+            if thread is None or len(self._left) >= self._max_stuck:
+                return
+            self._left.add(thread)
+            if self._num_waiting():
+                self._start_one()
 
     def close(self, patience_seconds: float = 1.0) -> None:
-        """What waits is not done; what runs is waited for, so long."""
+        """Do nothing of what waits; wait for what runs, so long."""
         with self._changed:
             self._closed = True
             for tasks in self._tasks:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from inferway_structured.grammar import Unenforced
+from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.spec import Asked, Kind, Spec, json_spec, structural_tag_spec
 from inferway_structured.vllm.calls import ON_ITS_WAY, OnItsWay, left_out, patches
 
@@ -30,12 +29,6 @@ class Tool:
 
     def model_copy(self, update: dict[str, Any]) -> Tool:
         return replace(self, **update)
-
-
-@dataclass(frozen=True)
-class Found:
-    backend: str
-    unenforced: Sequence[Unenforced]
 
 
 def asked(name: str, schema: object = SET, **more: Any) -> Asked:
@@ -86,6 +79,6 @@ PLACE = "/format/elements/0/json_schema"
 def test_what_the_whole_leaves_out_is_named_with_its_place_in_the_tools_schema(
     spec: Spec, backend: str, named: list[Unenforced]
 ) -> None:
-    found = Found(backend, [Unenforced(f"{PLACE}/properties/a", "uniqueItems")])
+    found = Verdict(backend, [Unenforced(f"{PLACE}/properties/a", "uniqueItems")])
 
     assert left_out([asked("f"), asked("free").freed("over a limit")], spec, found) == named

@@ -15,6 +15,7 @@ from structured.tests.patient import PATIENT
 from tests.fleet.hostile_shapes import BAD
 
 from inferway_structured.guided import GUIDED
+from inferway_structured.turns import TokenBucket
 from inferway_structured.vllm.calls import ON_ITS_WAY
 from inferway_structured.vllm.front import Front
 from inferway_structured.vllm.http import Middleware
@@ -106,6 +107,9 @@ class Server:
     reports: bool = False
     refuses: bool = False
 
+    def __post_init__(self) -> None:
+        self.app = Middleware(self.engine, self.front, Collector(self.front))
+
     async def ask(
         self, body: object, path: str = CHAT, method: str = "POST", root: str = ""
     ) -> Answered:
@@ -140,8 +144,7 @@ class Server:
             else:
                 answered.body += message["body"]
 
-        app = Middleware(self.engine, self.front, Collector(self.front))
-        await app(scope, receive, send)
+        await self.app(scope, receive, send)
         return answered
 
 
@@ -149,7 +152,7 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     front = Front(PATIENT)
     yield Server(front)
-    front.close()
+    await front.close()
 
 
 def form(schema: object, **more: object) -> dict[str, Any]:
@@ -499,7 +502,7 @@ async def test_no_hostile_shape_holds_the_event_loop_or_passes(server: Server, n
 async def test_equal_shapes_are_judged_once_however_many_ask(server: Server) -> None:
     await asyncio.gather(*(server.ask(form(NUMBER)) for _ in range(20)))
 
-    assert server.front.num_verdicts == 1
+    assert server.front.verdicts.num_known == 1
 
 
 @pytest.mark.parametrize("spec", [{"kind": "regex", "text": "a+"}, form(NUMBER)])
@@ -510,15 +513,6 @@ async def test_an_engine_core_is_told_what_to_warm(server: Server, spec: object)
     assert answered.status == 202
     assert (command, bool(words["text"])) == ("warm", True)
     assert answered.json["key"]
-
-
-async def test_warm_ups_are_bounded_in_rate(server: Server) -> None:
-    app = Middleware(server.engine, server.front, Collector(server.front))
-    app.endpoints.warm_per_second = 0.0  # nothing comes after the first few
-
-    statuses = [app.endpoints.may_warm() for _ in range(30)]
-
-    assert statuses.count(True) == 20
 
 
 @pytest.mark.parametrize(
@@ -567,3 +561,12 @@ async def test_stats_are_the_servers_and_its_cores(server: Server) -> None:
 async def test_other_paths_and_methods_of_ours_are_refused(server: Server) -> None:
     assert (await server.ask(b"", "/v1/structured/other")).status == 404
     assert (await server.ask(b"", "/v1/structured/stats")).status == 405
+
+
+async def test_warm_ups_are_bounded_in_rate(server: Server) -> None:
+    spec = {"kind": "regex", "text": "a+"}
+    server.app.endpoints.warmings = TokenBucket(0.0)  # nothing comes after the first
+
+    statuses = [(await server.ask(spec, "/v1/structured/warm")).status for _ in range(2)]
+
+    assert statuses == [202, 429]

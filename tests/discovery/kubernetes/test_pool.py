@@ -16,10 +16,9 @@ from tests.discovery.told import running
 
 from inferway.config import ModelRewrite
 from inferway.discovery.kubernetes.api import Access, ApiServer
-from inferway.discovery.kubernetes.follow import Follower
-from inferway.discovery.kubernetes.objects import Pool
+from inferway.discovery.kubernetes.list_watch import Expired, ListWatch, Mirror, WatchDecoder
+from inferway.discovery.kubernetes.objects import PodSelection
 from inferway.discovery.kubernetes.pool import PoolPods, SelectedPods
-from inferway.discovery.kubernetes.stream import Expired, Lines, Mirror
 from inferway.errors import ConfigError
 
 
@@ -263,7 +262,7 @@ async def test_the_past_is_refused_within_the_stream(either: Either) -> None:
     either.forget()
     watch = either.client().watch("/api/v1/namespaces/ns/pods", "", "1", 5)
     said = b"".join([chunk async for chunk in watch])
-    [event] = Lines().feed(said)
+    [event] = WatchDecoder().feed(said)
 
     with pytest.raises(Expired):
         Mirror().apply(event)
@@ -284,7 +283,7 @@ async def test_a_connection_that_falls_silent_is_not_waited_for_for_ever(cluster
     listed: list[int] = []
     path = "/api/v1/namespaces/ns/pods"
     server = cluster.client(slack=0.05)
-    follower = Follower(server, path, lambda pods: listed.append(len(pods)), watch_seconds=0)
+    follower = ListWatch(server, path, lambda pods: listed.append(len(pods)), watch_seconds=0)
     following = asyncio.ensure_future(follower.run())
     await watched(cluster, "pods")
     cluster.silent = True
@@ -356,7 +355,7 @@ async def test_a_cluster_that_cannot_be_asked_keeps_its_engines(
 async def test_pods_of_a_selector_need_no_pool(either: Either) -> None:
     await either.put("pods", pod("a", "10.0.0.1", tier="gpu"))
     await either.put("pods", pod("b", "10.0.0.2"))
-    source = SelectedPods(either.client(), "ns", Pool("app=vllm,tier=gpu", [7000]))
+    source = SelectedPods(either.client(), "ns", PodSelection("app=vllm,tier=gpu", [7000]))
 
     async with running(source) as told:
         await told.until("10.0.0.1:7000")
@@ -378,7 +377,7 @@ async def test_a_selector_may_name_sets(either: Either, selector: str, names: st
     for number, (name, tier) in enumerate([("a", "gpu"), ("b", "tpu"), ("c", "cpu"), ("d", "")]):
         labels = {"tier": tier} if tier else {}
         await either.put("pods", pod(name, f"10.0.0.{number}", True, **labels))
-    source = SelectedPods(either.client(), "ns", Pool(selector, [8000]))
+    source = SelectedPods(either.client(), "ns", PodSelection(selector, [8000]))
 
     async with running(source) as told:
         await told.until(*(f"10.0.0.{'abcd'.index(name)}:8000" for name in names))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
+from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.events.records import Record
-from inferway.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.index.memory import MemoryIndex
 
 HOLDER = 3

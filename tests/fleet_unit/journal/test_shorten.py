@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from tests.fleet_unit.journal.histories import Holder, Step, events, histories
 
 from inferway.events.records import (
-    Known,
+    KnownRecord,
     Record,
-    Removed,
-    Stored,
+    RemovedRecord,
+    StoredRecord,
     Uncounted,
-    Waiting,
+    WaitingRecord,
 )
-from inferway.fleet.journal.shorten import MAX_BLOCKS, in_pieces, shortened
+from inferway.fleet.journal.compaction import MAX_BLOCKS, in_pieces, shortened
 
-STORED = Stored([1], [11])
-WAITING = Waiting([1], 0, 0)
+STORED = StoredRecord([1], [11])
+WAITING = WaitingRecord([1], 0, 0)
 
 
 def short(records: list[Record]) -> list[Record]:
@@ -80,50 +80,60 @@ def test_records_in_pieces_come_to_the_same(history: list[Step], after: list[Ste
 def test_a_long_record_comes_in_pieces() -> None:
     chain = list(range(1, MAX_BLOCKS + 3))
 
-    assert list(in_pieces(Stored(chain, chain, 7))) == [
-        Stored(chain[:-2], chain[:-2], 7),
-        Stored(chain[-2:], chain[-2:], chain[-3]),
+    assert list(in_pieces(StoredRecord(chain, chain, 7))) == [
+        StoredRecord(chain[:-2], chain[:-2], 7),
+        StoredRecord(chain[-2:], chain[-2:], chain[-3]),
     ]
 
 
 def test_what_came_and_went_leaves_nothing() -> None:
-    assert short([Stored([1, 2], [11, 12]), Removed([2, 1], 0, 0)]) == []
+    assert short([StoredRecord([1, 2], [11, 12]), RemovedRecord([2, 1], 0, 0)]) == []
 
 
 def test_a_block_whose_parent_is_gone_keeps_the_parents_key() -> None:
-    assert short([Stored([1, 2], [11, 12]), Removed([1], 0, 0)]) == [Stored([2], [12], 11)]
+    assert short([StoredRecord([1, 2], [11, 12]), RemovedRecord([1], 0, 0)]) == [
+        StoredRecord([2], [12], 11)
+    ]
 
 
 def test_parts_of_a_chain_become_one_record() -> None:
-    parts: list[Record] = [Stored([1], [11]), Stored([2], [12], 11), Stored([3], [13], 12)]
+    parts: list[Record] = [
+        StoredRecord([1], [11]),
+        StoredRecord([2], [12], 11),
+        StoredRecord([3], [13], 12),
+    ]
 
-    assert short(parts) == [Stored([1, 2, 3], [11, 12, 13])]
+    assert short(parts) == [StoredRecord([1, 2, 3], [11, 12, 13])]
 
 
 def test_no_record_is_longer_than_what_is_redone_in_one_piece() -> None:
     chain = list(range(1, 1001))
 
-    records = short([Stored(chain, chain)])
+    records = short([StoredRecord(chain, chain)])
 
-    assert [len(record.hashes) for record in records if isinstance(record, Stored)] == [
+    assert [len(record.hashes) for record in records if isinstance(record, StoredRecord)] == [
         *[MAX_BLOCKS] * 3,
         1000 - 3 * MAX_BLOCKS,
     ]
 
 
 def test_copies_are_counted() -> None:
-    twice: list[Record] = [Stored([1], [11]), Stored([1], [11]), Stored([1], [11])]
+    twice: list[Record] = [
+        StoredRecord([1], [11]),
+        StoredRecord([1], [11]),
+        StoredRecord([1], [11]),
+    ]
 
-    assert short(twice) == [Stored([1], [11]), Known([1, 1], 0, 0)]
+    assert short(twice) == [StoredRecord([1], [11]), KnownRecord([1, 1], 0, 0)]
 
 
 @pytest.mark.parametrize(
     ("records", "left"),
     [
         ([Uncounted(), STORED, STORED], [STORED, Uncounted()]),
-        ([STORED, STORED, Uncounted(), Removed([1], 0, 0)], [Uncounted()]),
+        ([STORED, STORED, Uncounted(), RemovedRecord([1], 0, 0)], [Uncounted()]),
         ([Uncounted(), WAITING, WAITING], [WAITING, Uncounted()]),
-        ([WAITING, WAITING, Uncounted(), Removed([1], 0, 0)], [Uncounted()]),
+        ([WAITING, WAITING, Uncounted(), RemovedRecord([1], 0, 0)], [Uncounted()]),
     ],
 )
 def test_where_copies_are_not_counted_there_is_one(

@@ -174,9 +174,13 @@ async def test_decisions_are_counted_and_timed(prefix: str) -> None:
 
 def test_the_pool_is_told_on_average_and_how_far_apart_its_engines_are() -> None:
     engines: Any = [
-        SimpleNamespace(name="a", healthy=True, load=Load(running=2, waiting=1, kv_usage=0.5)),
-        SimpleNamespace(name="b", healthy=True, load=Load(running=4, waiting=5, kv_usage=0.5)),
-        SimpleNamespace(name="away", healthy=False, load=Load(waiting=99)),
+        SimpleNamespace(
+            name="a", healthy=True, load=Load({"running": 2, "waiting": 1, "kv_usage": 0.5})
+        ),
+        SimpleNamespace(
+            name="b", healthy=True, load=Load({"running": 4, "waiting": 5, "kv_usage": 0.5})
+        ),
+        SimpleNamespace(name="away", healthy=False, load=Load({"waiting": 99})),
     ]
     families = picker_families(Stream(PODS).picker.counts, engines, "pool")
     found = {

@@ -14,7 +14,7 @@ from inferway.errors import InvalidRequestError, UnknownModelError
 from inferway.frontends.ext_proc.picker import Picker
 from inferway.model import Candidates
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.narrowing import Narrowing
+from inferway.scheduling.profile import Narrowing
 from inferway.steps.rewrite import Rewrites
 
 PATH = (":path", "/v1/rerank-of-our-own")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.frontends.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
-from tests.gate.doubles import make_gate, schema
+from tests.gate.doubles import answers, make_gate, schema
 
 from inferway.frontends.ext_proc.messages import NONE
 from inferway.gate.gate import Gate
@@ -44,7 +44,8 @@ def whole(text: str) -> bytes:
 
 
 async def finished(gate: Gate) -> None:
-    for task in list(gate._tasks):
+    assert gate.verdicts is not None
+    for task in list(gate.verdicts.tasks):
         await task
 
 
@@ -67,16 +68,16 @@ async def test_a_whole_answer_is_judged_and_passes_as_it_is(
     made = stream(gate)
     said = whole(text)
 
-    answers = await made.send(
+    told = await made.send(
         *(rqh(CHAT), rqb(body(), eos=True)),
         *(rsh(OK, JSON), rsb(said[:9]), rsb(said[9:], eos=True)),
     )
     await finished(gate)
 
-    pieces = [each.response_body for each in answers if each.HasField("response_body")]
+    pieces = [each.response_body for each in told if each.HasField("response_body")]
     sent = [piece.response.body_mutation.streamed_response.body for piece in pieces]
     assert b"".join(sent) == said
-    assert gate.counts.answers == {valid: 1}
+    assert answers(gate) == {valid: 1}
     assert not made.fleet.booked
 
 
@@ -93,7 +94,21 @@ async def test_a_streamed_answer_is_judged(gate: Gate) -> None:
     )
     await finished(gate)
 
-    assert gate.counts.answers == {"true": 1}
+    assert answers(gate) == {"true": 1}
+
+
+async def test_a_text_that_looks_like_the_end_of_a_stream_is_text(gate: Gate) -> None:
+    made = stream(gate)
+    text = "{data: [DONE]\n\n: x-inferway-valid false\n\n}"
+    event = b"data: %b\n\n" % json.dumps({"choices": [{"delta": {"content": text}}]}).encode()
+
+    await made.send(
+        *(rqh(CHAT), rqb(body(), eos=True), rsh(OK, EVENTS)),
+        *(rsb(event[:40]), rsb(event[40:] + b"data: [DONE]\n\n", eos=True)),
+    )
+    await finished(gate)
+
+    assert answers(gate) == {"true": 1}
 
 
 async def test_what_its_engine_says_of_it_counts(gate: Gate) -> None:
@@ -104,8 +119,9 @@ async def test_what_its_engine_says_of_it_counts(gate: Gate) -> None:
         *(rsh(OK, JSON, ("x-inferway-valid", "false")), rsb(whole("{}"), eos=True)),
     )
 
-    assert gate.counts.answers == {"false": 1}
-    assert not gate._tasks
+    assert answers(gate) == {"false": 1}
+    assert gate.verdicts is not None
+    assert not gate.verdicts.tasks
 
 
 async def test_what_is_too_long_passes_and_cannot_be_told() -> None:
@@ -117,7 +133,7 @@ async def test_what_is_too_long_passes_and_cannot_be_told() -> None:
         *(rsb(b"{" * 10_000), rsb(b"{" * 10_000, eos=True)),
     )
 
-    assert gate.counts.answers == {"unknown": 1}
+    assert answers(gate) == {"unknown": 1}
     await gate.close()
 
 
@@ -130,7 +146,7 @@ async def test_an_error_and_an_answer_without_a_shape_are_not_judged(gate: Gate)
         )
     await finished(gate)
 
-    assert not gate.counts.answers
+    assert not answers(gate)
 
 
 async def test_an_answer_that_is_judged_does_not_stay_with_the_proxy(gate: Gate) -> None:

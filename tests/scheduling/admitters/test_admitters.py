@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from tests.scheduling.tables import candidates, request
 
-from inferway.scheduling.admitters.probabilistic import ProbabilisticAdmitter
-from inferway.scheduling.admitters.utilization import SATURATED, UtilizationDetector
+from inferway.scheduling.admitters import SATURATED, ProbabilisticAdmitter, UtilizationDetector
 
 SHEDDABLE = request(priority=-1)
 # max(5/5, 0.4/0.8), max(0/5, 0.8/0.8), max(10/5, 0)

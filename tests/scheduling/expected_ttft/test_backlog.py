@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferway.scheduling.expected_ttft.backlog import Backlog, Waiting
+from inferway.scheduling.expected_ttft.backlog import Backlog, QueuedRequest
 
 
 @pytest.fixture
@@ -16,24 +16,24 @@ def backlog() -> Backlog:
 
 
 def test_what_waits_is_added_up_for_each_engine(backlog: Backlog) -> None:
-    backlog.add(Waiting(0, 100.0, 10.0), now=1.0)
-    backlog.add(Waiting(0, 50.0, 5.0), now=2.0)
-    backlog.add(Waiting(1, 7.0, 1.0), now=3.0)
+    backlog.add(QueuedRequest(0, 100.0, 10.0), now=1.0)
+    backlog.add(QueuedRequest(0, 50.0, 5.0), now=2.0)
+    backlog.add(QueuedRequest(1, 7.0, 1.0), now=3.0)
 
     assert backlog.tokens.tolist() == [150.0, 7.0]
     assert backlog.requests.tolist() == [2.0, 1.0]
 
 
 def test_the_first_is_at_work_since_it_came_to_an_idle_engine(backlog: Backlog) -> None:
-    backlog.add(Waiting(0, 100.0, 10.0), now=1.0)
-    backlog.add(Waiting(0, 50.0, 5.0), now=2.0)
+    backlog.add(QueuedRequest(0, 100.0, 10.0), now=1.0)
+    backlog.add(QueuedRequest(0, 50.0, 5.0), now=2.0)
 
     assert backlog.since_ms[0] == 1.0 * 1000
     assert (backlog.first_tokens[0], backlog.first_alone_ms[0]) == (100.0, 10.0)
 
 
 def test_when_the_first_begins_to_answer_the_next_has_its_turn(backlog: Backlog) -> None:
-    first, second = Waiting(0, 100.0, 10.0), Waiting(0, 50.0, 5.0)
+    first, second = QueuedRequest(0, 100.0, 10.0), QueuedRequest(0, 50.0, 5.0)
     backlog.add(first, now=1.0)
     backlog.add(second, now=2.0)
 
@@ -43,7 +43,7 @@ def test_when_the_first_begins_to_answer_the_next_has_its_turn(backlog: Backlog)
 
 
 def test_one_that_overtakes_the_first_leaves_it_at_work(backlog: Backlog) -> None:
-    first, second = Waiting(0, 100.0, 10.0), Waiting(0, 50.0, 5.0)
+    first, second = QueuedRequest(0, 100.0, 10.0), QueuedRequest(0, 50.0, 5.0)
     backlog.add(first, now=1.0)
     backlog.add(second, now=2.0)
 
@@ -54,7 +54,7 @@ def test_one_that_overtakes_the_first_leaves_it_at_work(backlog: Backlog) -> Non
 
 
 def test_an_engine_where_nothing_waits_is_never_late(backlog: Backlog) -> None:
-    waiting = Waiting(0, 0.1, 10.0)
+    waiting = QueuedRequest(0, 0.1, 10.0)
     backlog.add(waiting, now=1.0)
     backlog.begun(waiting, now=2.0)
 
@@ -63,7 +63,7 @@ def test_an_engine_where_nothing_waits_is_never_late(backlog: Backlog) -> None:
 
 
 def test_one_can_begin_only_once(backlog: Backlog) -> None:
-    waiting = Waiting(0, 100.0, 10.0)
+    waiting = QueuedRequest(0, 100.0, 10.0)
     backlog.add(waiting, now=1.0)
 
     assert backlog.begun(waiting, now=2.0)
@@ -72,7 +72,7 @@ def test_one_can_begin_only_once(backlog: Backlog) -> None:
 
 
 def test_one_whose_beginning_nobody_sees_is_assumed_to_begin_as_expected(backlog: Backlog) -> None:
-    unseen, after = Waiting(0, 100.0, 10.0), Waiting(0, 50.0, 5.0)
+    unseen, after = QueuedRequest(0, 100.0, 10.0), QueuedRequest(0, 50.0, 5.0)
     backlog.add(unseen, now=1.0)
     backlog.assume_begun_at(unseen, 1.5)
     backlog.add(after, now=1.2)

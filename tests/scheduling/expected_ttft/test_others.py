@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inferway.model import Candidates, Endpoint
-from inferway.scheduling.expected_ttft.others import Others
+from inferway.scheduling.expected_ttft.backlog import Others
 from inferway.scheduling.idle import idle
 
 BOTH = slice(0, 2)

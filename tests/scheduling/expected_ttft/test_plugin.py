@@ -15,14 +15,14 @@ from inferway.model import STALE, Candidates, Choice, Endpoint, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
-from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS
+from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.follower import RequestFollower
+from inferway.scheduling.expected_ttft.learning import COST_MS
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
-from inferway.scheduling.narrowing import Narrowing
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Ending
+from inferway.scheduling.profile import Narrowing
 
 BLOCK = 16
 FIXED_MS, TOKEN_MS = 20.0, 0.1
@@ -341,6 +341,21 @@ def test_a_rating_is_at_most_one_and_the_least_cost_has_it() -> None:
     assert scores.max() == 1.0
     assert (scores > 0).all()
     assert scores.argmax() == cost.argmin()
+
+
+def test_compiling_costs_what_it_takes_beyond_the_first_token() -> None:
+    world = World([1.0, 1.0])
+    without, table = world.candidates(), world.candidates()
+    table.add(COMPILE_MS, np.array([1.0, 3000.0]))
+    for each in (without, table):
+        world.plugin.produce(request(500), each)
+
+    before, cost, ttft = without.get(COST_MS), table.get(COST_MS), table.get(EXPECTED_TTFT_MS)
+
+    assert before is not None
+    assert cost is not None
+    assert ttft is not None
+    assert (cost - before).tolist() == pytest.approx([0.0, 3000.0 - ttft[1]])
 
 
 def test_candidates_that_a_filter_has_narrowed_are_rated_as_before() -> None:

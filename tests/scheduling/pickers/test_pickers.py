@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.scheduling.pickers.max_score import MaxScore
-from inferway.scheduling.pickers.random import RandomPicker
-from inferway.scheduling.pickers.weighted_random import WeightedRandom
+from inferway.scheduling.pickers import MaxScore, RandomPicker, WeightedRandom
 
 SIZES = [8, 1000]  # small tables are ranked in another way than large ones
 

@@ -9,14 +9,16 @@ from tests.scheduling.tables import candidates, request
 from inferway.model import BLIND, EXACT, STALE, Adapters
 from inferway.scheduling.prefix_source import Approximate, Precise
 from inferway.scheduling.producers.inflight_load import token_column
-from inferway.scheduling.scorers.active_request import ActiveRequest
-from inferway.scheduling.scorers.kv_cache_utilization import KVCacheUtilization
-from inferway.scheduling.scorers.load_aware import LoadAware
-from inferway.scheduling.scorers.lora_affinity import LoraAffinity
+from inferway.scheduling.scorers.affinity import LoraAffinity
+from inferway.scheduling.scorers.load import (
+    ActiveRequest,
+    KVCacheUtilization,
+    LoadAware,
+    Queue,
+    RunningRequests,
+    TokenLoad,
+)
 from inferway.scheduling.scorers.prefix_cache import PrefixCache
-from inferway.scheduling.scorers.queue import Queue
-from inferway.scheduling.scorers.running_requests import RunningRequests
-from inferway.scheduling.scorers.token_load import TokenLoad
 
 ANY = request()
 

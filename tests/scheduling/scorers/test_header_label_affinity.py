@@ -6,13 +6,15 @@ from tests.scheduling.tables import candidates, request, with_header
 
 from inferway.scheduling.plugin import Scorer
 from inferway.scheduling.registry import Building
-from inferway.scheduling.scorers.header_label_affinity import TYPE, HeaderLabelParameters
+from inferway.scheduling.scorers.affinity import HEADER_LABEL, HeaderLabelParameters
 
 TABLE = candidates(labels=[{"tier": "gold"}, {"tier": "iron"}, {}, {"tier": "gold"}])
 
 
 def test_endpoints_with_the_headers_value_are_preferred() -> None:
-    scorer = TYPE.build(HeaderLabelParameters(header_name="X-Tier", label_key="tier"), Building())
+    scorer = HEADER_LABEL.build(
+        HeaderLabelParameters(header_name="X-Tier", label_key="tier"), Building()
+    )
     assert isinstance(scorer, Scorer)
 
     assert scorer.score(with_header("x-tier", b"gold"), TABLE).tolist() == [1.0, 0.0, 0.0, 1.0]

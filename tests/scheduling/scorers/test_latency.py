@@ -15,13 +15,13 @@ from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.prefix_source import Precise
 from inferway.scheduling.registry import Building
-from inferway.scheduling.scorers.latency import TYPE, Latency, LatencyParameters
+from inferway.scheduling.scorers.latency import TYPE, LatencyParameters, LatencyScorer
 
 STREAMED = CompletionRequest(model="m", prompt="", stream=True)
 
 
-def latency(**parameters: object) -> Latency:
-    return Latency(LatencyParameters(**parameters), Precise())  # type: ignore[arg-type]
+def latency(**parameters: object) -> LatencyScorer:
+    return LatencyScorer(LatencyParameters(**parameters), Precise())  # type: ignore[arg-type]
 
 
 def expecting(ttft: list[float], tpot: list[float] | None = None, **columns: Any) -> Candidates:

@@ -14,10 +14,9 @@ class IdleEngines:
         self._model = model
         self._block_size = block_size
         endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(engines)]
-        self._rows = ModelRows(endpoints, [block_size] * engines)
-        self.columns = EndpointColumns()
-        self.columns.grow(engines)
-        self.columns.states[:] = EXACT
+        self._rows = ModelRows(endpoints)
+        self.columns = EndpointColumns(engines)
+        self.columns.states[:], self.columns.block_sizes[:] = EXACT, block_size
 
     def model(self, name: str) -> ServedModel:  # noqa: ARG002
         return self._model

@@ -79,7 +79,7 @@ def measure(endpoints: int, repeats: int, seed: int) -> ManyEndpoints:
 
     def cost(name: str, types: Sequence[str]) -> Cost:
         fields = {"plugins": [{"type": t, "parameters": _GIVEN.get(t)} for t in types]}
-        made = build(parse_config(fields, name), name, BUILTIN, {})
+        made = build(parse_config(fields, name), name, BUILTIN)
 
         def produce() -> None:
             for producer in made.producers:

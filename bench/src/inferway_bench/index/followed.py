@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from inferway.events.adapters.sglang import open_batch
 from inferway.events.apply import EngineBlocks
 from inferway.events.dialect import DialectFinder, DialectState
+from inferway.events.event import BlockStored
 from inferway.events.follower import EngineFollower
 from inferway.events.stream import StreamState
-from inferway.events.wire import BlockStored, decode_batch
 from inferway.index.memory import MemoryIndex
 from inferway.model import HolderId
 
@@ -31,7 +32,7 @@ class FollowedEngine:
         """Until it is known how the blocks of these are hashed, or that it is none of the ways we
         know, as with random hashes. The gateway does so beside the first events."""
         for payload in payloads:
-            for event in decode_batch(payload).events:
+            for event in open_batch(payload).decoded().events:
                 if isinstance(event, BlockStored):
                     self._finder.see(event)
             while self._finder.has_work:

@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from inferway.events.apply import EngineBlocks
-from inferway.events.wire import BlockStored
+from inferway.events.event import BlockStored
 from inferway.index.memory import MemoryIndex
 from inferway_bench.index.measuring import resident_bytes
 from inferway_bench.index.plan import Plan

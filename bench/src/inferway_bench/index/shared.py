@@ -21,7 +21,7 @@ import uvloop
 from inferway.blocks.keys import BlockHasher
 from inferway.director import Director
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Index, Store
+from inferway.index.protocol import Index, LastReport, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, RequestHead, TokenIds
 from inferway.scheduling.load import load_scheduling
@@ -82,7 +82,7 @@ async def _measured(plan: Plan, name: str, url: str, pid: int) -> SharedCost:
     index = RedisIndex(url, limits=RedisLimits(match=5.0, lease=60.0))
     for engine in range(NUM_ENGINES):
         index.introduce(engine, f"engine-{engine}")
-        index.tell(engine, "exact")
+        index.tell(engine, LastReport("exact"))
     await index.start()
     try:
         sides = [_Side(memory, tokens, plan), _Side(index, tokens, plan, pid)]

@@ -36,9 +36,9 @@ from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.fleet.subscriber import SLICE_SECONDS
 from inferway.index.memory import MemoryIndex
 from inferway.model import Endpoint
+from inferway.tasks import SLICE_SECONDS
 from inferway_bench.index.payloads import payload
 from inferway_bench.index.plan import Plan
 from inferway_bench.index.workload import VOCABULARY, Stored
@@ -259,7 +259,7 @@ def _compact(directory: Path, blocks: int) -> Compaction:
     """The child tells its own peak: what the system says of it begins with that of its parent."""
     out = directory / "out.tmp"
     code = (
-        "import re, sys; from inferway.fleet.journal.compact import main;"
+        "import re, sys; from inferway.fleet.journal.compaction import main;"
         "status = main(sys.argv[1:]);"
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]);"
         "sys.exit(status)"

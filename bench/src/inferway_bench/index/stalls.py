@@ -19,13 +19,13 @@ import uvloop
 
 from inferway.blocks.keys import BlockHasher
 from inferway.director import Director
-from inferway.fleet.subscriber import SLICE_SECONDS
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead, TokenIds
 from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Matcher
+from inferway.tasks import SLICE_SECONDS
 from inferway_bench.index.eight_engines import EightEngines, GivenTokens
 from inferway_bench.index.followed import FollowedEngine
 from inferway_bench.index.payloads import endless_payloads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferway.scheduling.least_loaded import LeastLoaded
-from inferway.scheduling.profile import kv_aware
+from inferway.scheduling.load import KV_AWARE, load_scheduling
+from inferway.scheduling.profile import LeastLoaded
 from inferway_bench.policies.cache_aware import CacheAware
 from inferway_bench.policies.configured import (
     approx_prefix,
@@ -98,7 +98,7 @@ ENTRIES = (
     Entry(
         "kv-aware",
         "ours by weights: blocks held by KV events, load and recent work",
-        lambda _: Policy(kv_aware(), sees_blocks=True),
+        lambda _: Policy(load_scheduling(KV_AWARE).chooser, sees_blocks=True),
     ),
     Entry(
         BEST_WEIGHTED,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
+from inferway.openai_api.llm_request import BYTES_PER_TOKEN
+from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
-from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import CHARS_A_BLOCK
 from inferway_bench.policies.simulate import World
@@ -29,7 +29,7 @@ def configured(world: World, weights: Mapping[str, float], **parameters: Any) ->
         "schedulingProfiles": [{"name": "default", "plugins": refs}],
     }
     config = parse_config(fields, "policy")
-    scheduling = build(config, "policy", BUILTIN, ELSEWHERE, world.random)
+    scheduling = build(config, "policy", BUILTIN, world.random)
     return Policy(
         scheduling.chooser,
         scheduling.producers,

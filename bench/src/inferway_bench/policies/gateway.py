@@ -16,9 +16,10 @@ import numpy as np
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import EXACT, Adapters, Candidates, Choice, Column, Endpoint
+from inferway.model import Candidates, Choice, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import Chooser, Ending, Following, Producer
 from inferway_bench.policies.engine import Engine, Job
 from inferway_bench.policies.holders import Holders
@@ -82,9 +83,9 @@ class Gateway:
     """One gateway. `feed` may be shared: all hear the same events at the same time."""
 
     __slots__ = (
-        "_adapters", "_block_sizes", "_engines", "_fade", "_follows", "_nothing", "_num", "_rows",
-        "_states", "block_tokens", "endpoints", "feed", "in_flight", "kv_usage", "others",
-        "overlay", "policy", "recent_tokens", "running", "unbegun", "waiting",
+        "_engines", "_fade", "_follows", "_num", "_table", "block_tokens", "endpoints", "feed",
+        "in_flight", "kv_usage", "others", "overlay", "policy", "recent_tokens", "running",
+        "unbegun", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -99,21 +100,12 @@ class Gateway:
         self.endpoints = endpoints_of(num)
         self._engines = engines
         self._num = num
-        self._rows = {endpoint.holder: endpoint.holder for endpoint in self.endpoints}
-        self._adapters = [Adapters()] * num
-        self._block_sizes = np.full(num, block_tokens, np.int64)
-        self._states = np.full(num, EXACT, np.int8)
-        self._nothing = np.zeros(num)
-        self._nothing.setflags(write=False)
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
         self._follows = bool(policy.following)
-        self.in_flight = np.zeros(num)
-        self.others = np.zeros(num)
-        self.running = np.zeros(num)
-        self.waiting = np.zeros(num)
-        self.kv_usage = np.zeros(num)
-        self.unbegun = np.zeros(num)
-        self.recent_tokens = np.zeros(num)
+        self._table = table = idle(self.endpoints, block_tokens)
+        self.in_flight, self.recent_tokens = table.in_flight, table.recent_tokens
+        self.others, self.running, self.waiting = table.others, table.running, table.waiting
+        self.kv_usage, self.unbegun = table.kv_usage, table.unbegun
 
     def scrape(self, ticks: int) -> None:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
@@ -208,25 +200,10 @@ class Gateway:
 
     def _candidates(self, now: float) -> Candidates:
         """As fleet.columns.ModelRows.candidates; matched columns are empty."""
-        nothing = self._nothing
-        return Candidates(
-            self.endpoints,
-            self._rows,
-            self._adapters,
-            self._block_sizes,
-            self._states,
-            self.in_flight,
-            self.others,
-            self.running,
-            self.waiting,
-            self.kv_usage,
-            self.unbegun,
-            self.recent_tokens,
-            nothing,
-            nothing,
-            nothing,
-            now=now,
-        )
+        table = self._table
+        candidates = table.narrowed(slice(None), self.endpoints, table.rows, table.adapters)
+        candidates.now = now
+        return candidates
 
 
 def endpoints_of(num_engines: int) -> list[Endpoint]:

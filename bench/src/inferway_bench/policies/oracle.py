@@ -12,7 +12,7 @@ import numpy as np
 
 from inferway.model import Candidates, Choice
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Picker
 from inferway_bench.policies.engine import Engine, EngineSpec
 from inferway_bench.policies.requests import SimRequest

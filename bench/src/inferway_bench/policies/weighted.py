@@ -9,11 +9,10 @@ from math import gcd
 
 import msgspec
 
-from inferway.scheduling.pickers.max_score import MaxScore
+from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.scorers.kv_cache_utilization import KVCacheUtilization
+from inferway.scheduling.scorers.load import KVCacheUtilization, Queue
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
-from inferway.scheduling.scorers.queue import Queue
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.simulate import World
 

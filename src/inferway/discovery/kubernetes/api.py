@@ -36,7 +36,7 @@ class ApiError(UpstreamError):
 
 @dataclass(slots=True)
 class Access:
-    """Where the server is, and what lets us in."""
+    """The address of the server, and what lets us in."""
 
     url: str  # no trailing slash
     token_file: Path | None = None
@@ -46,7 +46,7 @@ class Access:
 
     @classmethod
     def in_cluster(cls, account: Path = SERVICE_ACCOUNT) -> Access:
-        """As every pod is told. Raises ConfigError outside of one."""
+        """Return the access that every pod is given. Raises ConfigError outside of one."""
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{word}") for word in ("HOST", "PORT"))
         if not host or not port:
             raise ConfigError(
@@ -57,7 +57,8 @@ class Access:
         return cls(f"https://{host}:{port}", account / "token", account / "ca.crt")
 
     def headers(self) -> dict[str, str]:
-        """Kubernetes changes the token's file about once an hour. Raises ConfigError."""
+        """Return the headers that let us in. Kubernetes changes the token's file about once an
+        hour. Raises ConfigError."""
         if self.token_file is None:
             return {}
         now = time.monotonic()
@@ -70,11 +71,12 @@ class Access:
         return {"authorization": f"Bearer {self._token}"}
 
     def renew(self) -> None:
-        """The token is not taken any more: read it again."""
+        """Read the token again at the next use: it is not taken any more."""
         self._read_at = -TOKEN_SECONDS
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Raises ConfigError."""
+        """Return who is trusted to be the server; True: whom the system trusts. Raises
+        ConfigError."""
         if self.ca_file is None or not self.url.startswith("https:"):
             return True
         try:
@@ -84,7 +86,8 @@ class Access:
 
 
 def own_namespace(account: Path = SERVICE_ACCOUNT) -> str:
-    """Where we run, as manifests say (`NAMESPACE`), or our service account; else `default`."""
+    """Return the namespace that we run in, as manifests say (`NAMESPACE`), or our service account;
+    else `default`."""
     if said := os.environ.get("NAMESPACE"):
         return said
     try:
@@ -110,7 +113,7 @@ class ApiServer:
         await self._session.close()
 
     async def list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
-        """All objects, and the version as of which. Raises UpstreamError."""
+        """Return all objects, and the version as of which they are. Raises UpstreamError."""
         items: list[dict[str, Any]] = []
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         timeout = aiohttp.ClientTimeout(total=_LIST_SECONDS, connect=_CONNECT_SECONDS)
@@ -130,7 +133,8 @@ class ApiServer:
     async def watch(
         self, path: str, selector: str, version: str, seconds: int
     ) -> AsyncIterator[bytes]:
-        """Chunks of the watch, until the server ends it after `seconds`. Raises UpstreamError."""
+        """Yield chunks of the watch, until the server ends it after `seconds`. Raises
+        UpstreamError."""
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         query |= {"resourceVersion": version, **({"labelSelector": selector} if selector else {})}
         timeout = aiohttp.ClientTimeout(total=seconds + self._slack, connect=_CONNECT_SECONDS)

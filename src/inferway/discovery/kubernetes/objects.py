@@ -18,7 +18,7 @@ Object = Mapping[str, Any]  # as the API server writes it
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PodSelection:
     """What selects a pool's pods, and where they listen."""
 
     selector: str  # as a list's query has it
@@ -26,12 +26,13 @@ class Pool:
 
 
 def selector_of(labels: Mapping[str, str]) -> str:
-    """What selects those that have them all."""
+    """Return the selector of what has all these labels."""
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def pool_of(pool: Object) -> Pool | None:
-    """None for one that is on its way out, or that this version of it says nothing of."""
+def pool_of(pool: Object) -> PodSelection | None:
+    """Return what a pool selects; None for a pool that is on its way out, or that says nothing of
+    it."""
     if pool["metadata"].get("deletionTimestamp"):
         return None
     spec = pool.get("spec") or {}
@@ -40,12 +41,12 @@ def pool_of(pool: Object) -> Pool | None:
     ports = [port["number"] for port in spec.get("targetPorts") or ()]
     if not ports and spec.get("targetPortNumber"):
         ports = [spec["targetPortNumber"]]
-    return Pool(selector_of(labels), ports) if labels and ports else None
+    return PodSelection(selector_of(labels), ports) if labels and ports else None
 
 
 def engines_of(pod: Object, ports: Sequence[int]) -> list[EngineSettings]:
-    """Every port of a ready pod is an endpoint, named as llm-d does; a pod that is not ready, or
-    going, has none."""
+    """Return a pod's engines. Every port of a ready pod is one, named as llm-d does; a pod that is
+    not ready, or going, has none."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
     address = status.get("podIP")
     if metadata.get("deletionTimestamp") or not address or not _is_ready(status):
@@ -67,7 +68,7 @@ def _is_ready(status: Object) -> bool:
 
 
 def priorities_of(objectives: Iterable[Object], pool: str) -> dict[str, int]:
-    """Objective -> priority, of those that are for this pool."""
+    """Return the priorities of the objectives that are for this pool, by name."""
     return {
         objective["metadata"]["name"]: int(objective["spec"].get("priority") or 0)
         for objective in objectives
@@ -76,8 +77,8 @@ def priorities_of(objectives: Iterable[Object], pool: str) -> dict[str, int]:
 
 
 def rewrites_of(rewrites: Iterable[Object], pool: str) -> list[ModelRewrite]:
-    """Rules for models by name before those for all; of equals the older object's first, as llm-d
-    has it. A rule without targets says nothing."""
+    """Return the rules for this pool: those for models by name before those for all; of equals the
+    older object's first, as llm-d has it. A rule without targets says nothing."""
     oldest_first = sorted(
         (each for each in rewrites if _is_for(each, pool)),
         key=lambda each: (each["metadata"].get("creationTimestamp", ""), each["metadata"]["name"]),

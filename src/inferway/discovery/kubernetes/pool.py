@@ -7,18 +7,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inferway.config import EngineSettings, ModelRewrite
+from inferway.config import ModelRewrite
 from inferway.discovery.kubernetes.api import ApiServer
-from inferway.discovery.kubernetes.follow import Follower
+from inferway.discovery.kubernetes.list_watch import ListWatch
 from inferway.discovery.kubernetes.objects import (
     Object,
-    Pool,
+    PodSelection,
     engines_of,
     pool_of,
     priorities_of,
     rewrites_of,
 )
-from inferway.discovery.source import Tell
+from inferway.discovery.sources import Tell
 
 log = logging.getLogger("inferway.kubernetes")
 
@@ -35,18 +35,12 @@ class SelectedPods:
 
     server: ApiServer
     namespace: str
-    pool: Pool
-    _pods: Follower | None = None
+    pool: PodSelection
+    _pods: ListWatch | None = None
 
     async def run(self, tell: Tell) -> None:
-        """See Source."""
-        ports = self.pool.ports
-        self._pods = Follower(
-            self.server,
-            f"/api/v1/namespaces/{self.namespace}/pods",
-            lambda pods: tell(_engines(pods, ports)),
-            self.pool.selector,
-        )
+        """Tell the engines of the selected pods, whenever they change."""
+        self._pods = _watch_pods(self.server, self.namespace, self.pool, tell)
         await self._pods.run()
 
     @property
@@ -64,26 +58,24 @@ class PoolPods:
     name: str
     group: str = POOL_GROUP
     rules: Callable[[dict[str, int], list[ModelRewrite]], None] | None = None
-    _pool: Pool | None = None
-    _pods: Follower | None = None
+    _pool: PodSelection | None = None
+    _pods: ListWatch | None = None
     _following: asyncio.Task[None] | None = None
     _known: bool = False  # whether the pool has been looked for
     _said: dict[tuple[str, str], list[Object]] = field(default_factory=dict)  # kind, group
 
     async def run(self, tell: Tell) -> None:
-        """See Source."""
+        """Tell the engines of the pool's pods, whenever they change, and its rules."""
         version = _VERSIONS.get(self.group, "v1")
-        pools = Follower(
+        pools = ListWatch(
             self.server,
             f"/apis/{self.group}/{version}/namespaces/{self.namespace}/inferencepools",
             lambda found: self._pools_changed(found, tell),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pools.run())
-                if self.rules is not None:
-                    for follower in self._rules_followers():
-                        tasks.create_task(follower.run())
+                for watch in (pools, *self._rule_watches()):
+                    tasks.create_task(watch.run())
         finally:
             await self._stop()
 
@@ -117,27 +109,22 @@ class PoolPods:
             *(self.namespace, self.name, pool.selector),
             ", ".join(map(str, pool.ports)),
         )
-        ports = pool.ports
-        self._pods = Follower(
-            self.server,
-            f"/api/v1/namespaces/{self.namespace}/pods",
-            lambda pods: tell(_engines(pods, ports)),
-            pool.selector,
-        )
+        self._pods = _watch_pods(self.server, self.namespace, pool, tell)
         self._following = asyncio.get_running_loop().create_task(self._pods.run())
 
-    def _rules_followers(self) -> list[Follower]:
-        def follower(kind: str, group: str) -> Follower:
+    def _rule_watches(self) -> list[ListWatch]:
+        if self.rules is None:
+            return []
+
+        def watch(kind: str, group: str) -> ListWatch:
             def changed(found: list[Object]) -> None:
                 self._said[kind, group] = found
                 self._tell_rules()
 
             path = f"/apis/{group}/v1alpha2/namespaces/{self.namespace}/{kind}"
-            return Follower(self.server, path, changed, optional=True)
+            return ListWatch(self.server, path, changed, optional=True)
 
-        return [
-            follower(kind, group) for kind in (_OBJECTIVES, _REWRITES) for group in _RULE_GROUPS
-        ]
+        return [watch(kind, group) for kind in (_OBJECTIVES, _REWRITES) for group in _RULE_GROUPS]
 
     def _tell_rules(self) -> None:
         assert self.rules is not None
@@ -155,5 +142,8 @@ class PoolPods:
             await asyncio.gather(self._following, return_exceptions=True)
 
 
-def _engines(pods: Sequence[Object], ports: Sequence[int]) -> list[EngineSettings]:
-    return [engine for pod in pods for engine in engines_of(pod, ports)]
+def _watch_pods(server: ApiServer, namespace: str, pool: PodSelection, tell: Tell) -> ListWatch:
+    def changed(pods: Sequence[Object]) -> None:
+        tell([engine for pod in pods for engine in engines_of(pod, pool.ports)])
+
+    return ListWatch(server, f"/api/v1/namespaces/{namespace}/pods", changed, pool.selector)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,33 +22,28 @@ import msgspec
 
 from inferway.errors import JournalError
 from inferway.events.follower import EngineFollower
-from inferway.events.records import Cleared, Record, Uncounted
+from inferway.events.records import ClearedRecord, Record, Uncounted
 from inferway.events.stream import StreamState
-from inferway.fleet.journal.compactor import Compactor, Job
-from inferway.fleet.journal.entries import (
-    END,
+from inferway.fleet.journal.compaction import CompactionJob, Compactor, in_pieces
+from inferway.fleet.journal.files import (
     FORMAT,
     Header,
+    History,
     Identity,
+    JournalFiles,
     Position,
-    decode_entry,
-    decode_header,
     decode_record,
     encode_entry,
     encode_header,
     encode_record,
+    frame,
+    recover,
 )
-from inferway.fleet.journal.files import READ_BYTES, Kept, recover
-from inferway.fleet.journal.frames import FrameReader, frame
-from inferway.fleet.journal.shorten import in_pieces
 from inferway.fleet.journal.writer import Tail, Writer
 from inferway.index.protocol import Index
+from inferway.tasks import TimeSlice
 
 log = logging.getLogger("inferway.journal")
-
-# How long loading holds the event loop before others get a turn. Who waits for a timer or a socket
-# may have to wait for two slices: one until it is looked at, one until their task runs.
-SLICE_SECONDS = 0.001
 
 SNAPSHOT_BYTES_PER_BLOCK = 20
 COMPACT_FACTOR = 4  # so many times what a snapshot would take, then one is written
@@ -57,8 +52,8 @@ GIVE_UP_FACTOR = 8  # and so many times that, if it cannot be written
 MAX_FILES = 64  # each start begins a new one
 
 
-class Proof(StrEnum):
-    """Whether the engine is still in the life that the journal tells of."""
+class JournalProof(StrEnum):
+    """What is known of whether the engine is still in the life that the journal tells of."""
 
     NONE = "none"  # nothing was loaded
     PENDING = "pending"
@@ -66,7 +61,10 @@ class Proof(StrEnum):
     DROPPED = "dropped"
 
 
-_PENDING, _EXACT = Proof.PENDING, StreamState.EXACT  # an enum's member takes 0.2 µs to be found
+_PENDING, _EXACT = (
+    JournalProof.PENDING,
+    StreamState.EXACT,
+)  # an enum's member takes 0.2 µs to be found
 
 
 @dataclass(slots=True)
@@ -117,27 +115,27 @@ class HolderJournal:
         self._compact_at = workers.compact_min_bytes
         self._many_files = False
         self._compacting = False
-        self._proof = Proof.NONE
+        self._proof = JournalProof.NONE
 
     @property
-    def proof(self) -> Proof:
+    def proof(self) -> JournalProof:
         if (
-            self._proof is Proof.PENDING
+            self._proof is JournalProof.PENDING
             and self._follower is not None
             and self._follower.state.is_settled
         ):
-            self._proof = Proof.PROVEN
+            self._proof = JournalProof.PROVEN
         return self._proof
 
     @property
     def num_bytes(self) -> int:
-        """In its files, or on the way there."""
+        """The size of its files, with what is on the way there."""
         return self._kept_bytes
 
     # loading
 
     async def load(self, follower: EngineFollower, index: Index) -> None:
-        """Brings `follower`, which has seen nothing yet, and `index` to where the journal ends;
+        """Bring `follower`, which has seen nothing yet, and `index` to where the journal ends;
         call it before the link is up. From then on what happens is written."""
         self._follower = follower
         try:
@@ -157,7 +155,7 @@ class HolderJournal:
         if not follower.blocks.copies_count:
             self.record(Uncounted())  # it may have been so before there was a file to say it in
 
-    async def _load(self, follower: EngineFollower, index: Index) -> Kept:
+    async def _load(self, follower: EngineFollower, index: Index) -> JournalFiles:
         began = time.monotonic()
         kept = await self._recover(self._identity)
         if kept.refused is not None:
@@ -170,7 +168,7 @@ class HolderJournal:
             return await self._recover(None)
         if position is not None:
             follower.restore(position.seq, position.digest, position.is_exact)
-            self._position, self._proof = position, Proof.PENDING
+            self._position, self._proof = position, JournalProof.PENDING
             self.stats.loaded_blocks = follower.blocks.num_blocks
             self.stats.load_seconds = time.monotonic() - began
             log.info(
@@ -181,31 +179,29 @@ class HolderJournal:
             )
         return kept
 
-    async def _recover(self, identity: Identity | None) -> Kept:
-        def recovered() -> Kept:
+    async def _recover(self, identity: Identity | None) -> JournalFiles:
+        def recovered() -> JournalFiles:
             with self._lock:
                 return recover(self._directory, identity)
 
         return await asyncio.to_thread(recovered)
 
-    async def _redo(self, kept: Kept, follower: EngineFollower, index: Index) -> Position | None:
-        """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError."""
-        position: Position | None = None
-        end = time.monotonic() + SLICE_SECONDS
-        async for reached, records in _batches(kept):
-            position = reached
-            for raw in records:
-                for record in in_pieces(decode_record(raw)):
-                    index.apply(follower.blocks.redo(record))
-                    if time.monotonic() >= end:
-                        await asyncio.sleep(0)
-                        end = time.monotonic() + SLICE_SECONDS
-        return position
+    async def _redo(
+        self, kept: JournalFiles, follower: EngineFollower, index: Index
+    ) -> Position | None:
+        """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError, OSError."""
+        history = History(kept.files)
+        slice_ = TimeSlice()
+        async for record in _records(history):
+            index.apply(follower.blocks.redo(record))
+            if slice_.is_over:
+                await slice_.rest()
+        return history.position
 
     # writing
 
     def record(self, record: Record) -> None:
-        """Of the batch that is being applied, or of what happens between two."""
+        """Take a record of the batch that is being applied, or of what happens between two."""
         if not self._is_open:
             return
         if isinstance(record, Uncounted) and self._position is not None:
@@ -213,16 +209,16 @@ class HolderJournal:
             # who does not know that would count those as copies.
             self._write(encode_entry(self._position, [encode_record(record)]))
             return
-        if isinstance(record, Cleared) and self.proof is Proof.PENDING:
-            self._proof = Proof.DROPPED
+        if isinstance(record, ClearedRecord) and self.proof is JournalProof.PENDING:
+            self._proof = JournalProof.DROPPED
         self._pending.append(encode_record(record))
 
     def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
-        """All records of a batch have been given."""
+        """Tell that all records of a batch have been given."""
         if not self._is_open:
             return
         if self._proof is _PENDING:
-            self._proof = Proof.PROVEN
+            self._proof = JournalProof.PROVEN
         records, self._pending = self._pending, []
         self._position = Position(seq, digest, state is _EXACT)
         self._write(encode_entry(self._position, records))
@@ -231,12 +227,12 @@ class HolderJournal:
             self._compact_if_worth_it()
 
     async def flush(self) -> None:
-        """Returns when what happened until now is in the file."""
+        """Return when what happened until now is in the file."""
         await self._workers.writer.flush(self._tail)
 
     async def close(self) -> None:
-        """Returns when everything is in its file. Idempotent. What belongs to a batch that was
-        not done is left out: the replay brings it whole."""
+        """Return when everything is in its file. It may be called twice. What belongs to a batch
+        that was not done is left out: the replay brings it whole."""
         if not self._is_open:
             return
         self._is_open = False
@@ -283,7 +279,7 @@ class HolderJournal:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._compacted, before, num_bytes, seconds)
 
-        job = Job(
+        job = CompactionJob(
             self.engine, self._directory, self._number, self._lock, lambda: self._is_open, done
         )
         self._begin(self._number + 1)
@@ -319,22 +315,10 @@ class HolderJournal:
             self._give_up()
 
 
-async def _batches(kept: Kept) -> AsyncIterator[tuple[Position | None, Sequence[msgspec.Raw]]]:
-    """Of all files, read by a thread piece by piece; a snapshot begins with its position. Raises
-    JournalError if a file is no longer as it was found, msgspec.DecodeError."""
-    chain = 0
-    for path in kept.files:
-        reader, header = FrameReader(chain), None
-        with await asyncio.to_thread(path.open, "rb", 0) as file:
-            while data := await asyncio.to_thread(file.read, READ_BYTES):
-                for payload in reader.feed(data):
-                    if header is None:
-                        header = decode_header(payload)
-                        if header is not None and header.covers is not None:
-                            yield header.covers.position, ()
-                    elif payload != END:
-                        entry = decode_entry(payload)
-                        yield entry.position, entry.records
-        if header is None or not reader.is_whole:
-            raise JournalError(f"{path}: changed while it was read")
-        chain = header.covers.chain if header.covers else reader.chain
+async def _records(history: History) -> AsyncIterator[Record]:
+    """All records, small ones. A thread reads the files piece by piece. Raises as `History`."""
+    pieces = history.pieces()
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        for raw in history.entries(*piece):
+            for record in in_pieces(decode_record(raw)):
+                yield record

@@ -16,9 +16,8 @@ from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.journal.compactor import Compactor
-from inferway.fleet.journal.entries import Identity
-from inferway.fleet.journal.files import directory_name
+from inferway.fleet.journal.compaction import Compactor
+from inferway.fleet.journal.files import Identity, directory_name
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal, Workers
 from inferway.fleet.journal.writer import Writer
 from inferway.model import Endpoint
@@ -40,7 +39,8 @@ class StateDir:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> StateDir:
-        """Raises ConfigError if it cannot go with the index."""
+        """Return the directory that settings name. Raises ConfigError if it cannot go with the
+        index."""
         if settings.state_dir is not None and settings.index.url is not None:
             raise ConfigError(
                 "state_dir: what it would keep, the server of index.url keeps already, for all "
@@ -49,7 +49,8 @@ class StateDir:
         return cls(None if settings.state_dir is None else Path(settings.state_dir))
 
     def open(self) -> None:
-        """Raises ConfigError if we may not write there, or another gateway does."""
+        """Lock the directory, and start what writes there. Raises ConfigError if we may not write
+        there, or another gateway does."""
         if self._path is None:
             return
         try:
@@ -68,10 +69,11 @@ class StateDir:
         self._workers.compactor.start()
 
     def journal(
-        self, engine: Engine, source: EventSource, endpoint: Endpoint, key_seed: int = 0
+        self, engine: Engine, source: EventSource, endpoint: Endpoint
     ) -> HolderJournal | None:
-        """For one subscriber; the one before it of that endpoint has been closed. None too for
-        an engine without a replay socket: nothing could ever prove what was kept of it."""
+        """Return the journal of one subscriber; the one before it of that endpoint has been closed.
+        None without a directory, and for an engine without a replay socket: nothing could ever
+        prove what was kept of it."""
         if self._path is None or self._workers is None or source.replay is None:
             return None
         name = endpoint.name
@@ -79,14 +81,15 @@ class StateDir:
         lock = self._directories.setdefault(name, threading.Lock())
         journal = self.journals[endpoint] = HolderJournal(
             self._path / directory_name(name),
-            Identity(name, model, _sample_key(key_seed)),
+            Identity(name, model, _sample_key()),
             self._workers,
             lock,
         )
         return journal
 
     async def close(self) -> None:
-        """Idempotent. Who uses journals has closed them."""
+        """Close what writes there, after the journals, and unlock the directory. It may be called
+        twice."""
         if self._workers is not None:
             for journal in self.journals.values():
                 await journal.close()
@@ -134,7 +137,7 @@ def _is_alive(owner: str) -> bool:
     return True
 
 
-def _sample_key(key_seed: int) -> str:
+def _sample_key() -> str:
     """Another one when keys are made in another way, or with another seed."""
-    [key] = BlockHasher(16, key_seed).keys(np.arange(16, dtype=np.uint32))
+    [key] = BlockHasher(16).keys(np.arange(16, dtype=np.uint32))
     return f"{key:016x}"

@@ -45,7 +45,7 @@ class Tail:
         self._file: int | None = None
 
     def begin(self, number: int) -> None:
-        """The next file, with nothing in it; the one before it is closed and synced."""
+        """Begin the next file, with nothing in it. The one before it is closed and synced."""
         self.close()
         if not self.failed:
             self._file = create(self._directory / journal_name(number))
@@ -88,7 +88,7 @@ class Writer:
         self._tails[tail] = None
 
     async def remove(self, tail: Tail) -> None:
-        """Does the rest, and closes its file; a disk that does not answer is left alone."""
+        """Write the rest, and close the file; a disk that does not answer is left alone."""
         self.do(tail, tail.close)
         try:
             async with asyncio.timeout(0 if self._is_stuck else self._close_seconds):
@@ -99,7 +99,7 @@ class Writer:
         self._tails.pop(tail, None)
 
     def write(self, tail: Tail, data: bytes) -> bool:
-        """False: there is no room, and nothing was taken."""
+        """Take bytes to be written. Return False if there is no room, and nothing was taken."""
         if self._put_bytes + len(data) - self._taken_bytes > self._max_queued_bytes:
             return False
         self._put_bytes += len(data)
@@ -112,13 +112,13 @@ class Writer:
         return True
 
     def do(self, tail: Tail, step: Step) -> None:
-        """After all that was handed over for that tail before."""
+        """Do a step after all that was handed over for that tail before."""
         _enqueue_gathered(tail)
         tail.queue.append(step)
         self._wake.set()
 
     async def flush(self, tail: Tail) -> None:
-        """Returns when its file has all that was handed over."""
+        """Return when its file has all that was handed over."""
         if tail not in self._tails:
             return
         loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class Writer:
         await done
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Write what was handed over, and stop the thread. It may be called twice."""
         self._hand_over()
         self._stopping = True
         self._wake.set()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inferway.frontends.http.families import Histogram
+from inferway.metrics import Histogram
 from inferway.steps.record import Record
 
 # Bounds as the reference has them (GIE pkg/epp/metrics): its dashboards compare them.

@@ -49,11 +49,12 @@ from inferway.frontends.ext_proc.reading import (
 )
 from inferway.frontends.http.forward import RequestLifecycle
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
-from inferway.frontends.http.sse import is_event_stream
 from inferway.frontends.tracing import TRACESTATE
-from inferway.gate.passing import PassingAnswer
+from inferway.gate.shape import Shape
 from inferway.model import Endpoint, Headers, RequestHead, Target
 from inferway.openai_api.usage import Usage
+from inferway_structured.answers import AnswerJudge
+from inferway_structured.sse import is_event_stream
 
 _COST = "x-gateway-inference-request-cost"
 _SEEN = (b"x-went-into-resp-headers", b"true")  # gateways' tests look for it
@@ -93,7 +94,7 @@ class Pick(NamedTuple):
     targets: Sequence[Target]  # best first
     usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
     passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
-    judged: PassingAnswer | None = None  # if it is to have a shape
+    shape: Shape | None = None  # that is asked of the answer
 
 
 class Ask(NamedTuple):
@@ -127,11 +128,12 @@ class Exchange:
         "_failed",
         "_is_closed",
         "_journey",
-        "_judged",
+        "_judge",
         "_names_request",
         "_passing",
         "_response_mode",
         "_rules",
+        "_shape",
         "_state",
         "_status",
         "_streams",
@@ -151,7 +153,8 @@ class Exchange:
         self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
         self._journey: RequestLifecycle | None = None
-        self._judged: PassingAnswer | None = None
+        self._shape: Shape | None = None  # that is asked of the answer
+        self._judge: AnswerJudge | None = None
         self._usage: Callable[[], Usage | None] = lambda: None
         self._passing: Callable[[bytes], None] = lambda _: None
         self._status = 0
@@ -239,7 +242,9 @@ class Exchange:
         exchange's to close."""
         asked, self.ask = self.ask, None
         assert asked is not None
-        self._journey, self._usage, self._judged = pick.journey, pick.usage, pick.judged
+        self._journey, self._usage = pick.journey, pick.usage
+        if pick.shape is not None:
+            self._shape, self._judge = pick.shape, pick.shape.answer_judge()
         self._passing = pick.passed
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
@@ -293,8 +298,8 @@ class Exchange:
             self._failed = served is None and _is_local_reply(status, received.headers)
             decided = self._journey.on_head(status)
             told += decided if self._rules.explain else not_ours_alone(decided)
-            if self._judged is not None:
-                self._judged.start(status, headers_of(received.headers))
+            if self._judge is not None:
+                self._judge.start(status, headers_of(received.headers))
             if self._journey.changes_length:
                 removed.append(b"content-length")
         if self._rules.conformance:
@@ -314,7 +319,7 @@ class Exchange:
             and rules.cost is None
             and self._response_mode == FULL_DUPLEX_STREAMED
             and (journey is None or not journey.changes_length)
-            and (self._judged is None or not self._judged.is_read)
+            and (self._judge is None or not self._judge.is_read)
         )
 
     def _note_served(self, served: str | None) -> None:
@@ -340,8 +345,8 @@ class Exchange:
                 if self._streams:
                     self._passing(body)
                 self._answer_bytes += len(body)
-                if self._judged is not None:
-                    self._judged.feed(body)
+                if self._judge is not None:
+                    self._judge.feed(body)
                 body = self._journey.on_chunk(body)
             if ended:
                 body += self._journey.on_end()
@@ -372,8 +377,8 @@ class Exchange:
 
     def _finish(self) -> None:
         self._state = _State.OVER
-        if self._judged is not None:
-            self._judged.end()
+        if self._shape is not None and self._judge is not None:
+            self._shape.judge_later(self._judge)
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:

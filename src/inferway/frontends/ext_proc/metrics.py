@@ -5,20 +5,17 @@ has given the same figures since (`llm_d_epp_…`)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, pstdev
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from inferway import __version__
 from inferway.fleet.engine import Engine
-from inferway.fleet.load import Load
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
-from inferway.frontends.http.families import Family, Histogram, counter, gauge
+from inferway.metrics import Family, Histogram, counter, gauge, histogram
 
 _EXTENSION, _OBJECTIVE, _POOL = "inference_extension_", "inference_objective_", "inference_pool_"
 _LLM_D = "llm_d_epp_"
-_MODELS = ["model_name", "target_model_name"]
+_MODELS = ("model_name", "target_model_name")
 _RUNNING = "Requests that the endpoint picker picked an engine for and that have not ended."
 
 # The extension's name behind `inference_objective_`, if it has one; llm-d's; meaning; which of a
@@ -112,141 +109,122 @@ def picker_families(counts: PickerCounts, engines: Sequence[Engine], pool: str) 
     yield from _of_decisions(counts)
     yield from _of_streams(counts)
     for prefix in (_EXTENSION, _LLM_D):
-        info = GaugeMetricFamily(
-            f"{prefix}info",
+        yield gauge(
+            "info",
             "Always 1; the labels say what is running.",
-            labels=["commit", "build_ref"],
+            ["commit", "build_ref"],
+            {("", f"inferway {__version__}"): 1},
+            prefix=prefix,
         )
-        info.add_metric(["", f"inferway {__version__}"], 1)
-        yield info
 
 
 def _of_models(counts: PickerCounts) -> Iterator[Family]:
     models = counts.models.items()
     for prefix in (_OBJECTIVE, _LLM_D):
-        requests = CounterMetricFamily(
-            f"{prefix}request",
+        yield counter(
+            "request",
             "Requests with a prompt that the endpoint picker picked an engine for.",
-            labels=_MODELS,
+            _MODELS,
+            {names: model.requests for names, model in models},
+            prefix=prefix,
         )
-        errors = CounterMetricFamily(
-            f"{prefix}request_error",
+        yield counter(
+            "request_error",
             "Requests that the endpoint picker picked an engine for and that got no complete"
             " answer, by error code.",
-            labels=[*_MODELS, "error_code"],
+            [*_MODELS, "error_code"],
+            {(*names, code): n for names, model in models for code, n in model.errors.items()},
+            prefix=prefix,
         )
-        for names, model in models:
-            requests.add_metric(names, model.requests)
-            for code, number in model.errors.items():
-                errors.add_metric([*names, code], number)
-        yield from (requests, errors)
-    yield from _running(counts)
+    by_name: Counter[tuple[str, ...]] = Counter()
+    for names, model in models:
+        by_name[names[:1]] += model.running
+    running = {names: model.running for names, model in models}
+    yield gauge("running_requests", _RUNNING, _MODELS[:1], by_name, prefix=_OBJECTIVE)
+    yield gauge("request_running", _RUNNING, _MODELS, running, prefix=_LLM_D)
     for old, new, text, of in _HISTOGRAMS:
         for name in (f"{_OBJECTIVE}{old}" if old else "", f"{_LLM_D}{new}"):
             if name:
-                found = [(names, of(model)) for names, model in models]
-                yield _histogram(name, text, _MODELS, found)
-
-
-def _running(counts: PickerCounts) -> Iterator[Family]:
-    by_name: Counter[str] = Counter()
-    old = GaugeMetricFamily(f"{_OBJECTIVE}running_requests", _RUNNING, labels=["model_name"])
-    new = GaugeMetricFamily(f"{_LLM_D}request_running", _RUNNING, labels=_MODELS)
-    for names, model in counts.models.items():
-        by_name[names[0]] += model.running
-        new.add_metric(names, model.running)
-    for name, number in by_name.items():
-        old.add_metric([name], number)
-    yield from (old, new)
+                yield histogram(
+                    name, text, _MODELS, [(names, of(model)) for names, model in models]
+                )
 
 
 def _of_pool(engines: Sequence[Engine], pool: str) -> Iterator[Family]:
     ready = [engine for engine in engines if engine.healthy]
-    for name in (f"{_POOL}ready_pods", f"{_LLM_D}ready_endpoints"):
-        yield _pool_gauge(name, "Engines of the pool that answer.", pool, len(ready))
-    figures: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
-        ("queue_size", "Requests waiting in an engine of the pool", lambda load: load.waiting),
-        ("running_requests", "Requests that an engine of the pool runs", lambda load: load.running),
-        (
-            "kv_cache_utilization",
-            "Share of its KV blocks that an engine of the pool uses",
-            lambda load: load.kv_usage,
-        ),
-    )
-    for name, text, of in figures:
-        values = [of(engine.load) for engine in ready] or [0.0]
+
+    def of_pool(prefix: str, name: str, text: str, value: float) -> Family:
+        return gauge(name, text, ["name"], {(pool,): value}, prefix=prefix)
+
+    for prefix, name in ((_POOL, "ready_pods"), (_LLM_D, "ready_endpoints")):
+        yield of_pool(prefix, name, "Engines of the pool that answer.", len(ready))
+    for name, text, column in _POOL_FIGURES:
+        values = [engine.load[column] for engine in ready] or [0.0]
         bounds = ", from 0 to 1" if name == "kv_cache_utilization" else ""
         for prefix in (_POOL, _LLM_D):
-            family = f"{prefix}average_{name}"
-            yield _pool_gauge(family, f"{text}, on average{bounds}.", pool, fmean(values))
-        spread = f"{text}: the standard deviation."
-        yield _pool_gauge(f"{_LLM_D}std_dev_{name}", spread, pool, pstdev(values))
-    for name, label in (
-        (f"{_POOL}per_pod_queue_size", "model_server_pod"),
-        (f"{_LLM_D}per_endpoint_queue_size", "model_server_endpoint"),
+            mean = f"{text}, on average{bounds}."
+            yield of_pool(prefix, f"average_{name}", mean, fmean(values))
+        yield of_pool(_LLM_D, f"std_dev_{name}", f"{text}: the standard deviation.", pstdev(values))
+    for prefix, name, label in (
+        (_POOL, "per_pod_queue_size", "model_server_pod"),
+        (_LLM_D, "per_endpoint_queue_size", "model_server_endpoint"),
     ):
-        each = GaugeMetricFamily(
-            name, "Requests waiting in each engine of the pool.", labels=["name", label]
+        yield gauge(
+            name,
+            "Requests waiting in each engine of the pool.",
+            ["name", label],
+            {(pool, engine.name): engine.load["waiting"] for engine in ready},
+            prefix=prefix,
         )
-        for engine in ready:
-            each.add_metric([pool, engine.name], engine.load.waiting)
-        yield each
 
 
-def _pool_gauge(name: str, text: str, pool: str, value: float) -> Family:
-    family = GaugeMetricFamily(name, text, labels=["name"])
-    family.add_metric([pool], value)
-    return family
+_POOL_FIGURES = (
+    ("queue_size", "Requests waiting in an engine of the pool", "waiting"),
+    ("running_requests", "Requests that an engine of the pool runs", "running"),
+    (
+        "kv_cache_utilization",
+        "Share of its KV blocks that an engine of the pool uses",
+        "kv_usage",
+    ),
+)
 
 
 def _of_decisions(counts: PickerCounts) -> Iterator[Family]:
     for prefix in (_EXTENSION, _LLM_D):
-        yield _histogram(
+        yield histogram(
             f"{prefix}scheduler_e2e_duration_seconds",
             "Seconds from a complete request to the choice of its engine; parsing, rendering and"
             " tokenizing are included.",
             (),
             [((), counts.decided)],
         )
-        yield _histogram(
+        yield histogram(
             f"{prefix}prefix_indexer_hit_ratio",
             "Share of a prompt's blocks that the chosen engine holds.",
             (),
             [((), counts.hits)],
         )
-        attempts = CounterMetricFamily(
-            f"{prefix}scheduler_attempts",
+        yield counter(
+            "scheduler_attempts",
             "Decisions of the endpoint picker, by status: success, or failure if no engine was"
             " available.",
-            labels=["status", "target_model_name", "endpoint_name"],
+            ["status", "target_model_name", "endpoint_name"],
+            counts.attempts,
+            prefix=prefix,
         )
-        for names, number in counts.attempts.items():
-            attempts.add_metric(names, number)
-        yield attempts
 
 
 def _of_streams(counts: PickerCounts) -> Iterator[Family]:
-    inflight = GaugeMetricFamily(
-        f"{_LLM_D}extproc_streams_inflight", "Streams of proxies that are open now."
+    yield gauge(
+        "extproc_streams_inflight",
+        "Streams of proxies that are open now.",
+        value=counts.open,
+        prefix=_LLM_D,
     )
-    inflight.add_metric([], counts.open)
-    closed = CounterMetricFamily(
-        f"{_LLM_D}extproc_streams",
+    yield counter(
+        "extproc_streams",
         "Streams of proxies that have ended, by gRPC's code.",
-        labels=["code"],
+        ["code"],
+        {(code,): n for code, n in counts.closed.items()},
+        prefix=_LLM_D,
     )
-    for code, number in counts.closed.items():
-        closed.add_metric([code], number)
-    yield from (inflight, closed)
-
-
-def _histogram(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    found: Iterable[tuple[Sequence[str], Histogram]],
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for values, histogram in found:
-        family.add_metric(values, histogram.buckets(), histogram.total)
-    return family

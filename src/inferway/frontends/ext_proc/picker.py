@@ -20,8 +20,6 @@ from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.ext_proc.counts import ModelCounts, PickerCounts
 from inferway.frontends.ext_proc.exchange import Ask, Pick, is_allowed
 from inferway.frontends.request_counts import RequestCounts
-from inferway.gate.passing import PassingAnswer
-from inferway.gate.shape import Shape
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
@@ -69,7 +67,7 @@ class Picker:
             *(journey, decision.targets),
             usage=lambda: journey.usage,
             passed=self._passed(ask.head.path, journey.record),
-            judged=_judged(journey.shape),
+            shape=journey.shape,
         )
 
     async def _decide(self, ask: Ask, journey: Journey) -> Decision:
@@ -157,12 +155,8 @@ class Picker:
         return Pick(
             *(journey, decision.targets),
             passed=self._passed(ask.head.path, journey.record),
-            judged=_judged(journey.shape),
+            shape=journey.shape,
         )
-
-
-def _judged(shape: Shape | None) -> PassingAnswer | None:
-    return None if shape is None else PassingAnswer(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from inferway.flow.failover import Traffic
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index
-from inferway.model import Endpoint
+from inferway.model import SCRAPED, Endpoint
 
 _PREFIX = "/admin/engines/"
 
@@ -84,9 +84,7 @@ class AdminPages:
             "block_size": engine.block_size,
             "load": {
                 "in_flight": self._fleet.in_flight(engine),
-                "running": load.running,
-                "waiting": load.waiting,
-                "kv_usage": load.kv_usage,
+                **{name: load[name] for name in SCRAPED},
             },
             "problems": engine.problems(),
             "probes": engine.probe_report(),
@@ -97,14 +95,14 @@ class AdminPages:
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
-        holdings = self._index.holdings
+        index, shared = self._index, self._index.shared
         return {
             "name": endpoint.name,
             "rank": endpoint.rank,
             "state": self._fleet.state(endpoint),
-            "shared_state": self._index.shared_state(endpoint.holder),
-            "blocks": self._index.num_blocks(endpoint.holder),
-            "blocks_evicted": holdings.num_evicted(endpoint.holder) if holdings else 0,
+            "shared_state": None if shared is None else shared.shared_state(endpoint.holder),
+            "blocks": index.num_blocks(endpoint.holder),
+            "blocks_evicted": index.num_evicted(endpoint.holder),
         }
 
     def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:

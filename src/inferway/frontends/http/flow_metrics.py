@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from inferway.fleet.fleet import Fleet
 from inferway.flow.breaker import BreakerState
 from inferway.frontends.http.admission import Admission
-from inferway.frontends.http.families import Family, counter, gauge
+from inferway.metrics import Family, counter, gauge
 
 
 def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:

@@ -40,13 +40,13 @@ from inferway.frontends.http.admission import withheld
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Source
-from inferway.frontends.http.sse import WholeEvents, is_event_stream, only_comments
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.steps.record import Passed, Record
 from inferway.upstream.exchange import Exchange
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
+from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
 
 _FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
 

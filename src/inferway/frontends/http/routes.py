@@ -49,12 +49,12 @@ from inferway.frontends.http.structured.explain import Explain
 from inferway.frontends.http.structured.judged import JudgedAnswer
 from inferway.frontends.observers import pod_score
 from inferway.frontends.request_counts import RequestCounts
-from inferway.gate.turns import Asker
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.steps.objectives import named_tenant
 from inferway.upstream.pool import Pool
+from inferway_structured.turns import Asker
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 Table = dict[str, dict[str, Handler]]  # path -> method -> handler

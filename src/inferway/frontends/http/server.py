@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any
@@ -20,6 +20,7 @@ from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.listening import Certificate, Listener
 from inferway.frontends.http.message import BodyMemory, Request
 from inferway.frontends.http.responder import Responder
+from inferway.metrics import Family, Row, counter, gauge, table
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -46,6 +47,31 @@ class HttpStats:
     timed_out: int = 0
     crashed: int = 0  # the handler raised what it should not
     body_bytes: int = 0  # of answers
+
+
+_FIGURES: tuple[Row[HttpStats], ...] = (
+    (gauge, "http_connections", "Client connections that are open now.", lambda s: s.open),
+    (gauge, "http_answering", "Requests that are being answered now.", lambda s: s.answering),
+    (
+        counter,
+        "http_refused",
+        "Requests that were refused because they were not HTTP or exceeded a limit.",
+        lambda s: s.refused,
+    ),
+    (
+        counter,
+        "http_timed_out",
+        "Client connections that were closed because the client was silent for too long.",
+        lambda s: s.timed_out,
+    ),
+    (
+        counter,
+        "http_crashed",
+        "Requests whose handler failed because of a fault of the gateway; the log has the"
+        " traceback.",
+        lambda s: s.crashed,
+    ),
+)
 
 
 class LoopTurns:
@@ -118,6 +144,16 @@ class HttpServer:
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = itertools.count()
         self._stopping = False
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of clients and their requests."""
+        yield counter(
+            "http_answers",
+            "Answers to clients of all paths, by HTTP status.",
+            ["status"],
+            {(str(status),): n for status, n in self.statuses.items()},
+        )
+        yield from table(_FIGURES, [], {(): self.stats})
 
     async def start(self) -> None:
         """Listens. Raises ConfigError when the address cannot be had."""

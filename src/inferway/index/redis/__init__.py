@@ -20,6 +20,6 @@ and a dead writer all end the same way, in a picture written from scratch by who
 """
 
 from inferway.index.redis.index import RedisIndex
-from inferway.index.redis.values import RedisLimits, RedisStats, Standing
+from inferway.index.redis.link import RedisLimits
 
-__all__ = ["RedisIndex", "RedisLimits", "RedisStats", "Standing"]
+__all__ = ["RedisIndex", "RedisLimits"]

@@ -11,10 +11,9 @@ from redis.exceptions import RedisError
 
 from inferway.errors import IndexAwayError
 from inferway.index.protocol import Found, Tier
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
+from inferway.index.redis.link import Link, RedisStats
 from inferway.index.redis.scripts import MATCH
-from inferway.index.redis.values import RedisStats
+from inferway.index.redis.writer import Roll
 from inferway.model import BlockKey, HolderId
 
 # Matches of one request in one round trip. Each takes the server some 0.2 ms for 8 engines, and all

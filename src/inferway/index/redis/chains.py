@@ -50,7 +50,7 @@ class Chains:
 
     @property
     def lower_tiers(self) -> Sequence[Tier]:
-        """Those below the GPU that full-attention blocks have been in."""
+        """The tiers below the GPU that full-attention blocks have been in."""
         return [tier for tier, _ in self._tier_bits if tier != GPU]
 
     @property
@@ -58,7 +58,7 @@ class Chains:
         return sorted(group for group in self._group_bits if group != FULL_ATTENTION)
 
     def tier(self, key: BlockKey) -> Tier | None:
-        """The best tier in which an attached block lies; None for all others."""
+        """Return the best tier in which an attached block lies; None for all others."""
         parents = self._parents
         if key not in parents.at[key >> parents.shift] or key in self._detached:
             return None
@@ -68,14 +68,14 @@ class Chains:
         return next((tier for tier, bit in self._tier_bits if mask & bit), None)
 
     def is_in(self, key: BlockKey, group: int) -> bool:
-        """In any tier, attached or not."""
+        """Whether the block lies in any tier of the group, attached or not."""
         return self._is_known(key) and bool(self._mask(key) & self._group_bits.get(group, 0))
 
     def lies_in(self, key: BlockKey, tier: Tier, group: int) -> bool:
         return self._is_known(key) and bool(self._mask(key) & self._bits.get((tier, group), 0))
 
     def num_bytes(self) -> int:
-        """About."""
+        """Return about what it takes."""
         tables = (self._parents, self._child, self._masks)
         shards = sum(sys.getsizeof(shard) for table in tables for shard in table.dicts())
         sets = sum(map(sys.getsizeof, self._siblings.values()))
@@ -83,18 +83,18 @@ class Chains:
         return shards + sets + others + _KEY_BYTES * len(self._parents)
 
     def attached(self) -> Iterator[list[BlockKey]]:
-        """All attached blocks, piece by piece. Blocks may change between two pieces: each is in
-        the picture as it is when its piece is made, or has been returned as changed since."""
+        """Yield all attached blocks, piece by piece. Blocks may change between two pieces: each is
+        in the picture as it is when its piece is made, or has been returned as changed since."""
         for shard in self._parents.dicts():
             yield [key for key in shard if self.tier(key) is not None]
 
     def members(self, group: int) -> Iterator[list[BlockKey]]:
-        """All blocks of another group, likewise."""
+        """Yield all blocks of another group, piece by piece."""
         for shard in self._parents.dicts():
             yield [key for key in shard if self.is_in(key, group)]
 
     def dismantle(self) -> Iterator[None]:
-        """Frees the memory of blocks that nobody needs any more, piece by piece."""
+        """Free the memory of blocks that nobody needs any more, piece by piece."""
         for table in (self._parents, self._child, self._masks):
             for shard in table.dicts():
                 shard.clear()
@@ -103,7 +103,8 @@ class Chains:
     def store(
         self, keys: Iterable[BlockKey], parent: BlockKey | None, tier: Tier, group: int
     ) -> Sequence[BlockKey]:
-        """`keys` are a chain, the first a child of `parent` (None: it begins a prompt)."""
+        """Have `keys`, which are a chain, the first a child of `parent` (None: it begins a
+        prompt)."""
         changed: list[BlockKey] = []
         bit = self._bit(tier, group)
         full = group == FULL_ATTENTION
@@ -130,7 +131,7 @@ class Chains:
         return changed
 
     def copy(self, keys: Iterable[BlockKey], tier: Tier, group: int) -> Sequence[BlockKey]:
-        """Of `keys`, those that the holder has anywhere lie here as well."""
+        """Have those of `keys` that the holder has anywhere here as well."""
         changed: list[BlockKey] = []
         bit = self._bit(tier, group)
         for key in keys:

@@ -8,11 +8,9 @@ from collections import OrderedDict
 
 from redis.exceptions import RedisError
 
-from inferway.index.redis.lane import refused
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
+from inferway.index.redis.link import Link, refused
 from inferway.index.redis.scripts import WRITE
-from inferway.index.redis.writer import Answer, HolderWriter, Write
+from inferway.index.redis.writer import HolderWriter, Roll, Write, WriteAnswer
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -37,13 +35,13 @@ class Flushing:
         self._settled = asyncio.Event()
 
     def want(self, holder: HolderId, writer: HolderWriter) -> None:
-        """It may have something to write."""
+        """Look at a holder that may have something to write."""
         if writer.lease is not None and holder not in self._busy:
             self._busy[holder] = None
             self._wanted.set()
 
     def cleared(self, holder: HolderId, writer: HolderWriter) -> None:
-        """It has memory to free."""
+        """Look at a holder that has memory to free."""
         self._rubble[holder] = writer
         self._wanted.set()
 
@@ -56,7 +54,7 @@ class Flushing:
         return self._resting.get(holder, 0.0) > now
 
     def resume(self) -> None:
-        """The connection may be up again."""
+        """Try again, for the connection may be up."""
         self._wanted.set()
 
     async def flushed(self) -> None:
@@ -67,7 +65,7 @@ class Flushing:
             await self._settled.wait()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Write and free memory until the task is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -113,7 +111,7 @@ class Flushing:
             return
         self._resting.pop(holder, None)
         if write is writer.sent:  # else its lease was lost meanwhile
-            writer.answered(Answer(answer.decode()))
+            writer.answered(WriteAnswer(answer.decode()))
 
     def _refused(self, holder: HolderId, writer: HolderWriter, error: RedisError) -> None:
         """Out of memory, no permission, a replica: the picture gets old, so we let go of it."""

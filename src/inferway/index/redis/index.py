@@ -1,4 +1,4 @@
-"""`index.protocol.Index` in a Redis that gateways share.
+"""`index.protocol.Index` and `SharedIndex`, in a Redis that gateways share.
 
 Three kinds of work, each with a connection of its own, so that none waits for another's:
 
@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, Holdings, Op, Tier
+from inferway.index.metrics import index_families
+from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, LastReport, Op, Tier
 from inferway.index.redis.asking import Asking
 from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.keeping import Keeping
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
-from inferway.index.redis.values import RedisLimits, RedisStats, Standing, milliseconds
-from inferway.index.redis.writer import Told
-from inferway.index.report import IndexReport, SharedReport
+from inferway.index.redis.keeping import Keeping, SharedPicture, milliseconds
+from inferway.index.redis.link import Link, RedisLimits, RedisStats
+from inferway.index.redis.writer import Roll
+from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks
 
@@ -64,13 +63,14 @@ class RedisIndex:
         self._tasks = Tasks(log, f"a task of the shared index {link.shown} ended")
 
     async def start(self) -> None:
-        """Connects. A server that is not there is a warning, and is looked for again."""
+        """Connect. A server that is not there is a warning, and is looked for again."""
         await self._keeping.keep_or_warn()
         self._tasks.spawn(self._keeping.run())
         self._tasks.spawn(self._flushing.run())
 
     async def close(self) -> None:
-        """Writes what is queued and gives up the leases, if that goes quickly. Idempotent."""
+        """Write what is queued and give up the leases, if that goes quickly. A second call does
+        nothing."""
         if not self.away:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -83,43 +83,45 @@ class RedisIndex:
         await self._tasks.close()
         await self._link.close()
 
-    # who the holders are
+    # index.protocol.SharedIndex: who the holders are
+
+    @property
+    def shared(self) -> RedisIndex:
+        return self
+
+    @property
+    def away(self) -> bool:
+        """Whether matches fail without being tried."""
+        return not self._link.is_up
 
     def introduce(self, holder: HolderId, name: str) -> None:
-        """From now on `holder` is matched, and written if the lease is ours. Raises ValueError
-        if another one has that name."""
+        """Match `holder` from now on, and write it if the lease is ours. Raises ValueError if
+        another one has that name."""
         self._roll.introduce(holder, name)
         self._keep_wanted.set()
 
     def retire(self, holder: HolderId) -> None:
-        """The holder is gone for good; its number may be introduced under another name. What
-        this gateway has written of it is removed."""
+        """Forget a holder that is gone for good; its number may be introduced under another name.
+        What this gateway has written of it is removed."""
         writer = self._roll.remove(holder)
         self._keeping.forget(holder)
         self._flushing.forget(holder)
         if writer is not None and writer.name is not None and writer.lease is not None:
             self._tasks.spawn(self._keeping.leave(writer.name, for_good=True))
 
-    def tell(
-        self,
-        holder: HolderId,
-        state: str,
-        *,
-        seq: int | None = None,
-        digest: str = "",
-        fit: bool = True,
-    ) -> None:
-        """What this gateway's picture of `holder` is, as of the ops applied so far: for the
-        readers. One that is not `fit` (stale, blind) is not written, and another gateway may."""
+    def tell(self, holder: HolderId, report: LastReport) -> None:
+        """Take what this gateway's picture of `holder` is. One that is not `fit` (stale, blind) is
+        not written, and another gateway may."""
         writer = self._roll.writer(holder)
         was_able = writer.able
-        writer.tell(Told(state, seq, digest, fit))
+        writer.tell(report)
         if writer.able != was_able:
             self._keep_wanted.set()
         self._flushing.want(holder, writer)
 
-    def standing(self, holder: HolderId) -> Standing | None:
-        """None: not known yet, or the server is away."""
+    def standing(self, holder: HolderId) -> SharedPicture | None:
+        """Return how far the holder's picture is to be trusted; None while that is not known, or
+        the server is away."""
         return None if self.away else self._keeping.standing(holder)
 
     def shared_state(self, holder: HolderId) -> str | None:
@@ -147,73 +149,61 @@ class RedisIndex:
         return await self._asking.match_all(prompts)
 
     def num_blocks(self, holder: HolderId) -> int:
-        """As our own picture says if we write it, else as the server's did at the last `keep`."""
+        """Return how many blocks it has, as our own picture says if we write it, else as the
+        server's did at the last `keep`."""
         writer = self._roll.leased(holder)
         if writer is not None:
             return writer.num_blocks
         standing = self._keeping.standing(holder)
         return 0 if standing is None else standing.num_blocks
 
-    # index.protocol.Holdings
-
-    @property
-    def holdings(self) -> Holdings:
-        """What this gateway has heard, written or not."""
-        return self
-
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
-        """As this gateway has heard."""
+        """Return those of `keys` that the holder has there, as this gateway has heard; written or
+        not."""
         writer = self._roll.writers.get(holder)
         return [] if writer is None else writer.held(keys, tier, group)
 
     def num_evicted(self, holder: HolderId) -> int:  # noqa: ARG002
-        """Nothing is ever dropped for want of room: see docs/redis.md for what it takes."""
+        """Return 0: nothing is ever dropped for want of room; docs/redis.md has what it takes."""
         return 0
 
     # for metrics and tests
 
     @property
-    def away(self) -> bool:
-        """Whether matches fail without being tried."""
-        return not self._link.is_up
-
-    @property
     def num_leases(self) -> int:
-        """Of how many holders we are the writer."""
+        """How many holders this gateway writes."""
         return len(self._roll.leased_names())
 
     @property
     def num_pending(self) -> int:
-        """Keys that wait to be written."""
+        """How many keys wait to be written."""
         return sum(writer.num_pending for writer in self._roll.writers.values())
 
-    def report(self) -> IndexReport:
+    def families(self) -> Iterator[Family]:
         stats, written = self.stats, self.stats.written
-        return IndexReport(
-            num_bytes=sum(writer.num_bytes() for writer in self._roll.writers.values()),
-            shared=SharedReport(
-                is_away=self.away,
-                outages=stats.outages,
-                matches=stats.matches,
-                answered=stats.answered,
-                answer_seconds=stats.answer_seconds,
-                late=stats.late,
-                refused=stats.refused,
-                leases=self.num_leases,
-                pending_keys=self.num_pending,
-                written_keys=written.keys,
-                pictures=written.pictures,
-                fenced=written.fenced,
-                repairs=written.repairs,
-            ),
-        )
+        shared = {
+            "index_away": self.away,
+            "index_outages": stats.outages,
+            "index_matches": stats.matches,
+            "index_late": stats.late,
+            "index_refused": stats.refused,
+            "index_leases": self.num_leases,
+            "index_pending_keys": self.num_pending,
+            "index_written_keys": written.keys,
+            "index_pictures": written.pictures,
+            "index_fenced": written.fenced,
+            "index_repairs": written.repairs,
+        }
+        num_bytes = sum(writer.num_bytes() for writer in self._roll.writers.values())
+        answers = (stats.answered, stats.answer_seconds)
+        return index_families(num_bytes, shared=shared, answers=answers)
 
     async def flushed(self) -> None:
         """Returns when the server has all that was applied, of the holders that we write."""
         await self._flushing.flushed()
 
     async def keep(self) -> None:
-        """One round: connections, leases, standings. Raises RedisError."""
+        """Do one round: connections, leases, standings. Raises RedisError."""
         await self._keeping.keep()

@@ -8,16 +8,15 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.link import Link
-from inferway.index.redis.roll import Roll
+from inferway.index.redis.link import Link, RedisLimits
 from inferway.index.redis.scripts import KEEP, LEAVE
-from inferway.index.redis.values import STATES, RedisLimits, Standing, milliseconds
-from inferway.index.redis.writer import HolderWriter
+from inferway.index.redis.writer import HolderWriter, Roll
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -25,6 +24,21 @@ log = logging.getLogger("inferway.index")
 STALE = "stale"
 KEEP_HOLDERS = 256  # in one call
 _DIGITS = re.compile(rb"-?[0-9]{1,18}")
+
+# What a writer may tell (events.stream.StreamState); other words in the server mean "stale".
+STATES = frozenset({"exact", "partial", "repairing", "stale", "blind"})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPicture:
+    """How far a holder's picture is to be trusted, as of the last `keep`."""
+
+    state: str  # what its writer told of it; "stale" while nobody confirms it
+    gateway: str | None  # who writes it
+    epoch: int  # another number: another picture
+    seq: int | None  # of the last event batch in it
+    digest: str  # of that batch's bytes
+    num_blocks: int  # that a prompt can reach
 
 
 class Keeping:
@@ -47,12 +61,12 @@ class Keeping:
         self._gateway = gateway
         self._fence = fence
         self._wanted = wanted
-        self._standings: dict[HolderId, Standing] = {}
+        self._standings: dict[HolderId, SharedPicture] = {}
         self._bad: dict[HolderId, bytes] = {}  # the key that was warned of
         self._round = asyncio.Lock()
 
-    def standing(self, holder: HolderId) -> Standing | None:
-        """As of the last round; None before the first."""
+    def standing(self, holder: HolderId) -> SharedPicture | None:
+        """Return the holder's picture as of the last round; None before the first."""
         return self._standings.get(holder)
 
     def forget(self, holder: HolderId) -> None:
@@ -60,7 +74,7 @@ class Keeping:
         self._bad.pop(holder, None)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Do a round now and then until the task is cancelled."""
         while True:
             self._wanted.clear()
             if await self.keep_or_warn():
@@ -78,7 +92,7 @@ class Keeping:
         return True
 
     async def keep(self) -> None:
-        """One round: connections, leases, standings. Raises RedisError."""
+        """Do one round: connections, leases, standings. Raises RedisError."""
         async with self._round:
             await self._link.mend()
             self._flushing.resume()
@@ -88,7 +102,7 @@ class Keeping:
                 await self._keep([h for h in part if h in self._roll.writers], now)
 
     async def leave(self, name: str, *, for_good: bool = False) -> None:
-        """Gives up the lease, if it is ours. What cannot be given up now lapses by itself."""
+        """Give up the lease, if it is ours. What cannot be given up now lapses by itself."""
         with suppress(RedisError):
             await self._link.writing.ask(LEAVE, (name,), (self._gateway, int(for_good)))
 
@@ -119,7 +133,7 @@ class Keeping:
             if writer.busy:
                 self._flushing.want(holder, writer)
         told = (state or b"").decode(errors="replace") if lease is not None and lease == of else ""
-        self._standings[holder] = Standing(
+        self._standings[holder] = SharedPicture(
             state=told if told in STATES else STALE,
             gateway=gateway,
             epoch=_number(epoch) or 0,
@@ -142,6 +156,11 @@ class Keeping:
                 self._link.shown,
                 *(2 * (bad.decode(errors="replace"),)),
             )
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time as Redis takes it."""
+    return int(seconds * 1000)
 
 
 def _number(text: bytes | None) -> int | None:

@@ -1,4 +1,5 @@
-"""One holder's way into Redis: what to write next, and what an answer means. No I/O, no clock.
+"""One holder's way into Redis: what to write next, and what an answer means; and all holders that
+this gateway knows. No I/O, no clock.
 
     lease    picture in Redis     what comes next
     none     not ours             nothing; operations still go into `chains`, for the day we write
@@ -15,14 +16,17 @@ more than `max_pending`, a new picture is the shorter way: so the queue is bound
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import chain, islice
 
 from inferway.index.protocol import (
     FULL_ATTENTION,
     Clear,
     Copy,
+    LastReport,
     Op,
     Remove,
     Store,
@@ -30,20 +34,9 @@ from inferway.index.protocol import (
     Window,
 )
 from inferway.index.redis.chains import Chains
-from inferway.index.redis.changes import Changes
-from inferway.model import BlockKey
+from inferway.model import BlockKey, HolderId
 
 Arg = bytes | str | int
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the owner of a holder's events says of its picture, as of all ops applied so far."""
-
-    state: str  # events.stream.StreamState, for the readers
-    seq: int | None = None  # of the last event batch applied
-    digest: str = ""  # of that batch's bytes
-    fit: bool = True  # whether the picture is fit to be shared: neither stale nor blind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class Mode(StrEnum):
     LIVE = "live"
 
 
-class Answer(StrEnum):
+class WriteAnswer(StrEnum):
     """What scripts.WRITE answers."""
 
     OK = "ok"
@@ -92,6 +85,51 @@ SetName = str
 Change = tuple[SetName, str, Sequence[BlockKey]]
 
 
+class Changes:
+    """First what is being written (a whole picture, or what had changed when the last of it was
+    taken), then what changes meanwhile.
+
+    What is taken is looked up when it is written. A key of the first kind that has changed again
+    waits for its new turn, so that a set closed under "parent of" stays so after each of them.
+    """
+
+    def __init__(self, everything: Iterable[Iterable[BlockKey]] | None = None) -> None:
+        """`everything`, in pieces, is to be written first."""
+        self._new: dict[BlockKey, None] = {}
+        self._going: Iterator[BlockKey] | None = None
+        if everything is not None:
+            self._going = chain.from_iterable(everything)
+
+    def __bool__(self) -> bool:
+        return self._going is not None or bool(self._new)
+
+    def __len__(self) -> int:
+        """How many have changed since the last began to be written."""
+        return len(self._new)
+
+    def note(self, keys: Sequence[BlockKey]) -> None:
+        """Note that these have changed, in this order."""
+        new = self._new
+        if not new.keys().isdisjoint(keys):
+            for key in keys:
+                new.pop(key, None)
+        new.update(dict.fromkeys(keys))
+
+    def take(self, limit: int) -> Sequence[BlockKey]:
+        """Return the next keys to write. Fewer than `limit` may be all for now, but not the
+        last."""
+        if self._going is None:
+            if not self._new:
+                return ()
+            self._going, self._new = iter(self._new), {}
+        taken = list(islice(self._going, limit))
+        if len(taken) < limit:
+            self._going = None
+        if self._new:
+            return [key for key in taken if key not in self._new]
+        return taken
+
+
 @dataclass(slots=True, eq=False)
 class HolderWriter:
     """Written by `RedisIndex` alone. `name`: the holder's, the same in every gateway; None until
@@ -101,7 +139,7 @@ class HolderWriter:
     max_pending: int
     ttl_ms: int  # of what is written
     name: str | None = None
-    told: Told | None = None
+    told: LastReport | None = None
     lease: str | None = None
     mode: Mode = Mode.BEGIN
     batch: int = 0  # number of the last one made
@@ -118,7 +156,7 @@ class HolderWriter:
 
     @property
     def num_pending(self) -> int:
-        """Keys that wait to be written."""
+        """How many keys wait to be written."""
         return sum(len(changes) for changes in self._changes.values())
 
     @property
@@ -132,7 +170,7 @@ class HolderWriter:
         return self.lease is not None and (self.sent is not None or not self._nothing_new())
 
     def num_bytes(self) -> int:
-        """About, without what waits to be written."""
+        """Return about what it takes, without what waits to be written."""
         return self._chains.num_bytes()
 
     # what is known
@@ -152,19 +190,19 @@ class HolderWriter:
                 self._windows[group] = blocks
 
     def held(self, keys: Sequence[BlockKey], tier: Tier, group: int) -> list[BlockKey]:
-        """Those of `keys` that lie there, in their order."""
+        """Return those of `keys` that lie there, in their order."""
         return [key for key in keys if self._chains.lies_in(key, tier, group)]
 
     def clear_up(self) -> bool:
-        """Frees a piece of what was cleared: a million blocks at once take 60 ms. Whether there
-        was one."""
+        """Free a piece of what was cleared: a million blocks at once take 60 ms. Returns whether
+        there was one."""
         while self._rubble:
             for _ in self._rubble[-1]:
                 return True
             self._rubble.pop()
         return False
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: LastReport) -> None:
         self._news |= told != self.told
         self.told = told
 
@@ -187,29 +225,31 @@ class HolderWriter:
     # what is written
 
     def leased(self, lease: str | None) -> None:
-        """The server says whose lease it is; None: not ours. A new one begins a new picture."""
+        """Take whose lease it is, as the server says; None: not ours. A new one begins a new
+        picture."""
         if lease != self.lease:
             self.lease = lease
             self.sent = None
             self._begin()
 
     def next_write(self, limit: int) -> Write | None:
-        """The batch to send now, of at most `limit` keys; the last one again until `answered`."""
+        """Return the batch to send now, of at most `limit` keys; the last one again until
+        `answered`."""
         if self.lease is None or self.name is None:
             return None
         if self.sent is None and not self._nothing_new():
             self.sent = self._make(limit)
         return self.sent
 
-    def answered(self, answer: Answer) -> None:
-        """What the server said to the batch in `sent`."""
+    def answered(self, answer: WriteAnswer) -> None:
+        """Take what the server said to the batch in `sent`."""
         sent, self.sent = self.sent, None
         if sent is None:
             return
-        if answer is Answer.FENCED:
+        if answer is WriteAnswer.FENCED:
             self.stats.fenced += 1
             self.leased(None)
-        elif answer is Answer.STEP:
+        elif answer is WriteAnswer.STEP:
             self.stats.repairs += 1
             self._begin()
         else:
@@ -222,8 +262,8 @@ class HolderWriter:
         return None if self.lease is None or self.busy else self.batch
 
     def audit(self, settled: int | None, batch: int, num_held: int) -> None:
-        """The server said that `batch` was the last, with so many keys in `held`. If all was
-        settled when it was asked, and is, both must be ours; a server that has lost something,
+        """Take what the server said: that `batch` was the last, with so many keys in `held`. If all
+        was settled when it was asked, and is, both must be ours; a server that has lost something,
         or all, is written anew."""
         if settled is None or settled != self.settled:
             return
@@ -290,3 +330,52 @@ class HolderWriter:
         for lower in self._chains.lower_tiers:
             yield f"t{lower}", "+", [key for key, tier in tiers if tier == lower]
             yield f"t{lower}", "-", [key for key, tier in tiers if tier != lower]
+
+
+class Roll:
+    """A holder is here from its first operation on, and has a name once it is introduced."""
+
+    def __init__(self, prefix: str, stats: WriterStats, max_pending: int, ttl_ms: int) -> None:
+        self._prefix = prefix
+        self._make = partial(HolderWriter, stats, max_pending, ttl_ms)
+        self._writers: dict[HolderId, HolderWriter] = {}
+        self.named: tuple[HolderId, ...] = ()
+        self.names: tuple[str, ...] = ()  # theirs, in the same order, as the server has them
+
+    @property
+    def writers(self) -> Mapping[HolderId, HolderWriter]:
+        return self._writers
+
+    def writer(self, holder: HolderId) -> HolderWriter:
+        """Return the holder's own writer, made when it is first asked for."""
+        writer = self._writers.get(holder)
+        if writer is None:
+            writer = self._writers[holder] = self._make()
+        return writer
+
+    def introduce(self, holder: HolderId, name: str) -> None:
+        """Raises ValueError if another one has that name."""
+        if self._prefix + name in self.names:
+            raise ValueError(f"holder {name!r} is there already; each needs a name of its own")
+        self.writer(holder).name = self._prefix + name
+        self._rename()
+
+    def remove(self, holder: HolderId) -> HolderWriter | None:
+        """Forget a holder. Returns its writer; None if it was not here."""
+        writer = self._writers.pop(holder, None)
+        self._rename()
+        return writer
+
+    def leased(self, holder: HolderId) -> HolderWriter | None:
+        """Return the holder's writer, if the lease is ours."""
+        writer = self._writers.get(holder)
+        return writer if writer is not None and writer.lease is not None else None
+
+    def leased_names(self) -> list[str]:
+        """Return the names of all holders whose lease is ours."""
+        return [w.name for w in self._writers.values() if w.lease is not None and w.name]
+
+    def _rename(self) -> None:
+        named = [(h, w.name) for h, w in self._writers.items() if w.name is not None]
+        self.named = tuple(holder for holder, _ in named)
+        self.names = tuple(name for _, name in named)

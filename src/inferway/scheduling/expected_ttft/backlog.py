@@ -7,6 +7,15 @@ moments the first of those that wait is assumed to progress, no further than to 
 should have begun long ago and has not, the engine is slower than we believe, or hangs: as long as
 it has been late by now, so long it is expected to be late still.
 
+Then requests that did not come through us, other gateways' above all: what of them waits.
+
+An engine tells how many it has, now and then. Those that it says wait, wait; but vLLM counts a
+request as running from the first chunk of its prompt on, and the rest of that prompt is work ahead
+as well. So a request that is new since the last scrape counts as a prompt that is just begun, as
+long as a mean one of ours, which the engine works off from then on. An engine that tells how many
+have not begun to answer (`Candidates.unbegun`) is believed: so many, but for ours, are ahead, each
+as long as a mean one.
+
 A place is an engine's column.
 """
 
@@ -19,11 +28,12 @@ from itertools import count
 
 import numpy as np
 
-from inferway.model import Column
+from inferway.model import Candidates, Column
+from inferway.scheduling.expected_ttft.places import Rows
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     """A request that has not begun to answer, as far as we know."""
 
     place: int
@@ -41,20 +51,20 @@ class Backlog:
     first_tokens: Column = field(default_factory=lambda: np.zeros(0))  # of that one; 0: none waits
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
     # in the order they came
-    _queues: list[OrderedDict[Waiting, None]] = field(default_factory=list)
+    _queues: list[OrderedDict[QueuedRequest, None]] = field(default_factory=list)
     # Of those whose answer comes in one piece nobody sees the beginning: it is assumed.
-    _unseen: list[tuple[float, int, Waiting]] = field(default_factory=list)
+    _unseen: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
 
     def grow(self, places: int) -> None:
-        """Room for so many."""
+        """Have room for so many places."""
         missing = np.zeros(places - len(self._queues))
         for name in ("tokens", "requests", "since_ms", "first_tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), missing]))
         self.first_alone_ms = np.concatenate([self.first_alone_ms, missing + np.inf])
         self._queues += [OrderedDict() for _ in missing]
 
-    def add(self, waiting: Waiting, now: float) -> None:
+    def add(self, waiting: QueuedRequest, now: float) -> None:
         place, queue = waiting.place, self._queues[waiting.place]
         queue[waiting] = None
         self.tokens[place] += waiting.tokens
@@ -62,12 +72,12 @@ class Backlog:
         if len(queue) == 1:
             self._first(place, now)
 
-    def assume_begun_at(self, waiting: Waiting, then: float) -> None:
-        """Nobody will tell when its answer begins."""
+    def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
+        """Take the request's answer for begun then: nobody will tell."""
         heappush(self._unseen, (then, next(self._tie), waiting))
 
-    def begun(self, waiting: Waiting, now: float) -> bool:
-        """It answers, or has gone. False if that was known."""
+    def begun(self, waiting: QueuedRequest, now: float) -> bool:
+        """Take out a request that answers, or has gone. Returns False if that was known."""
         place, queue = waiting.place, self._queues[waiting.place]
         if waiting not in queue:
             return False
@@ -80,7 +90,7 @@ class Backlog:
         return True
 
     def advance(self, now: float) -> None:
-        """By now, what was assumed to begin has begun."""
+        """Take out what was assumed to begin by now."""
         while self._unseen and self._unseen[0][0] <= now:
             then, _, waiting = heappop(self._unseen)
             self.begun(waiting, then)
@@ -94,3 +104,61 @@ class Backlog:
             self.first_alone_ms[place] = np.inf
         else:
             self.first_tokens[place], self.first_alone_ms[place] = first.tokens, first.alone_ms
+
+
+@dataclass(slots=True)
+class Others:
+    """Column i is place i's."""
+
+    # Requests, by the last scrape; NaN: nothing was seen yet, so nothing is new.
+    _seen: Column = field(default_factory=lambda: np.zeros(0))
+    _tokens: Column = field(default_factory=lambda: np.zeros(0))  # of begun prompts, left then
+    _at: Column = field(default_factory=lambda: np.zeros(0))  # seconds: when it was
+    _none: bool = False  # no place has any
+
+    def grow(self, places: int) -> None:
+        """Have room for so many places."""
+        missing = np.zeros(places - len(self._seen))
+        self._seen = np.concatenate([self._seen, missing + np.nan])
+        self._tokens = np.concatenate([self._tokens, missing])
+        self._at = np.concatenate([self._at, missing])
+        self._none = self._none and not len(missing)
+
+    def forget(self, place: int) -> None:
+        """Forget a place that another engine takes."""
+        self._seen[place], self._tokens[place], self._none = np.nan, 0.0, False
+
+    def ahead(
+        self,
+        candidates: Candidates,
+        rows: Rows,
+        cost_ms: Column,
+        mean_tokens: float,
+        ours: Column,
+    ) -> tuple[Column, Column] | None:
+        """Return (requests that wait, tokens that do or are begun); None if there are none.
+        `cost_ms`: of a token that waits; `ours`: of our requests, those that have not begun to
+        answer."""
+        others, now = candidates.others, candidates.now
+        if not np.count_nonzero(others):
+            if not self._none:
+                self._seen[rows] = self._tokens[rows] = 0.0
+                self._none = not self._seen.any()
+            return None
+        self._none = False
+        unbegun = candidates.unbegun - ours
+        is_told = candidates.unbegun >= 0.0
+        np.minimum(np.maximum(unbegun, 0.0, out=unbegun), others, out=unbegun)
+        if is_told.all():
+            return unbegun, unbegun * mean_tokens
+        left = self._tokens[rows] - (now - self._at[rows]) * 1000 / cost_ms
+        np.maximum(left, 0.0, out=left)
+        seen = self._seen[rows]
+        if (others != seen).any():  # some have been scraped
+            left += np.fmax(others - seen, 0.0) * mean_tokens
+            np.minimum(left, others * mean_tokens, out=left)
+            self._seen[rows], self._tokens[rows], self._at[rows] = others, left, now
+        waiting = candidates.waiting
+        queued = others * waiting / np.maximum(waiting + candidates.running, 1.0)
+        tokens = np.maximum(queued * mean_tokens, left)
+        return np.where(is_told, unbegun, queued), np.where(is_told, unbegun * mean_tokens, tokens)

@@ -54,14 +54,14 @@ class Caused:
     _newest: float = 1.0  # what a new token counts by now
 
     def grow(self, places: int) -> None:
-        """Room for so many."""
+        """Have room for so many places."""
         missing = np.zeros(places - len(self._new))
         self._requests = np.concatenate([self._requests, missing])
         self._work = np.concatenate([self._work, missing])
         self._new = np.concatenate([self._new, missing])
 
     def forget(self, place: int) -> None:
-        """Another engine takes the place."""
+        """Forget a place that another engine takes."""
         for column in (self._requests, self._work, self._new):
             column[place] = 0.0
 
@@ -76,8 +76,8 @@ class Caused:
         batch: Column,
         slowed: Column,
     ) -> Column:
-        """Of a request that would go there now. `work`, `tokens`, `backlog`: w, u, V; `batch`,
-        `slowed`: n, n a. All in the order of `rows`."""
+        """Return the cost of a request that would go there now. `work`, `tokens`, `backlog`: w, u,
+        V; `batch`, `slowed`: n, n a. All in the order of `rows`."""
         self._scale(now)
         ms = RATE_SECONDS * 1000 * exp((now - self._at) / RATE_SECONDS)
         each: Column = work * _HALF
@@ -96,7 +96,7 @@ class Caused:
     def sent(
         self, place: int, now: float, *, work: float, new_tokens: float, tokens: float
     ) -> None:
-        """A request of so many tokens is on its way there."""
+        """Count a request of so many tokens that is on its way there."""
         self._scale(now)
         newest = exp((now - self._at) / RATE_SECONDS)
         self._requests[place] += newest
@@ -107,7 +107,7 @@ class Caused:
         self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
 
     def answered(self, tokens: int) -> None:
-        """An answer had so many tokens."""
+        """Count an answer of so many tokens."""
         self.answer_tokens += (tokens - self.answer_tokens) / MEAN_REQUESTS
 
     def _scale(self, now: float) -> None:

@@ -84,7 +84,7 @@ class _Sums:
 
     @property
     def weight(self) -> float:
-        """Of all: the elements of each z sum to 1."""
+        """The weight of all: the elements of each z sum to 1."""
         return float(self.zz.sum())
 
     @property
@@ -115,8 +115,8 @@ class _Engine:
     count: int = 0  # of observations
 
     def within(self, error: float, ratio: float) -> float:
-        """The error, or as much of it as counts; what is known of errors learns from that. `ratio`:
-        how many times what all engines take was expected."""
+        """Return the error, or as much of it as counts; what is known of errors learns from that.
+        `ratio`: how many times what all engines take was expected."""
         far = max(FAR * self.error, NEVER_FAR)
         error = min(max(error, -far), far)
         step = max(1 - FADE, 1 / (1 + self.count))
@@ -182,7 +182,7 @@ class Costs:
         return self._count > 0
 
     def grow(self, places: int) -> None:
-        """Room for so many."""
+        """Have room for so many places."""
         missing = places - len(self._engines)
         new = np.zeros((len(self.usual), missing))
         for name in ("table", "_shape", "_z"):
@@ -195,7 +195,7 @@ class Costs:
             self.forget(place)
 
     def forget(self, place: int) -> None:
-        """Another engine takes the place."""
+        """Forget a place that another engine takes."""
         self._engines[place] = None
         self.num_unsure += not self.unsure[place]
         self.unsure[place] = True
@@ -208,7 +208,8 @@ class Costs:
         return time
 
     def learn(self, place: int, features: Sequence[float], time: float, now: float) -> None:
-        """It took so long (more than 0). Features are not negative, one at least is not 0."""
+        """Learn that it took so long (more than 0). Features are not negative, one at least is not
+        0."""
         usual_times = list(map(mul, features, self._usual))
         usual_time = sum(usual_times)
         z = [part / usual_time for part in usual_times]
@@ -230,7 +231,8 @@ class Costs:
             self.unsure[place] = False
 
     def refresh(self, now: float) -> None:
-        """Time has passed. One engine a call at most: it is called for each request."""
+        """Let sums fade as time passes. One engine a call at most: it is called for each
+        request."""
         if now < self._due or not self._engines:
             return
         self._due = now + REFRESH_SECONDS / len(self._engines)

@@ -15,12 +15,19 @@ from collections.abc import Sequence
 from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.backlog import Waiting
-from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS
-from inferway.scheduling.expected_ttft.learning import BATCH, FIXED, OWN, PAIRS, Learning
+from inferway.scheduling.expected_ttft.backlog import QueuedRequest
+from inferway.scheduling.expected_ttft.learning import (
+    BATCH,
+    COST_MS,
+    FEATURES,
+    FIXED,
+    OWN,
+    PAIRS,
+    TERMS_MS,
+    Learning,
+)
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
-from inferway.scheduling.prompt_tokens import prompt_tokens
 
 _LEAST_MS = 1e-3
 # learning.TTFT_FEATURES, and what is no feature
@@ -58,7 +65,7 @@ class RequestFollower(Follower):
         self._request = request
         self._candidates = candidates
         self._streams = bool(request.body.stream)
-        self._waiting: Waiting | None = None
+        self._waiting: QueuedRequest | None = None
 
     def on_attempt(self, target: Target, now: float) -> Headers:
         self._withdraw(now)
@@ -73,11 +80,11 @@ class RequestFollower(Follower):
         alone = terms[FIXED] + work + terms[BATCH]
         # as many as cost the same without pairs: whoever waits for them need not know more
         tokens_ahead = own * work / terms[OWN]
-        self._waiting = waiting = Waiting(place, tokens_ahead, alone)
+        self._waiting = waiting = QueuedRequest(place, tokens_ahead, alone)
         learning.backlog.add(waiting, now)
         if not self._streams:
             learning.backlog.assume_begun_at(waiting, now + self._ttft / 1000)
-        tokens = max(prompt_tokens(self._request), 1)
+        tokens = max(self._request.num_prompt_tokens, 1)
         learning.caused.sent(place, now, work=work, new_tokens=own, tokens=tokens)
         return ()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inferway.scheduling.expected_ttft.accuracy import Accuracy
-from inferway.scheduling.expected_ttft.backlog import Backlog
+from inferway.metrics import Histogram
+from inferway.model import Added, Column
+from inferway.scheduling.expected_ttft.backlog import Backlog, Others
 from inferway.scheduling.expected_ttft.caused import Caused
 from inferway.scheduling.expected_ttft.costs import Costs
-from inferway.scheduling.expected_ttft.others import Others
 
 # The features of a time to the first token, and what they cost before anything is known, in ms:
 # about an 8B model on one GPU. Only how they stand to each other matters, and not for long.
@@ -26,6 +27,16 @@ TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
 
+# What an expectation was made of: columns that `plugin` adds, and it and `follower` read.
+# One row for each endpoint: the features, and what each made up of the expectation.
+FEATURES: Added[NDArray[np.float64]] = Added("expected-ttft-features")
+TERMS_MS: Added[NDArray[np.float64]] = Added("expected-ttft-terms-ms")
+COST_MS: Added[Column] = Added("expected-cost-ms")  # TTFT, and what it costs others
+TRIED: Added[NDArray[np.bool_]] = Added("expected-ttft-tried")  # whether it is to be got to know
+
+# Buckets of times observed, divided by those expected: 1 is exact, 2 is twice as long.
+ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+
 
 @dataclass(slots=True)
 class Learning:
@@ -36,27 +47,28 @@ class Learning:
     backlog: Backlog = field(default_factory=Backlog)
     others: Others = field(default_factory=Others)
     caused: Caused = field(default_factory=Caused)
-    accuracy: list[Accuracy] = field(default_factory=list)
+    accuracy: list[Histogram] = field(default_factory=list)
 
     def grow(self, places: int) -> None:
-        """Room for so many."""
+        """Have room for so many places."""
         self.ttft.grow(places)
         self.tpot.grow(places)
         self.backlog.grow(places)
         self.others.grow(places)
         self.caused.grow(places)
-        self.accuracy += [Accuracy() for _ in range(places - len(self.accuracy))]
+        missing = range(places - len(self.accuracy))
+        self.accuracy += [Histogram(ACCURACY_BUCKETS) for _ in missing]
 
     def forget(self, place: int) -> None:
-        """Another engine takes the place; nothing is on its way to the old one."""
+        """Forget a place that another engine takes; nothing is on its way to the old one."""
         self.ttft.forget(place)
         self.tpot.forget(place)
         self.others.forget(place)
         self.caused.forget(place)
-        self.accuracy[place] = Accuracy()
+        self.accuracy[place] = Histogram(ACCURACY_BUCKETS)
 
     def advance(self, now: float) -> None:
-        """Time has passed."""
+        """Let everything know what time it is."""
         self.backlog.advance(now)
         self.ttft.refresh(now)
         self.tpot.refresh(now)

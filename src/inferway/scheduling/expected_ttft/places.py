@@ -45,7 +45,7 @@ class Places:
         return len(self._names)
 
     def rows(self, endpoints: Sequence[Endpoint], now: float) -> Rows:
-        """The places of these, in order. Cheap for a list that was seen before; it must not
+        """Return the places of these, in order. Cheap for a list that was seen before; it must not
         change."""
         table = self._tables.get(id(endpoints))
         if table is None or table.endpoints is not endpoints:
@@ -54,11 +54,11 @@ class Places:
         return table.rows
 
     def place(self, endpoint: Endpoint) -> int:
-        """Of one that was among candidates."""
+        """Return the place of an endpoint that was among candidates."""
         return self._place[endpoint.name]
 
     def names(self) -> dict[str, int]:
-        """name -> place, of all that are known."""
+        """Return name -> place, of all that are known."""
         return self._place
 
     def _looked_up(self, endpoints: Sequence[Endpoint], now: float) -> _Table:

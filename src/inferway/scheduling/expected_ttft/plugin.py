@@ -13,31 +13,37 @@ not so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.metrics import Family, gauge, histogram
 from inferway.model import Candidates, Choice, Column
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.columns import COST_MS, FEATURES, TERMS_MS, TRIED
+from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.follower import RequestFollower
 from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
     BATCH,
+    COST_MS,
+    FEATURES,
     FIXED,
     OWN,
     PAIRS,
     REQUESTS,
     RUNNING,
+    TERMS_MS,
+    TPOT_FEATURES,
+    TRIED,
+    TTFT_FEATURES,
     Learning,
 )
 from inferway.scheduling.expected_ttft.places import Places, Rows
-from inferway.scheduling.prompt_tokens import prompt_tokens
+from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Building, NoParameters, PluginType
-from inferway.scheduling.trust import TRUST
 
 TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
 
@@ -65,7 +71,7 @@ class ExpectedTtft:
         costs = learning.ttft.table[:, rows]
         features = np.empty_like(costs)
         features[FIXED] = _ONE
-        prompt = float(prompt_tokens(request))
+        prompt = float(request.num_prompt_tokens)
         own = features[OWN] = _own_tokens(prompt, candidates)
         features[PAIRS] = own * (prompt - own * _HALF)
         late = self._waiting(features, costs[AHEAD], rows, candidates)
@@ -85,6 +91,9 @@ class ExpectedTtft:
             slowed=slowed,
         )
         cost += ttft
+        compiling = candidates.get(COMPILE_MS)
+        if compiling is not None:
+            cost += np.maximum(compiling - ttft, 0.0)
         candidates.add(EXPECTED_TTFT_MS, ttft)
         if learning.tpot.is_known and not self.is_alone:
             slowed += slower
@@ -97,7 +106,8 @@ class ExpectedTtft:
             self._try(candidates, rows, features, cost, prompt)
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        """The least cost of all, divided by the row's; half that where another is to be tried."""
+        """Return the least cost of all, divided by the row's; half that where another is to be
+        tried."""
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
@@ -111,10 +121,35 @@ class ExpectedTtft:
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: Choice
     ) -> RequestFollower | None:
-        """Who learns from it."""
+        """Return who learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
         return RequestFollower(self.learning, self.places, request, candidates)
+
+    def families(self) -> Iterator[Family]:
+        """Yield how far expectations were off, and what each part of a request costs, by engine."""
+        learning, names = self.learning, self.places.names()
+        errors = [((name,), learning.accuracy[place]) for name, place in names.items()]
+        yield histogram(
+            "inferway_ttft_prediction_error",
+            "Time to the first token, divided by the time that was expected; 1 is"
+            " exact, 2 is twice as long.",
+            ["engine"],
+            errors,
+        )
+        features = (*TTFT_FEATURES, *TPOT_FEATURES)
+        costs = np.concatenate([learning.ttft.table, learning.tpot.table]) / 1000
+        yield gauge(
+            "expected_cost_seconds",
+            "Seconds that each part of a request is expected to cost on the engine, as"
+            " learned from its answers.",
+            ["engine", "of"],
+            {
+                (name, feature): cost
+                for name, place in names.items()
+                for feature, cost in zip(features, costs[:, place].tolist(), strict=True)
+            },
+        )
 
     def _try(
         self,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from inferway.model import Candidates, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.prompt_tokens import prompt_tokens
-from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.registry import Parameters, PluginType
 
 
-@dataclass(frozen=True, slots=True)
-class Always:
+class Always(Parameters, frozen=True):
     """For every request."""
 
     def is_worth_it(
@@ -23,26 +20,20 @@ class Always:
         return True
 
 
-class PrefixBasedParameters(Parameters, frozen=True):
-    non_cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixBased:
+class PrefixBased(Parameters, frozen=True):
     """When the prompt has `prompt_tokens` or more, and `non_cached_tokens` or more of them are not
     held where it is going to be decoded; 0 of the latter: never. Blocks count whatever tier they
     lie in (llm-d-router ebab687, disagg/prefix_based_pd_decider.go)."""
 
-    non_cached_tokens: int
-    prompt_tokens: int = 0
+    non_cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
 
     def is_worth_it(
         self, request: LLMRequest, candidates: Candidates, target: Target | None
     ) -> bool:
         if self.non_cached_tokens == 0 or target is None:
             return False
-        tokens = prompt_tokens(request)
+        tokens = request.num_prompt_tokens
         if tokens < max(self.prompt_tokens, self.non_cached_tokens):
             return False
         row = candidates.rows[target.endpoint.holder]
@@ -50,8 +41,7 @@ class PrefixBased:
         return tokens - held >= self.non_cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Multimodal:
+class Multimodal(Parameters, frozen=True):
     """When a message has a part that is neither text nor a refusal: an image, audio, video."""
 
     def is_worth_it(
@@ -77,24 +67,19 @@ def _is_media(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS
 
 
-def _prefix_based(parameters: PrefixBasedParameters, building: Building) -> PrefixBased:
-    return PrefixBased(parameters.non_cached_tokens, parameters.prompt_tokens)
-
-
 ALWAYS = PluginType(
     "always-disagg-pd-decider",
     "computes the prompt on another engine, for every request",
-    lambda parameters, building: Always(),
+    parameters=Always,
 )
 PREFIX_BASED = PluginType(
     "prefix-based-pd-decider",
     "computes the prompt on another engine if at least nonCachedTokens of its tokens (0: never) "
     "are not cached on the decoding engine",
-    _prefix_based,
-    PrefixBasedParameters,
+    parameters=PrefixBased,
 )
 MULTIMODAL = PluginType(
     "always-disagg-multimodal-decider",
     "encodes on other engines if the request has images, audio or video",
-    lambda parameters, building: Multimodal(),
+    parameters=Multimodal,
 )

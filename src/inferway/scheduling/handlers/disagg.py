@@ -76,13 +76,13 @@ class Stage(msgspec.Struct, frozen=True):
     def run(
         self, request: LLMRequest, candidates: Candidates, target: Target | None
     ) -> tuple[Target, ...]:
-        """Where it is to be done; () if where the answer is."""
+        """Return where it is to be done; () if where the answer is."""
         if self.decider is None or not self.decider.is_worth_it(request, candidates, target):
             return ()
         return self.anyhow(request, candidates)
 
     def anyhow(self, request: LLMRequest, candidates: Candidates) -> tuple[Target, ...]:
-        """The same, without a decider."""
+        """Return where it is to be done, whatever a decider says."""
         try:
             return self.profile.choose(request, candidates).targets
         except NoEndpointError:

@@ -1,4 +1,4 @@
-"""The request names its profile in a header."""
+"""Choose one profile: the only one, or the one that the request names in a header."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferway.errors import ConfigError, InvalidRequestError
 from inferway.model import Candidates, Choice
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import Chooser
-from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
 
 
 class HeaderProfileParameters(Parameters, frozen=True):
@@ -51,7 +51,19 @@ def _build(parameters: HeaderProfileParameters, building: Building) -> HeaderPro
     return HeaderProfile(header, default, profiles)
 
 
-TYPE = PluginType(
+def _only(parameters: NoParameters, building: Building) -> Chooser:
+    profiles = building.profiles
+    if len(profiles) != 1:
+        raise ConfigError(
+            f"{len(profiles)} profiles ({', '.join(profiles)}); single-profile-handler takes one"
+        )
+    return next(iter(profiles.values()))
+
+
+SINGLE = PluginType(
+    "single-profile-handler", "uses the only profile for every request", _only, is_handler=True
+)
+BY_HEADER = PluginType(
     "header-profile-handler",
     "uses the profile that the request's header headerName names, or defaultProfile",
     _build,

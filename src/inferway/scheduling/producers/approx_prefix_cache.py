@@ -14,15 +14,17 @@ from xxhash import xxh3_64_intdigest
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Choice, Endpoint, Headers, Target
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.llm_request import BYTES_PER_TOKEN, LLMRequest
 from inferway.openai_api.requests import reads_cache
 from inferway.scheduling.of_endpoints import OfEndpoints
 from inferway.scheduling.plugin import Follower
 from inferway.scheduling.prefix_source import APPROXIMATE, Approximate
-from inferway.scheduling.producers.block_hashes import block_hashes
-from inferway.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
+from inferway.scheduling.producers.prompt_bytes import (
+    block_hashes,
+    prompt_bytes,
+    setting_bytes,
+)
 from inferway.scheduling.producers.sent_blocks import SentBlocks
-from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 Count = Annotated[int, Meta(ge=0)]
@@ -133,7 +135,7 @@ class _Sending(Follower):
 
 
 def approx_prefix_cache(parameters: ApproxPrefixCacheParameters, name: str) -> ApproxPrefixCache:
-    """`name`: of its columns. Raises ConfigError."""
+    """Return the producer, whose columns go by `name`. Raises ConfigError."""
     tokens = parameters.max_prefix_tokens_to_match
     block = parameters.block_size or parameters.block_size_tokens
     if 0 < tokens < block:

@@ -14,15 +14,14 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.places import Places
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
-from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 INFLIGHT_LOAD = "inflight-load-producer"
 
 
 def token_column(producer: str) -> Added[Column]:
-    """Tokens in flight on the endpoint, and those that this request would add. One column: nobody
-    asks for one without the other."""
+    """Return the column with the tokens in flight on the endpoint, and those that this request
+    would add. One column: nobody asks for one without the other."""
     return Added(f"{producer}/tokens")
 
 
@@ -73,7 +72,7 @@ class InflightLoad:
         return _Counted(self, candidates, choice, last[1])
 
     def _own(self, request: LLMRequest, candidates: Candidates) -> Column:
-        tokens = prompt_tokens(request)
+        tokens = request.num_prompt_tokens
         match = self.prefix.match(candidates)
         if match is None:
             own = np.full(len(candidates.endpoints), float(tokens))
@@ -98,7 +97,7 @@ class InflightLoad:
 
 
 def most_output_tokens(request: LLMRequest) -> int | None:
-    """What the request allows; None if it does not say."""
+    """Return how many tokens the request allows; None if it does not say."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         most: int | None = getattr(request.body, name, None)
         if most is not None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from inferway.openai_api.requests import (
     Body,
@@ -35,7 +36,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def prompt_bytes(body: Body, most: int) -> list[bytes]:
-    """Of each prompt of the request, no less than its first `most` bytes, or all."""
+    """Return of each prompt of the request no less than its first `most` bytes, or all."""
     match body:
         case ChatRequest():
             return [_joined(body.messages, most)]
@@ -53,7 +54,7 @@ def prompt_bytes(body: Body, most: int) -> list[bytes]:
 
 
 def setting_bytes(body: Body) -> bytes:
-    """What is the same in all requests whose prompts may have a beginning in common."""
+    """Return what is the same in all requests whose prompts may have a beginning in common."""
     match body:
         case ChatRequest():
             given: tuple[object, ...] = (
@@ -114,3 +115,15 @@ def _encode(value: object) -> bytes:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:  # half of a surrogate pair
         return json.dumps(value).encode()
+
+
+def block_hashes(prompt: bytes, block_bytes: int, most_blocks: int, seed: int) -> list[int]:
+    """Return a hash for each block. It depends on the block's bytes, on all blocks before it and on
+    `seed`. The last block may be a short one; a prompt shorter than one block has none."""
+    if len(prompt) < block_bytes:
+        return []
+    hashes = []
+    for start in range(0, min(len(prompt), block_bytes * most_blocks), block_bytes):
+        seed = xxh3_64_intdigest(prompt[start : start + block_bytes], seed)
+        hashes.append(seed)
+    return hashes

@@ -35,7 +35,7 @@ class SentBlocks:
         return len(self._servers)
 
     def add(self, server: str, hashes: Sequence[int]) -> None:
-        """A prompt of these blocks is sent there."""
+        """Note that a prompt of these blocks is sent there."""
         if server not in self._place:
             self._came(server)
         bit = 1 << self._place[server]
@@ -50,12 +50,12 @@ class SentBlocks:
             self._drop(blocks.popitem(last=False)[0], bit)
 
     def places(self, servers: Iterable[str]) -> NDArray[np.intp]:
-        """Their places in what `held` returns, as long as `version` is the same."""
+        """Return the servers' places in what `held` returns, as long as `version` is the same."""
         return np.array([self._place.get(server, -1) for server in servers], np.intp)
 
     def held(self, hashes: Sequence[int]) -> Column:
-        """By place: how many of the blocks a server has before the first that it lacks. The last
-        number is 0, for servers that we have never heard of."""
+        """Return by place how many of the blocks a server has before the first that it lacks. The
+        last number is 0, for servers that we have never heard of."""
         depths = np.zeros(len(self._place) + len(self._free) + 1)
         left = self._servers.get(hashes[0], 0) if hashes else 0
         depth = 0
@@ -71,7 +71,7 @@ class SentBlocks:
         return depths
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Forgets all others."""
+        """Forget all other servers."""
         for server in set(self._blocks).difference(servers):
             place = self._place.pop(server)
             for block in self._blocks.pop(server):

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from inferway.model import Candidates, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.prompt_tokens import prompt_tokens
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 LABEL = "llm-d.ai/context-length-range"
@@ -54,7 +53,7 @@ class ContextLengthAware:
     ranges: OfEndpoints[_Ranges]
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        ranges, tokens = self.ranges(candidates.endpoints), prompt_tokens(request)
+        ranges, tokens = self.ranges(candidates.endpoints), request.num_prompt_tokens
         score = ranges.slope * -tokens
         score += ranges.base
         distance = np.maximum(ranges.least - tokens, tokens - ranges.most)
@@ -69,7 +68,7 @@ class ContextLengthFilter(ContextLengthAware):
     """With `enableFiltering`: those whose range the prompt is not in are left out, too."""
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
-        ranges, tokens = self.ranges(candidates.endpoints), prompt_tokens(request)
+        ranges, tokens = self.ranges(candidates.endpoints), request.num_prompt_tokens
         inside: NDArray[np.bool_] = (ranges.least <= tokens) & (tokens <= ranges.most)
         return inside & ranges.kept
 

@@ -37,7 +37,7 @@ class LatencyParameters(Parameters, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyScorer:
     """Headroom: what the request asks for (x-slo-ttft-ms, x-slo-tpot-ms; 0 if it does not) less
     what is expected; of an answer that is not streamed the second is 0. One group is rated, the
     first of these that is not empty, and all others get 0:
@@ -145,7 +145,7 @@ def _placed(column: Column, extent: float) -> Column | float:
     return placed
 
 
-def _build(parameters: LatencyParameters, building: Building) -> Latency:
+def _build(parameters: LatencyParameters, building: Building) -> LatencyScorer:
     producer = parameters.latency_prediction_info_producer_name
     if producer and building.type_of(producer) != EXPECTED_TTFT:
         raise ConfigError(
@@ -153,7 +153,7 @@ def _build(parameters: LatencyParameters, building: Building) -> Latency:
             f"expected one of type {EXPECTED_TTFT}"
         )
     name = parameters.prefix_match_info_producer_name
-    return Latency(parameters, prefix_source(name, PRECISE, building))
+    return LatencyScorer(parameters, prefix_source(name, PRECISE, building))
 
 
 def _needs(parameters: LatencyParameters) -> Sequence[str]:

@@ -56,7 +56,7 @@ class NoHitLru:
         return _Cold(self, choice) if self._is_cold(candidates) else None
 
     def used(self, target: Target) -> None:
-        """A cold prompt goes there."""
+        """Note that a cold prompt goes there."""
         name = target.endpoint.name
         self._order[name] = None
         self._order.move_to_end(name)
@@ -84,7 +84,7 @@ class _Ranks:
         self.ranks[by_turn] = np.arange(len(endpoints))
 
     def used(self, name: str) -> None:
-        """It goes to the end."""
+        """Put the endpoint of that name at the end."""
         row = self._rows.get(name)
         if row is not None:
             self.ranks -= self.ranks > self.ranks[row]

@@ -37,7 +37,7 @@ class PrefixCacheParameters(Parameters, frozen=True):
 
     @property
     def of_its_producer(self) -> dict[str, Any]:
-        """The older ones that are given."""
+        """The older parameters that are given."""
         given = ((name, getattr(self, name)) for name in _OLDER)
         return {name: value for name, value in given if value is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def allowed(row: MaskRow, token: int) -> bool:
     return bool(int(row[token >> 5]) >> (token & 31) & 1)
 
 
-def allow_only(row: MaskRow, tokens: frozenset[int]) -> None:
+def allow_only(row: MaskRow, tokens: Iterable[int]) -> None:
     row[:] = 0
     for token in tokens:
         allow(row, token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ _BLANKS = frozenset(b" \t\r\n")
 # A line's end and its indentation: two bytes, and four for each level; twice that at the top.
 _FEW = 4
 _A_LEVEL = 4
-_DEEPEST = Limits().max_nesting
+_DEEPEST = SpecLimits().max_nesting
 # Of the tokens that no JSON begins with: more than these come only where there may be text, or a
 # string. Between the tokens of JSON, there is but what ends a tag.
 _FEW_OTHERS = 100
@@ -32,7 +32,7 @@ _BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
 
 
 class Place(NamedTuple):
-    """Where an answer is."""
+    """Where in its JSON an answer is."""
 
     depth: int = 0  # of objects and arrays
     in_string: bool = False
@@ -65,7 +65,7 @@ def after(place: Place, written: bytes) -> Place:
 
 
 class Blanks:
-    """Of one vocabulary."""
+    """Counts the blanks in the answers of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.token_bytes
@@ -76,7 +76,7 @@ class Blanks:
         return after(place, written) if written else place
 
     def num_without_too_many(self, place: Place, tokens: Sequence[int]) -> int:
-        """How many of `tokens` come before the first that may not."""
+        """Return how many of `tokens` come before the first that may not."""
         for at, token in enumerate(tokens):
             if place.has_enough and token < len(self._written) and _begins(self._written[token]):
                 return at
@@ -91,7 +91,7 @@ class Blanks:
 
 
 class BlanksInTags(Blanks):
-    """As those, where it is not known what is JSON."""
+    """Counts blanks where it is not known what is JSON."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -106,7 +106,8 @@ class BlanksInTags(Blanks):
         return Place(_DEEPEST, num_blanks=before + num_blanks)
 
     def num_without_too_many(self, _: Place, tokens: Sequence[int]) -> int:
-        """All of them: what stands there decides, and is known when the mask is made."""
+        """Return how many of `tokens` may come: all. What stands there decides, and is known when
+        the mask is made."""
         return len(tokens)
 
     def forbid(self, row: MaskRow) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from inferway_structured.backends import llguidance
 from inferway_structured.backends.llguidance import LLGuidance
@@ -26,8 +26,9 @@ from inferway_structured.backends.tags import (
 )
 from inferway_structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway_structured.backends.xgrammar import is_installed as xgrammar_is_installed
+from inferway_structured.cost import estimated_seconds
 from inferway_structured.errors import HeavyError, SpecError
-from inferway_structured.grammar import Unenforced
+from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.spec import Kind
 
 if TYPE_CHECKING:
@@ -42,23 +43,9 @@ Make = Callable[["Spec", Sequence["Unenforced"]], Made]
 _WORDS = Words(llguidance.takes_string, llguidance.patterns_disjoint)
 
 
-class Judged(Protocol):
-    """A verdict from elsewhere."""
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def unenforced(self) -> Sequence[Unenforced]: ...
-
-
-class Verdict(NamedTuple):
-    backend: str
-    unenforced: Sequence[Unenforced]
-
-
 class Cascade:
-    """Of one engine. Any thread; what it calls drops the GIL where the library does."""
+    """Compiles specs for the vocabulary of one engine. Any thread may use it; what it calls drops
+    the GIL where the library does."""
 
     def __init__(self, vocabulary: Vocabulary, steppers: Steppers | None = None) -> None:
         """`steppers`: for what can make a step take long, which else is stepped here."""
@@ -68,17 +55,19 @@ class Cascade:
         self._xgrammar = XGrammar(vocabulary)
 
     def compile(self, spec: Spec) -> Compiled:
-        """Raises SpecError: what no library can keep at all."""
+        """Return the spec, compiled by the library that keeps most of it. Raises SpecError for what
+        no library can keep at all."""
         return self._compile(spec, None)
 
     def compile_light(self, spec: Spec) -> Compiled:
-        """As `compile`, of what is known to take little of time and memory. Raises HeavyError for
-        all else, before a library sees it."""
+        """Return the spec, compiled, if that is known to take little of time and memory. Raises
+        HeavyError for all else, before a library sees it, and SpecError as `compile`."""
         with _lightly(spec) as light:
             return self._compile(spec, light)
 
-    def compile_said(self, said: Spec, found: Judged, num_bytes: int) -> Compiled:
-        """What `judge` has said of a spec, where it was seen to hold so many bytes."""
+    def compile_said(self, said: Spec, found: Verdict, num_bytes: int) -> Compiled:
+        """Return a spec compiled as a child has found it out: `said` is what `judge` has returned
+        for it, and it was seen to hold so many bytes."""
         if self._steppers and (found.backend == XGrammar.name or _is_ambiguous(said)):
             return self._steppers.compile(found.backend, said, found.unenforced)
         if found.backend == XGrammar.name:
@@ -108,21 +97,21 @@ class Cascade:
 
 
 def verdict(spec: Spec) -> Verdict:
-    """What `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it, but
-    for what xgrammar is left to judge, which wants one."""
+    """Return what `Cascade.compile` would choose, told without a tokenizer. Raises SpecError as it,
+    but for what xgrammar is left to judge, which wants one."""
     return judge(spec, llguidance.check)[1]
 
 
 def light_verdict(spec: Spec) -> Verdict:
-    """As `verdict`, of what is known to take little. Raises HeavyError as
-    `Cascade.compile_light`."""
+    """Return the verdict on what is known to take little. Raises HeavyError for all else, before a
+    library sees it."""
     with _lightly(spec) as light:
         return _judged(spec, llguidance.check, light)[1]
 
 
 def judge(spec: Spec, attempt: Callable[[Spec], object]) -> tuple[Spec, Verdict]:
-    """What the library is given for the spec, and the verdict. `attempt`: to have the library take
-    it; raises SpecError. What it may take is bounded by nobody here."""
+    """Return what the library is given for the spec, and the verdict. `attempt` has the library
+    take it, and raises SpecError if it does not. What that may take is bounded by nobody here."""
     return _judged(spec, attempt, None)
 
 
@@ -131,7 +120,7 @@ def _judged(
 ) -> tuple[Spec, Verdict]:
     def tell(said: Spec, unenforced: Sequence[Unenforced]) -> tuple[Spec, Verdict]:
         attempt(said)
-        return said, Verdict(LLGuidance.name, unenforced)
+        return said, Verdict(LLGuidance.name, unenforced, estimated_seconds(spec))
 
     try:
         return _first(spec, tell, light)
@@ -140,7 +129,7 @@ def _judged(
             raise
         if light:
             raise HeavyError("only a library without limits of its own keeps it") from None
-        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec))
+        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec), estimated_seconds(spec))
 
 
 # Schemas that the library makes of one, by `weight_of`: about 0.1 ms and 4 kB each on a busy
@@ -272,8 +261,9 @@ Way = tuple["Spec", Sequence[Unenforced]]
 
 
 def ways_to_say(spec: Spec, light: _Light | None = None) -> Generator[Way, str, None]:
-    """Best first; is sent why the one before was refused. Raises SpecError where there is none,
-    and TooLargeError where looking for it takes more than what is light."""
+    """Yield the ways to say a spec in the library's words, best first, each with what it leaves
+    out. It is sent why the one before was refused. Raises SpecError where there is none, and
+    TooLargeError where looking for it takes more than what is light."""
     try:
         yield from _ways_to_say(spec, light)
     except RecursionError:

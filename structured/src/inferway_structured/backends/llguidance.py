@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferway_structured import failures
 from inferway_structured.ascii_classes import ascii_classes
+from inferway_structured.backends.answer_state import REFUSED, AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.blanks import START
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
@@ -66,7 +67,6 @@ _FAILED = "the grammar library has failed"
 _MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
 # In Lark: where a text must come, the model chooses the tokens that write it.
 _UNFORCED = '%llguidance {"no_forcing": true}\n'
-_REFUSED = "the engine chose a token that the grammar does not allow"
 
 
 class LLGuidance:
@@ -108,7 +108,7 @@ class LLGuidance:
 
 
 def check(spec: Spec) -> None:
-    """Whether the library takes it, without any tokenizer. Raises SpecError."""
+    """Raises SpecError if the library does not take the spec. No tokenizer is needed."""
     import llguidance
 
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
@@ -119,7 +119,7 @@ def check(spec: Spec) -> None:
 
 
 def compiled_alone(spec: Spec) -> llguidance.LLMatcher:
-    """As `LLGuidance.compile`, for a vocabulary of the 256 bytes: what a compile takes, and what it
+    """Return a spec compiled for a vocabulary of the 256 bytes: what a compile takes, and what it
     leaves in memory, is nearly all of the grammar and not of the vocabulary. Raises SpecError."""
     source = written(spec)
     prototype = _on_bytes(source)
@@ -163,13 +163,13 @@ def _bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 def takes_string(schema: Mapping[str, Any]) -> bool:
-    """Whether the library takes a schema of a string, with its pattern, format and lengths. One
-    that nothing matches it takes."""
+    """Whether the library takes a schema of a string, with its pattern, format and lengths. It
+    takes one that nothing matches."""
     return _takes(json.dumps({"type": "string", **schema}))
 
 
 def patterns_disjoint(patterns: Sequence[str]) -> bool:
-    """Whether no name matches two of them; False where it does not find out."""
+    """Whether no name matches two of these patterns; False where the library does not find out."""
     return _takes(
         json.dumps({"type": "object", "patternProperties": dict.fromkeys(patterns, True)})
     )
@@ -191,14 +191,15 @@ def _limits() -> Any:
 
 
 def refusal(message: str) -> str:
-    """The library's message without its context."""
+    """Return the library's message without its context."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = next((line for line in lines if not line.startswith("while processing")), "refused")
     return first[:300].removesuffix(".")
 
 
 def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
-    """The spec in the library's own language. Raises SpecError where it has no words for it."""
+    """Return the spec in the library's own language. Raises SpecError where it has no words for
+    it."""
     import llguidance
 
     match spec.kind:
@@ -249,7 +250,7 @@ def _ways(options: Options) -> Any:
 
 
 class Lexer:
-    """Shared by the matchers that were copied from one prototype."""
+    """What the matchers share that were copied from one prototype."""
 
     __slots__ = ("is_spoiled", "num_tokens", "prototype")
 
@@ -263,7 +264,7 @@ class Lexer:
         return self.is_spoiled or self.num_tokens > _TOKENS_PER_LEXER
 
     def has_failed(self) -> bool:
-        """As it shows in a mask of nobody's."""
+        """Whether the lexer has failed, as it shows in a mask that belongs to no answer."""
         if not self.is_spoiled:
             probe = self.prototype.deep_copy()
             probe.compute_bitmask()
@@ -297,49 +298,35 @@ class LLGuidanceCompiled:
         return LLGuidanceGrammar(self, stop_token_ids)
 
     def matcher(self) -> tuple[llguidance.LLMatcher, Lexer]:
-        """For one answer, which shares its lexer with others."""
+        """Return a matcher for one answer, and the lexer that it shares with others."""
         with self._renewing:
             if self._lexer.is_used_up:
                 self._lexer = Lexer(self.make())
             return self._lexer.prototype.deep_copy(), self._lexer
 
 
-class LLGuidanceGrammar:
-    """The library never sees the end of the answer: whether it may come is asked, that it came is
-    counted here. So an end can be taken back, and none is given to a parser that has stopped."""
-
+class LLGuidanceGrammar(AnswerState):
     __slots__ = (
-        *("matcher", "lexer", "_compiled", "_first", "_tokens", "_num_past_end", "_failure"),
-        *("_num_matchers", "_eos", "_stops", "_ends", "_blanks", "_places"),
+        *("matcher", "lexer", "_compiled", "_first"),
+        *("_num_matchers", "_eos", "_stops", "_blanks", "_places"),
     )
 
     def __init__(self, compiled: LLGuidanceCompiled, stop_token_ids: frozenset[int]) -> None:
+        super().__init__(stop_token_ids.union(compiled.eos_token_ids))
         self.matcher, self.lexer = compiled.matcher()
         self._compiled = compiled
         self._first = compiled.first
         self._eos = compiled.eos_token_ids
         self._stops = stop_token_ids.difference(self._eos)
-        self._ends = stop_token_ids.union(self._eos)
-        self._tokens: list[int] = []  # accepted before the end
-        self._num_past_end = 0  # accepted at the end and after it
-        self._failure: str | None = None
         self._num_matchers = 1
         self._blanks = compiled.blanks
         self._places = [START]  # after each of the tokens; where blanks are not counted, no more
 
-    @property
-    def failure(self) -> str | None:
-        return self._failure
-
-    @property
-    def terminated(self) -> bool:
-        return self._num_past_end > 0
-
-    def accept(self, tokens: Sequence[int]) -> bool:
-        return self._failure is None and all(map(self._accept_one, tokens))
+    def _may_end(self) -> bool:
+        return self.matcher.is_accepting()
 
     def _accept_one(self, token: int) -> bool:
-        if self._num_past_end or (token in self._ends and self.matcher.is_accepting()):
+        if self._is_past_end(token):
             self._num_past_end += 1
             return True
         if self.matcher.consume_token(token):
@@ -352,7 +339,7 @@ class LLGuidanceGrammar:
             return self._accept_one(token)
         if "Current row has" in self.matcher.get_error():
             return self._fail()
-        self._failure = self._failure or _REFUSED
+        self._failure = self._failure or REFUSED
         return False
 
     def validate(self, tokens: Sequence[int]) -> int:
@@ -374,15 +361,10 @@ class LLGuidanceGrammar:
         self.matcher.rollback(len(tokens))
         return may
 
-    def rollback(self, num_tokens: int) -> None:
-        past_end = min(num_tokens, self._num_past_end)
-        self._num_past_end -= past_end
-        left = min(num_tokens - past_end, len(self._tokens))
-        if left and self._failure is None:
-            del self._tokens[-left:]
-            del self._places[len(self._tokens) + 1 :]
-            if not self.matcher.rollback(left) and not self._start_over():
-                self._fail()
+    def _go_back(self, num_tokens: int) -> None:
+        del self._places[len(self._tokens) + 1 :]
+        if self._failure is None and not self.matcher.rollback(num_tokens):
+            _ = self._start_over() or self._fail()
 
     def fill(self, row: MaskRow) -> None:
         if self._num_past_end or self._failure is not None:

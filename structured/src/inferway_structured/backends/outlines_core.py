@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.ascii_classes import ascii_classes
+from inferway_structured.backends.answer_state import AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.outlines_child import MODULE, written_vocabulary
 from inferway_structured.errors import SpecError
@@ -50,7 +51,7 @@ class OutlinesCore:
         self._vocabulary = vocabulary
 
     def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> OutlinesCompiled:
-        """Builds it here and now, however long that takes."""
+        """Build the automaton here and now, however long that takes. Raises SpecError."""
         import outlines_core
 
         pattern = pattern_of(spec)
@@ -71,7 +72,7 @@ class OutlinesCore:
 
 
 class OutlinesJobs:
-    """For a CompilationManager: which specs are worth an automaton."""
+    """Says for a CompilationManager which specs are worth an automaton."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -95,7 +96,7 @@ class OutlinesJobs:
 
 
 def pattern_of(spec: Spec) -> str | None:
-    """The regex whose automaton stays small; None: it may not."""
+    """Return the regex whose automaton stays small; None if it may not."""
     if spec.kind is Kind.CHOICE:
         choices: list[str] = json.loads(spec.text)
         pattern = "|".join(f"(?:{re.escape(choice)})" for choice in choices)
@@ -136,39 +137,18 @@ def _num_bytes(index: Any) -> int:
     return 24 * sum(len(state) for state in index.get_transitions().values()) + 1_000
 
 
-class OutlinesGrammar:
-    __slots__ = ("_end", "_ends", "_failure", "_guide", "_num_past_end", "_tokens")
+class OutlinesGrammar(AnswerState):
+    __slots__ = ("_end", "_guide")
 
     def __init__(self, compiled: OutlinesCompiled, stop_token_ids: frozenset[int]) -> None:
         import outlines_core
 
+        super().__init__(stop_token_ids.union(compiled.eos_token_ids))
         self._guide = outlines_core.Guide(compiled.index, max_rollback=_ROLLBACK)
         self._end = compiled.eos_token_ids[0]
-        self._ends = stop_token_ids.union(compiled.eos_token_ids)
-        self._tokens: list[int] = []
-        self._num_past_end = 0
-        self._failure: str | None = None
 
-    @property
-    def failure(self) -> str | None:
-        return self._failure
-
-    @property
-    def terminated(self) -> bool:
-        return self._num_past_end > 0
-
-    def accept(self, tokens: Sequence[int]) -> bool:
-        return self._failure is None and all(map(self._accept_one, tokens))
-
-    def _accept_one(self, token: int) -> bool:
-        if self._num_past_end or (token in self._ends and self._guide.is_finished()):
-            self._num_past_end += 1
-        elif self._goes(token):
-            self._tokens.append(token)
-        else:
-            self._failure = "the engine chose a token that the grammar does not allow"
-            return False
-        return True
+    def _may_end(self) -> bool:
+        return bool(self._guide.is_finished())
 
     def _goes(self, token: int) -> bool:
         if token in self._ends or not self._guide.accepts_tokens([token]):
@@ -190,24 +170,15 @@ class OutlinesGrammar:
             num_valid += 1
         else:
             num_ended = 0
-        self._back(num_valid, self._tokens)
+        self._go_back(num_valid)
         return num_valid + num_ended
 
-    def rollback(self, num_tokens: int) -> None:
-        past_end = min(num_tokens, self._num_past_end)
-        self._num_past_end -= past_end
-        left = min(num_tokens - past_end, len(self._tokens))
-        if left:
-            del self._tokens[-left:]
-            self._back(left, self._tokens)
-
-    def _back(self, num: int, tokens: Sequence[int]) -> None:
-        """To where `tokens` led, `num` tokens ago."""
-        if num <= self._guide.get_allowed_rollback():
-            self._guide.rollback_state(num)
+    def _go_back(self, num_tokens: int) -> None:
+        if num_tokens <= self._guide.get_allowed_rollback():
+            self._guide.rollback_state(num_tokens)
             return
         self._guide.reset()
-        for token in tokens:
+        for token in self._tokens:
             self._guide.advance(token, False)
 
     def fill(self, row: MaskRow) -> None:

@@ -31,7 +31,7 @@ class Room:
             self._call()
 
     def wait(self, begin: Callable[[], object]) -> None:
-        """Calls `begin` once there is room. It need not enter, and may wait again."""
+        """Call `begin` once there is room. It need not enter, and may wait again."""
         self._waiting.append(begin)
         if self._free:  # somebody has left meanwhile
             self._call()

@@ -35,6 +35,7 @@ from inferway_structured.errors import (
 from inferway_structured.failures import TOO_LONG
 from inferway_structured.helper.helper import in_memory
 from inferway_structured.helper.process import Conversation, HelperProcess, Limits
+from inferway_structured.spec import packed
 
 if TYPE_CHECKING:
     from inferway_structured.backends.vocabulary import Vocabulary
@@ -51,7 +52,8 @@ MAX_COMPILED_BYTES = 512 << 20  # of the grammars that are kept, or that answers
 
 
 class Steppers:
-    """Of one engine: a process for each library, from its first grammar on. Any thread."""
+    """The processes that step the grammars of one engine: one for each library, from its first
+    grammar on, and copies of it. Any thread may use it. Close it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.written
@@ -64,13 +66,13 @@ class Steppers:
     def compile(
         self, backend: str, spec: Spec, unenforced: Sequence[Unenforced]
     ) -> SteppedCompiled:
-        """The first time, as long as the library takes to be imported, with the vocabulary. Raises
-        SpecError, SaturatedError, and CompileError where there can be no process."""
-        told = {"kind": spec.kind, "text": spec.text, "options": asdict(spec.options)}
-        argument = json.dumps({**told, "unenforced": [asdict(each) for each in unenforced]})
+        """Return the spec, compiled in a process of its own. The first time, this takes as long as
+        the library takes to be imported, with the vocabulary. Raises SpecError, SaturatedError, and
+        CompileError where there can be no process."""
+        argument = packed(spec, unenforced=[asdict(each) for each in unenforced])
         process = self._copy(backend)
         try:
-            found = json.loads(process.do(f"{stepper.MODULE}:compile_spec", argument.encode()))
+            found = json.loads(process.do(f"{stepper.MODULE}:compile_spec", argument))
         except JobKilledError as e:
             process.close()
             raise SpecError(f"compiling it {e}; simplify it") from None
@@ -92,11 +94,11 @@ class Steppers:
         return compiled
 
     def when_one_ends(self, begin: Callable[[], object]) -> None:
-        """Calls it once, in another thread, when there is room for one more answer."""
+        """Call `begin` once, in another thread, when there is room for one more answer."""
         self._room.wait(begin)
 
     def close(self) -> None:
-        """The answers under way fail."""
+        """End all processes. The answers under way fail."""
         with self._lock:
             for library in self._libraries.values():
                 library.close()
@@ -108,20 +110,23 @@ class Steppers:
         cannot be copied now is kept, because the answers under way end with it."""
         with self._lock:
             try:
-                library = self._libraries.get(backend)
-                if library is not None:
-                    with suppress(HelperError):
-                        return library.copy(COMPILE, copied=True)
-                    if library.usable:  # or it has ended while it was asked: this says so
-                        with suppress(HelperError):
-                            return library.copy(COMPILE, copied=True)
-                    if library.usable:
-                        raise HelperError("there can be no more processes now")
-                    self._libraries.pop(backend).close()
-                self._libraries[backend] = self._thread.submit(self._start, backend).result()
-                return self._libraries[backend].copy(COMPILE, copied=True)
+                return self._copied(backend)
             except (HelperError, RuntimeError) as e:  # the thread has ended
                 raise CompileError(f"a grammar cannot be compiled: {e}") from None
+
+    def _copied(self, backend: str) -> Conversation:
+        library = self._libraries.get(backend)
+        if library is not None:
+            with suppress(HelperError):
+                return library.copy(COMPILE, copied=True)
+            with suppress(HelperError):
+                if library.usable:  # or it has ended while it was asked: this says so
+                    return library.copy(COMPILE, copied=True)
+            if library.usable:
+                raise HelperError("there can be no more processes now")
+            self._libraries.pop(backend).close()
+        library = self._libraries[backend] = self._thread.submit(self._start, backend).result()
+        return library.copy(COMPILE, copied=True)
 
     def _start(self, backend: str) -> HelperProcess:
         argument = stepper.written(backend, *self._written)
@@ -177,8 +182,9 @@ class SteppedCompiled:
 
 
 class SteppedGrammar:
-    """What has killed its process has failed. The mask of the next token is computed there as soon
-    as a token was accepted here, beside the engine's step."""
+    """The grammar of one answer, in a process of its own. What has killed its process has failed.
+    The mask of the next token is computed there as soon as a token was accepted here, beside the
+    engine's step."""
 
     def __init__(
         self, compiled: SteppedCompiled, process: Conversation, ends: frozenset[int]

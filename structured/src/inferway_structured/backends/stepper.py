@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inferway_structured.errors import SpecError
 from inferway_structured.failures import TOO_LONG_IN_ALL
 from inferway_structured.grammar import Unenforced
-from inferway_structured.spec import Kind, Options, Spec
+from inferway_structured.spec import Kind, Spec, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class _Prepared(NamedTuple):
     backend: Backend
 
 
-class _Answer:
+class _SteppedAnswer:
     """In the one process that steps it."""
 
     def __init__(self, grammar: Grammar, num_words: int) -> None:
@@ -70,11 +70,11 @@ class _Answer:
 # This process's own.
 _prepared: list[_Prepared] = []
 _compiled: list[Compiled] = []
-_answers: list[_Answer] = []
+_answers: list[_SteppedAnswer] = []
 
 
 def written(backend: str, text: str, size: int, eos_token_ids: Sequence[int]) -> bytes:
-    """For `prepare`."""
+    """Return the argument of `prepare`."""
     return json.dumps([backend, text, size, list(eos_token_ids)]).encode()
 
 
@@ -102,12 +102,12 @@ def _rehearse() -> None:
 
 
 def compile_spec(argument: bytes | bytearray) -> bytes:
-    """Why it is refused, or the bytes of memory that this process now shares with no other."""
+    """Compile a packed spec. Return why it is refused, or the bytes of memory that this process now
+    shares with no other."""
     given = json.loads(argument)
-    spec = Spec(Kind(given["kind"]), given["text"], Options(**given["options"]))
     unenforced = [Unenforced(**each) for each in given["unenforced"]]
     try:
-        _compiled[:] = [_prepared[0].backend.compile(spec, unenforced)]
+        _compiled[:] = [_prepared[0].backend.compile(unpacked(given), unenforced)]
     except SpecError as e:
         return json.dumps({"refused": [str(e), e.place, e.keyword]}).encode()
     return json.dumps({"bytes": _private_bytes()}).encode()
@@ -119,10 +119,10 @@ def _private_bytes() -> int:
 
 
 def start(argument: bytes | bytearray) -> bytes:
-    """With the tokens that end the answer."""
+    """Begin an answer; the argument is the tokens that end it."""
     stops = frozenset(array("i", bytes(argument)))
     grammar = _compiled[0].start(stops)
-    _answers[:] = [_Answer(grammar, _prepared[0].vocabulary.num_words)]
+    _answers[:] = [_SteppedAnswer(grammar, _prepared[0].vocabulary.num_words)]
     return b""
 
 

@@ -31,7 +31,7 @@ def tag_grammar(text: str, ways: Mapping[str, object], special_tokens: Mapping[s
 
 
 def format_of(tag: Tag) -> Tag:
-    """Of either form: the older one is text with triggers."""
+    """Return the format of a tag of either form: the older one is text with triggers."""
     if "structures" not in tag:
         found: Tag = tag["format"]
         return found

@@ -15,7 +15,7 @@ from inferway_structured.keywords import ANNOTATIONS
 
 
 class Wrapper(NamedTuple):
-    """Around a property's name and its value."""
+    """What stands around a property's name and its value."""
 
     before: str
     after: str
@@ -40,7 +40,7 @@ _OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "
 
 
 class Value(NamedTuple):
-    """One way to write a property's value. Neither: any text."""
+    """One way to write a property's value; any text if it has neither member."""
 
     words: str | None = None
     schema: Any = None

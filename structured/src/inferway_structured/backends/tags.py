@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from inferway_structured.backends.schemas.nodes import Document, Node, escaped
+from inferway_structured.backends.schemas.nodes import Document, Node
 from inferway_structured.grammar import Unenforced
+from inferway_structured.schema_walk import escaped
 
 
-class Held(NamedTuple):
+class TagSchema(NamedTuple):
     """A schema, and where it stands in the tag."""
 
     holder: dict[str, Any]
@@ -21,7 +22,7 @@ class Held(NamedTuple):
     place: str
 
 
-def schemas_of(tag: Any, place: str = "") -> Iterator[Held]:
+def schemas_of(tag: Any, place: str = "") -> Iterator[TagSchema]:
     if isinstance(tag, list):
         for at, one in enumerate(tag):
             yield from schemas_of(one, f"{place}/{at}")
@@ -33,7 +34,7 @@ def schemas_of(tag: Any, place: str = "") -> Iterator[Held]:
             key == "json_schema" and isinstance(tag.get("type"), str)
         )
         if is_schema and isinstance(inner, dict | bool):
-            yield Held(tag, key, here)
+            yield TagSchema(tag, key, here)
         else:
             yield from schemas_of(inner, here)
 

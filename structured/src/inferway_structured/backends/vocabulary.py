@@ -29,8 +29,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, size: int) -> Vocabulary:
-        """Of a fast Hugging Face tokenizer, or one that brings its own LLTokenizer, as Mistral's
-        does (`llg_tokenizer`). Raises ConfigError for any other."""
+        """Return the vocabulary of a fast Hugging Face tokenizer, or of one that brings its own
+        LLTokenizer, as Mistral's does (`llg_tokenizer`). Raises ConfigError for any other."""
         eos = (int(tokenizer.eos_token_id),)
         given = getattr(tokenizer, "llg_tokenizer", None)
         if given is not None:
@@ -41,18 +41,18 @@ class Vocabulary:
 
     @property
     def written(self) -> tuple[str, int, tuple[int, ...]]:
-        """What another process makes the same of."""
+        """What another process makes the same vocabulary of."""
         return self._text, self.size, self.eos_token_ids
 
     @property
     def tokenizes(self) -> bool:
-        """False: it is known what tokens write, and not which of them the model would write a text
-        with."""
+        """Whether it is known which tokens the model would write a text with. False: only what each
+        token writes."""
         return self._given is not None or not self._text.startswith(_TOKENS)
 
     @property
     def num_words(self) -> int:
-        """Of a bitmask row, int32."""
+        """How many int32 words a row of the bitmask has."""
         return (self.size + 31) // 32
 
     @cached_property
@@ -97,7 +97,7 @@ class Vocabulary:
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """By what they are called: no text writes them."""
+        """The special tokens by what they are called: no text writes them."""
         tokenizer = self.ll_tokenizer
         return {
             tokenizer.decode_str([token]): token
@@ -107,7 +107,7 @@ class Vocabulary:
 
     @property
     def outlines_vocabulary(self) -> outlines_core.Vocabulary:
-        """Any thread."""
+        """What outlines-core makes of the vocabulary. Any thread may ask for it."""
         _ = self.token_bytes  # takes the lock itself, once
         with self._making:
             return self._outlines_vocabulary

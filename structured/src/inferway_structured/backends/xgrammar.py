@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.backends.answer_state import AnswerState
 from inferway_structured.backends.bits import allow_only
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Spec
@@ -95,42 +96,27 @@ class XGrammarCompiled:
         return XGrammarGrammar(self, stop_token_ids)
 
 
-class XGrammarGrammar:
-    __slots__ = ("_ends", "_failure", "_matcher", "_num_past_end", "_num_tokens")
+class XGrammarGrammar(AnswerState):
+    """The library is shown the end of the answer, too; what comes after it is counted here."""
+
+    __slots__ = ("_matcher",)
 
     def __init__(self, compiled: XGrammarCompiled, stop_token_ids: frozenset[int]) -> None:
         import xgrammar
 
-        self._ends = stop_token_ids.union(compiled.eos_token_ids)
+        super().__init__(stop_token_ids.union(compiled.eos_token_ids))
         self._matcher = xgrammar.GrammarMatcher(
             compiled.compiled, override_stop_tokens=sorted(self._ends)
         )
-        self._num_tokens = 0  # that the matcher has accepted, the end among them
-        self._num_past_end = 0  # after it
-        self._failure: str | None = None
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
 
     @property
     def terminated(self) -> bool:
         return bool(self._matcher.is_terminated())
 
-    def accept(self, tokens: Sequence[int]) -> bool:
-        return self._failure is None and all(map(self._accept_one, tokens))
+    def _is_past_end(self, token: int) -> bool:  # noqa: ARG002
+        return self.terminated
 
-    def _accept_one(self, token: int) -> bool:
-        if self._matcher.is_terminated():
-            self._num_past_end += 1
-        elif self._takes(token):
-            self._num_tokens += 1
-        else:
-            self._failure = "the engine chose a token that the grammar does not allow"
-            return False
-        return True
-
-    def _takes(self, token: int) -> bool:
+    def _goes(self, token: int) -> bool:
         try:
             return bool(self._matcher.accept_token(token))
         except RuntimeError:
@@ -139,20 +125,15 @@ class XGrammarGrammar:
     def validate(self, tokens: Sequence[int]) -> int:
         num_valid = 0
         for token in tokens:
-            if self._failure is not None or self.terminated or not self._takes(token):
+            if self._failure is not None or self.terminated or not self._goes(token):
                 break
             num_valid += 1
         if num_valid:
             self._matcher.rollback(num_valid)
         return num_valid
 
-    def rollback(self, num_tokens: int) -> None:
-        past_end = min(num_tokens, self._num_past_end)
-        self._num_past_end -= past_end
-        left = min(num_tokens - past_end, self._num_tokens)
-        if left:
-            self._num_tokens -= left
-            self._matcher.rollback(left)
+    def _go_back(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
 
     def fill(self, row: MaskRow) -> None:
         if self._failure is not None or self.terminated:

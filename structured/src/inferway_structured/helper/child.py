@@ -43,7 +43,7 @@ def main(
     niceness: int,
     copied: bool,
 ) -> None:
-    """Serves jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes.
+    """Serve jobs from the socket `fd` until it closes: functions of `modules`, bytes -> bytes.
     `prepare`: a function, called once with what is in the file of that number. `copied`: it may be
     asked for copies of itself."""
     _end_with(parent)
@@ -127,7 +127,7 @@ class _Child:
             resource.setrlimit(limited, (most, most))
 
     def do_next(self) -> bool:
-        """One job from its first byte to its answer; False when there are no more."""
+        """Do one job from its first byte to its answer. Return False when there are no more."""
         head = self._read(JOB.size)
         if head is None:
             return False

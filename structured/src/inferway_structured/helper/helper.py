@@ -64,8 +64,8 @@ class Helper:
         self._let_go = weakref.finalize(self, _let_go, self._processes, self._preparation)
 
     def start(self) -> Future[None]:
-        """Starts the processes now, in the background, instead of with the first job. Done, or a
-        HelperError, when the first of them is ready."""
+        """Start the processes now, in the background, instead of with the first job. The future is
+        done, or raises HelperError, when the first of them is ready."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -77,8 +77,8 @@ class Helper:
         return any(process.is_ready for process in self._processes[:1])
 
     def call(self, function: str, argument: bytes) -> bytes:
-        """Raises HelperBusyError if too many wait or this job waited for too long, JobKilledError
-        if it passed a limit, JobFailedError if it raised."""
+        """Return the job's result. Raises HelperBusyError if too many wait or this job waited for
+        too long, JobKilledError if it passed a limit, JobFailedError if it raised."""
         job = self.submit(function, argument)
         try:
             return job.result(self._patience_seconds)
@@ -88,7 +88,8 @@ class Helper:
             return job.result()
 
     async def call_async(self, function: str, argument: bytes) -> bytes:
-        """As `call`. A caller who is cancelled loses the answer and nobody else's."""
+        """Return the job's result. Raises as `call`. A caller who is cancelled loses the answer and
+        nobody else's."""
         job = self.submit(function, argument)
         answer = asyncio.wrap_future(job)
         try:
@@ -101,7 +102,7 @@ class Helper:
             raise
 
     def close(self) -> None:
-        """Kills what is running and refuses what waits."""
+        """Kill what is running and refuse what waits."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -110,8 +111,9 @@ class Helper:
         self._let_go()
 
     def submit(self, function: str, argument: bytes) -> Future[bytes]:
-        """As `call`, for who waits in his own way, and as long as he likes: cancel it then. What
-        is called when it is done runs in the helper's thread."""
+        """Return a future of the job's result, for who waits in his own way, and as long as he
+        likes: cancel it then. Raises HelperBusyError or HelperError; the future raises as `call`.
+        What is called when it is done runs in the helper's thread."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -143,10 +145,13 @@ class Helper:
             raise
         finally:
             if not process.usable:
-                self._drop(process)
-                with self._lock:
-                    if not self._closed:
-                        self._thread.submit(self._make_ready)
+                self._replace(process)
+
+    def _replace(self, process: HelperProcess) -> None:
+        self._drop(process)
+        with self._lock:
+            if not self._closed:
+                self._thread.submit(self._make_ready)
 
     def _make_ready(self) -> None:
         """What fails here is tried again with the next job."""
@@ -187,7 +192,8 @@ def _let_go(processes: list[HelperProcess], preparation: Preparation | None) -> 
 
 
 def in_memory(function: str, argument: bytes) -> Preparation:
-    """The argument in a file that is nowhere on disk: each child reads it when it has time."""
+    """Return a preparation whose argument is in a file that is nowhere on disk: each child reads it
+    when it has time."""
     fd = os.memfd_create("prepare")
     with open(fd, "wb", closefd=False) as file:
         file.write(argument)

@@ -28,7 +28,7 @@ _SOURCES = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job may use."""
+    """What one job may use of time and memory."""
 
     memory_bytes: int = 256 << 20  # on top of what the child needs before its first job
     cpu_seconds: float = 2
@@ -46,7 +46,7 @@ class Preparation:
 
 
 class Conversation:
-    """With one child, over the socket to it: its parent's side. One thread at a time."""
+    """The parent's side of the socket to one child. One thread at a time uses it."""
 
     def __init__(self, parents: socket.socket, limits: Limits) -> None:
         self._socket = parents
@@ -61,13 +61,13 @@ class Conversation:
         return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:
-        """The job's result. Raises JobKilledError, JobFailedError or HelperError; `usable` says
-        whether the child has survived it."""
+        """Return the job's result. Raises JobKilledError, JobFailedError or HelperError; `usable`
+        says whether the child has survived it."""
         self.ask(function, argument)
         return self._answer(self._deadline)
 
     def ask(self, function: str, argument: bytes) -> None:
-        """Half of `do`. Raises as it does."""
+        """Hand the child a job, and do not wait for its answer. Raises as `do`."""
         self.usable = False
         self.wait_until_ready()
         self._deadline = time.monotonic() + self._limits.wall_seconds
@@ -79,7 +79,8 @@ class Conversation:
             raise self._lost(e) from None
 
     def answer(self) -> bytes:
-        """The other half. Waits for the child's wall time from now on."""
+        """Return the result of the job that was handed over. Waits for the child's wall time from
+        now on. Raises as `do`."""
         return self._answer(time.monotonic() + self._limits.wall_seconds)
 
     def _answer(self, deadline: float) -> bytes:
@@ -99,9 +100,10 @@ class Conversation:
         raise JobFailedError(rest[:MAX_KIND_CHARS].decode(errors="replace"))
 
     def copy(self, limits: Limits, copied: bool = False) -> Conversation:
-        """With a copy of the child, which was started to be `copied`, as the copy may be, too. The
-        copy ends with the child, or when its conversation is closed, or held by nobody: at the end
-        of its job. Raises HelperError; `usable` says whether the child can be asked again."""
+        """Return a conversation with a copy of the child, which was started to be `copied`, as the
+        copy may be, too. The copy ends with the child, or when its conversation is closed, or held
+        by nobody: at the end of its job. Raises HelperError; `usable` says whether the child can be
+        asked again."""
         self.wait_until_ready()
         ours, theirs = socket.socketpair()
         wanted = (limits.memory_bytes, limits.cpu_seconds, limits.result_bytes, copied)
@@ -124,7 +126,7 @@ class Conversation:
         return made
 
     def wait_until_ready(self) -> None:
-        """Raises HelperError."""
+        """Wait until the child is prepared and its limits hold. Raises HelperError."""
         if self._ready:
             return
         try:
@@ -196,7 +198,7 @@ class HelperProcess(Conversation):
         return self._child.pid
 
     def kill(self) -> None:
-        """Ends the child, and what it may have started; whoever waits for an answer is told."""
+        """End the child, and what it may have started; whoever waits for an answer is told."""
         if self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.backends.answer_state import REFUSED
+from inferway_structured.backends.bits import allow_only
 from inferway_structured.errors import panic_as_error
 
 if TYPE_CHECKING:
@@ -17,11 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.inferway")
 
-_REFUSED = "the engine chose a token that the grammar does not allow"
-
 
 class RequestGrammar:
-    """Of one request, used by the engine core's thread alone."""
+    """The grammar of one request, used by the engine core's thread alone."""
 
     __slots__ = ("_ended", "_ends", "_failure", "_grammar", "backend")
 
@@ -36,7 +36,7 @@ class RequestGrammar:
 
     @property
     def grammar(self) -> Grammar | None:
-        """None: it has failed here, and only the end of the answer may come."""
+        """The grammar; None if it has failed here, and only the end of the answer may come."""
         return self._grammar if self._failure is None else None
 
     @property
@@ -44,14 +44,14 @@ class RequestGrammar:
         return self._failure or self._grammar.failure
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """False: the request ends as an error."""
+        """Move on by `tokens`. Return False if the request ends as an error."""
         if self.failure is None:
             try:
                 if self._grammar.accept(tokens):
                     return True
             except BaseException as e:
                 self._fail(panic_as_error(e))
-        self._ended(request_id, self.failure or _REFUSED)
+        self._ended(request_id, self.failure or REFUSED)
         return False
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -78,12 +78,10 @@ class RequestGrammar:
                 return
             except BaseException as e:
                 self._fail(panic_as_error(e))
-        row[:] = 0
-        for token in self._ends:
-            row[token >> 5] |= _bit(token)
+        allow_only(row, self._ends)
 
     def forced(self) -> Sequence[int]:
-        """What must come next; empty where the model has a choice."""
+        """Return what must come next; empty where the model has a choice."""
         if self.failure is not None:
             return ()
         try:
@@ -96,7 +94,7 @@ class RequestGrammar:
         return self._grammar.terminated
 
     def reset(self) -> None:
-        """vLLM calls it nowhere."""
+        """Do nothing: vLLM calls it nowhere."""
 
     def _fail(self, error: Exception) -> None:
         self._failure = f"{self.backend} raised {type(error).__name__}"
@@ -105,9 +103,3 @@ class RequestGrammar:
             self.backend,
             exc_info=error,
         )
-
-
-def _bit(token: int) -> int:
-    """As a signed 32-bit word."""
-    bit = 1 << (token & 31)
-    return bit - (1 << 32) if bit >> 31 else bit

@@ -16,7 +16,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 async def read_body(receive: Receive, most: int | None = None) -> bytes | None:
-    """None if the client has gone. Raises ValueError over `most` bytes."""
+    """Return the body of a request; None if the client has gone. Raises ValueError over `most`
+    bytes."""
     pieces = []
     size = 0
     while True:
@@ -32,7 +33,8 @@ async def read_body(receive: Receive, most: int | None = None) -> bytes | None:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, then what really comes: that the client leaves."""
+    """Return what receives the body in one piece, then what really comes: that the client
+    leaves."""
     given = False
 
     async def again() -> Message:
@@ -46,7 +48,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def answer_error(send: Send, error: InferwayError) -> None:
-    """In the form of vLLM's own errors."""
+    """Answer with an error in the form of vLLM's own."""
     status = getattr(error, "status", 500)
     kinds = {400: "BadRequestError", 429: "TooManyRequestsError", 503: "ServiceUnavailableError"}
     param = error.param if isinstance(error, RequestError) else None

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from inferway_structured.backends.tags import schemas_of
 from inferway_structured.backends.xgrammar import XGrammar
 from inferway_structured.errors import SpecError
-from inferway_structured.grammar import ARGUMENTS, Unenforced
+from inferway_structured.grammar import ARGUMENTS, Unenforced, Verdict
 from inferway_structured.report import in_request
 from inferway_structured.spec import ANY_ARGUMENTS, Asked, Kind, Spec, canonical
 from inferway_structured.vllm.fit import Patch
@@ -25,7 +25,7 @@ _REGISTRY = "vllm.tool_parsers.structural_tag_registry"
 
 @dataclass(slots=True)
 class OnItsWay:
-    """A request, as the middleware has read it."""
+    """A request on its way to the engine core, as the middleware has read it."""
 
     asked: Sequence[Asked]
     ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
@@ -44,16 +44,8 @@ class OnItsWay:
 ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
 
 
-class Judged(Protocol):
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def unenforced(self) -> Sequence[Unenforced]: ...
-
-
 def patches() -> list[Patch]:
-    """Of an API server."""
+    """Return the patches of an API server."""
 
     def resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         def resolve_tool_strictness(tools: Any, tool_choice: Any, strict_level: Any) -> Any:
@@ -86,9 +78,9 @@ def _with_strict(tool: Any, strict: bool) -> Any:
     return tool.model_copy(update={"strict": strict})
 
 
-def left_out(calls: Sequence[Asked], spec: Spec, found: Judged) -> list[Unenforced]:
-    """What `spec`, made by vLLM, does not keep of what the tools ask, beside what was named of each
-    alone."""
+def left_out(calls: Sequence[Asked], spec: Spec, found: Verdict) -> list[Unenforced]:
+    """Return what `spec`, made by vLLM, does not keep of what the tools ask, beside what was named
+    of each alone."""
     if spec.kind is not Kind.STRUCTURAL_TAG:
         return []
     held = list(schemas_of(json.loads(spec.text)))
@@ -112,7 +104,7 @@ def _is_any(asked: Asked) -> bool:
 
 
 def free_calls(params: Any) -> None:
-    """Lets calls have any arguments in vLLM's StructuredOutputsParams, and keeps the rest."""
+    """Let calls have any arguments in vLLM's StructuredOutputsParams, and keep the rest."""
     if params.structural_tag is not None:
         tag = json.loads(params.structural_tag)
         for one in list(schemas_of(tag)):
@@ -129,7 +121,8 @@ def free_calls(params: Any) -> None:
 
 
 def about_calls(asked: Sequence[Asked], refused: SpecError) -> SpecError:
-    """With a place in the request: where there are several, what is refused is all together."""
+    """Return a refusal with a place in the request: where there are several calls, what is refused
+    is all together."""
     if len(asked) == 1:
         return in_request(asked[0], SpecError(str(refused), keyword=refused.keyword))
     return SpecError(f"tools: {refused}", keyword=refused.keyword, param="tools")

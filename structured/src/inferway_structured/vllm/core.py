@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,8 +26,9 @@ from inferway_structured.errors import (
     panic_as_error,
 )
 from inferway_structured.failures import OF_THE_SHAPE
-from inferway_structured.spec import Kind, Options, Spec, from_vllm
+from inferway_structured.spec import Spec, from_vllm, unpacked
 from inferway_structured.vllm.adapter import RequestGrammar
+from inferway_structured.vllm.fit import switch_threads_sooner
 from inferway_structured.vllm.settings import Settings, settings_of
 
 if TYPE_CHECKING:
@@ -41,13 +41,12 @@ log = logging.getLogger("vllm.inferway")
 BACKEND = "inferway"
 
 MAX_REMEMBERED = 256  # requests that have ended as errors
-SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
 
 UTILITY = "inferway_structured"  # the engine core's method that API servers call
 
 
 class Core:
-    """In the place of vLLM's StructuredOutputBackend (by shape)."""
+    """Stands in the place of vLLM's StructuredOutputBackend, whose shape it has."""
 
     def __init__(self, vllm_config: Any, tokenizer: Any, settings: Settings) -> None:
         """Raises ConfigError for a tokenizer that no library here can use."""
@@ -80,8 +79,8 @@ class Core:
         self.overlap: Any = None  # overlap.Overlap, from the first request on
 
     def begin(self, request: Any, may_wait: bool = True) -> Future[RequestGrammar]:
-        """The grammar of vLLM's `request`, when it is compiled and, if it `may_wait`, there is room
-        for one more answer. Never raises."""
+        """Return a future of the grammar of vLLM's `request`: done when it is compiled and, if it
+        `may_wait`, there is room for one more answer. Never raises."""
         grammar: Future[RequestGrammar] = Future()
         try:
             params = request.sampling_params.structured_outputs
@@ -137,14 +136,15 @@ class Core:
         grammar.set_exception(error)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Their clients have left: a compile that nobody else waits for is dropped."""
+        """Drop compiles that nobody else waits for: the clients of these requests have left."""
         for request_id in request_ids:
             coming = self._coming.pop(request_id, None)
             if coming is not None:
                 coming.cancel()
 
     def spec_of(self, params: Any) -> Spec:
-        """What is asked; flags of the engine hold for every request. Raises SpecError."""
+        """Return what a request asks; flags of the engine hold for every request. Raises
+        SpecError."""
         return with_flags(from_vllm(params), self._config)
 
     def _started(self, compiled: Compiled, stops: frozenset[int]) -> RequestGrammar:
@@ -178,10 +178,9 @@ class Core:
         return {}
 
     def utility(self, command: str, words: Mapping[str, Any]) -> dict[str, Any]:
-        """What an API server asks, between two steps: answered at once."""
+        """Return what an API server asks for, at once, between two steps of the engine."""
         if command == "warm":
-            spec = Spec(Kind(words["kind"]), words["text"], Options(**words["options"]))
-            return self._warm(spec)
+            return self._warm(unpacked(words))
         if command == "why":
             return self._why(words["requests"])
         return {
@@ -210,8 +209,8 @@ class Core:
 
 
 class Light:
-    """What may take long is not compiled in the engine's process before a child has done it.
-    `delay_seconds`: for tests of what a slow compile holds up."""
+    """Compiles what is light. What may take long is not compiled in the engine's process before a
+    child has done it. `delay_seconds`: for tests of what a slow compile holds up."""
 
     def __init__(self, cascade: Cascade, delay_seconds: float = 0.0) -> None:
         self._cascade = cascade
@@ -231,7 +230,7 @@ def _cut_off(why: str) -> InferwayError:
 
 
 def utility(engine_core: Any, command: str, words: str) -> str:
-    """A method of vLLM's EngineCore: JSON in, JSON out."""
+    """Answer an API server. A method of vLLM's EngineCore: JSON in, JSON out."""
     core = core_of(engine_core.structured_output_manager)
     if core is None:
         raise RuntimeError(
@@ -242,7 +241,7 @@ def utility(engine_core: Any, command: str, words: str) -> str:
 
 
 def with_flags(spec: Spec, config: Any) -> Spec:
-    """`config`: the engine's StructuredOutputsConfig."""
+    """Return the spec with the flags of `config`, the engine's StructuredOutputsConfig."""
     options = replace(
         spec.options,
         any_whitespace=spec.options.any_whitespace and not config.disable_any_whitespace,
@@ -254,12 +253,13 @@ def with_flags(spec: Spec, config: Any) -> Spec:
 
 
 def core_of(manager: Any) -> Core | None:
-    """None: the manager is vLLM's own."""
+    """Return our core; None if the manager is vLLM's own."""
     return manager.backend if isinstance(manager.backend, Core) else None
 
 
 def take_over(manager: Any, vllm_config: Any) -> None:
-    """`manager`: vLLM's StructuredOutputManager, just made. Where this fails, it stays vLLM's."""
+    """Put our core into `manager`, vLLM's StructuredOutputManager, just made. Where this fails, it
+    stays vLLM's."""
     if vllm_config.model_config.skip_tokenizer_init:
         return  # such an engine refuses structured requests itself
     began = monotonic()
@@ -272,8 +272,7 @@ def take_over(manager: Any, vllm_config: Any) -> None:
             os.getpid(),
         )
         return
-    # Beside a busy thread every call that drops the GIL waits so long to have it back.
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    switch_threads_sooner()
     seconds = monotonic() - began
     log.info(
         "the engine core in process %d uses Inferway's structured output, set up in %.1f s",
@@ -283,7 +282,8 @@ def take_over(manager: Any, vllm_config: Any) -> None:
 
 
 def begin(manager: Any, request: Any) -> bool:
-    """In the place of StructuredOutputManager.grammar_init. False: the manager is vLLM's own."""
+    """Begin a request in the place of StructuredOutputManager.grammar_init. Return False if the
+    manager is vLLM's own."""
     if request.structured_output_request is None:
         return True
     core = core_of(manager)

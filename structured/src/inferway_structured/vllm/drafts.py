@@ -67,7 +67,8 @@ def _validate_tokens(original: Function) -> Function:
 
 
 def forced(manager: Any, core: Core, request: Any) -> list[int]:
-    """What must come next, as many as one step takes; none where that is not known in time."""
+    """Return what must come next, as many tokens as one step takes; none where that is not known in
+    time."""
     config = manager.vllm_config
     if not core.settings.jump_forward or config.speculative_config is None:
         return []

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.bodies import WANTED, read_specs
 from inferway_structured.counts import merged
 from inferway_structured.errors import (
     BodyTooLargeError,
@@ -22,8 +22,8 @@ from inferway_structured.errors import (
     InvalidRequestError,
     SaturatedError,
 )
-from inferway_structured.requests import asked as asked_in
-from inferway_structured.spec import Asked, Kind, Options, Spec, json_type
+from inferway_structured.spec import Asked, fields_of, json_type
+from inferway_structured.turns import ANYBODY, TokenBucket
 from inferway_structured.vllm.asgi import (
     Receive,
     Scope,
@@ -44,18 +44,11 @@ MAX_BODY_BYTES = 1 << 20
 WARM_PER_SECOND = 20.0
 MAX_WARMING = 8  # that the engine core has been told of and has not answered
 
-_WANTED = (
-    "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
-    "for example `response_format`"
-)
-
 
 class Endpoints:
-    def __init__(self, front: Front, warm_per_second: float = WARM_PER_SECOND) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self.warm_per_second = warm_per_second
-        self._tokens = WARM_PER_SECOND
-        self._filled = monotonic()
+        self.warmings = TokenBucket(WARM_PER_SECOND)
         self._num_warming = 0
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,13 +85,13 @@ class Endpoints:
 
     async def _warm(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         asked = await self._asked(state, body)
-        if self._num_warming >= MAX_WARMING or not self.may_warm():
+        if self._num_warming >= MAX_WARMING or not self.warmings.take():
             raise SaturatedError(
                 f"this server takes {WARM_PER_SECOND:g} warm-ups a second and {MAX_WARMING} at a "
                 "time, and this one is too many; leave it out, the request itself will bring its "
                 "shape"
             )
-        await self._front.examine(asked)
+        await self._front.verdicts.examine(asked)
         self._num_warming += 1
         try:
             told = [await self._tell(state, each) for each in asked]
@@ -109,19 +102,8 @@ class Endpoints:
 
     async def _tell(self, state: Any, asked: Asked) -> dict[str, Any]:
         spec = asked.spec
-        (told,) = await ask_cores(state.engine_client, "warm", _words(spec))
+        (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
         return {"key": spec.key, **told}
-
-    def may_warm(self) -> bool:
-        """Whether its rate lets another one through; that one is counted."""
-        now = monotonic()
-        self._tokens += (now - self._filled) * self.warm_per_second
-        self._tokens = min(self._tokens, WARM_PER_SECOND)
-        self._filled = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
     async def _stats(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         del body
@@ -131,13 +113,12 @@ class Endpoints:
         asked = await self._asked(state, body)
         refuse = settings_of(state.vllm_config).refuse_unenforced
         told = [
-            {"place": each.place, **await self._front.explain(each, refuse=refuse)}
-            for each in asked
+            await self._front.verdicts.explain(each, refuses_unenforced=refuse) for each in asked
         ]
         return 200, {**told[0], "specs": told}
 
     async def _asked(self, state: Any, body: bytes) -> list[Asked]:
-        asked: list[Asked] = await self._front.in_thread(lambda: read_specs(body))
+        asked = await self._front.verdicts.read(ANYBODY, _read, body)
         config = state.vllm_config.structured_outputs_config
         return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
 
@@ -153,8 +134,8 @@ async def stats(front: Front, engine_client: Any) -> dict[str, Any]:
 
 
 async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) -> list[Any]:
-    """Of `Core.utility`, in every engine core that this server knows; JSON on the way, because
-    vLLM's own encoder lets only few types through."""
+    """Return the answers of `Core.utility` in every engine core that this server knows; JSON on the
+    way, because vLLM's own encoder lets only few types through."""
     client = engine_client.engine_core
     arguments = (UTILITY, command, json.dumps(words))
     if command != "warm" and hasattr(client, "call_utility_all_async"):
@@ -164,54 +145,12 @@ async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) 
     return [json.loads(answer) for answer in answers]
 
 
-def read_specs(body: bytes) -> list[Asked]:
-    """{"kind", "text", "options", "strict"}, or a request's fields (and "path", if it is no chat).
-    Raises RequestError."""
+def _read(body: bytes) -> list[Asked]:
+    """Return the specs in a body. Raises InvalidRequestError or SpecError."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"the body is not valid JSON; {_WANTED}") from None
+        raise InvalidRequestError(f"the body is not valid JSON; {WANTED}") from None
     if not isinstance(fields, dict):
-        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {_WANTED}")
-    if "kind" in fields:
-        return [_spelled_out(fields)]
-    path = fields.get("path", "/v1/chat/completions")
-    asked = asked_in(path, fields) if isinstance(path, str) else []
-    if not asked:
-        raise InvalidRequestError(f"the body asks for no shape; {_WANTED}")
-    return asked
-
-
-def _shown(value: object) -> str:
-    return repr(value[:40]) if isinstance(value, str) else json_type(value)
-
-
-def _spelled_out(fields: Mapping[str, Any]) -> Asked:
-    kinds = [kind.value for kind in Kind]
-    if fields["kind"] not in kinds:
-        raise InvalidRequestError(
-            f"kind: expected one of {', '.join(kinds)}, got {_shown(fields['kind'])}", param="kind"
-        )
-    text, options = fields.get("text", ""), fields.get("options") or {}
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"text: expected a string, got {json_type(text)}", param="text")
-    if not isinstance(options, dict) or not set(options) <= set(Options.__slots__):
-        names = ", ".join(Options.__slots__)
-        raise InvalidRequestError(
-            f"options: expected an object with no other keys than {names}", param="options"
-        )
-    spec = rewritten(Kind(fields["kind"]), text, Options(**options))
-    return Asked(spec, "text", fields.get("strict") is True)
-
-
-def rewritten(kind: Kind, text: str, options: Options) -> Spec:
-    """Read as in a request, so that what is compiled for it is found again."""
-    from inferway_structured.spec import MAKERS
-
-    value: object = True if kind is Kind.JSON_OBJECT else text
-    return MAKERS[kind.value](value, "text", options)
-
-
-def _words(spec: Spec) -> dict[str, Any]:
-    options = {name: getattr(spec.options, name) for name in Options.__slots__}
-    return {"kind": spec.kind, "text": spec.text, "options": options}
+        raise InvalidRequestError(f"the body is {json_type(fields)}, not an object; {WANTED}")
+    return read_specs(fields)

@@ -16,9 +16,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.answers import AnswerJudge
 from inferway_structured.errors import (
     CompileError,
     InferwayError,
@@ -30,7 +30,8 @@ from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
 from inferway_structured.requests import FIELDS, asked
 from inferway_structured.spec import Asked
-from inferway_structured.texts import StreamTexts, done_at, said_in
+from inferway_structured.texts import MAX_CHARS
+from inferway_structured.turns import ANYBODY
 from inferway_structured.vllm.asgi import (
     App,
     Message,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
 Why = Callable[[], Awaitable[InferwayError | None]]
 
-MAX_ON_LOOP_BYTES = 16 * 1024  # of a body that is read on the event loop, in a millisecond
 WHY_SECONDS = 1.0
 MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
 _WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
@@ -87,8 +87,9 @@ class Middleware:
         settings = settings_of(vllm_config)
         try:
             fields, asked = await self._asked(path, body, vllm_config.structured_outputs_config)
-            refuse = settings.refuse_unenforced
-            asked, unenforced = await self.front.examine(asked, refuse=refuse)
+            asked, unenforced = await self.front.verdicts.examine(
+                asked, refuses_unenforced=settings.refuse_unenforced
+            )
             body = await self._told(body, fields, asked)
         except InferwayError as e:
             return await answer_error(send, e)
@@ -112,20 +113,16 @@ class Middleware:
         """Raises SpecError. What vLLM cannot read either is left to its own error."""
         if not may_hold_spec(body):
             return {}, []
-        if len(body) <= MAX_ON_LOOP_BYTES:
-            return _read(path, body, config)
-        found: _Read = await self.front.in_thread(partial(_read, path, body, config))
-        return found
+        verdicts, size = self.front.verdicts, len(body)
+        return await verdicts.read(ANYBODY, _read, path, body, config, num_bytes=size)
 
     async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
         """The body that vLLM is to read. Raises InvalidRequestError."""
         otherwise = in_vllms_words(fields, asked)
         if otherwise is None:
             return body
-        if len(body) <= MAX_ON_LOOP_BYTES:
-            return _written(otherwise)
-        told: bytes = await self.front.in_thread(partial(_written, otherwise))
-        return told
+        verdicts = self.front.verdicts
+        return await verdicts.read(ANYBODY, _written, otherwise, num_bytes=len(body))
 
 
 def _may_ask(path: str) -> bool:
@@ -133,7 +130,7 @@ def _may_ask(path: str) -> bool:
 
 
 def may_hold_spec(body: bytes) -> bool:
-    """False only if no name that asks for a shape is in it; one may be written with escapes."""
+    """Whether a name that asks for a shape may be in a body; one may be written with escapes."""
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
@@ -159,7 +156,7 @@ def _written(fields: dict[str, Any]) -> bytes:
 
 
 class Answer:
-    """One answer on its way out."""
+    """One answer on its way out to the client."""
 
     def __init__(
         self,
@@ -171,106 +168,84 @@ class Answer:
         send: Send,
     ) -> None:
         """`why` says what vLLM's error was about, if it was about the shape."""
-        self._front = front
+        self._verdicts = front.verdicts
         self._request = request
         self._unenforced = unenforced
-        self._reports = reports
         self._why = why
         self._send = send
-        self._start: Message | None = None  # held back until the body is whole
-        self._body = bytearray()
-        self._stream: Message | None = None  # its start, held back until its first piece
-        self._texts: StreamTexts | None = None
+        self._judge = AnswerJudge(
+            MAX_ANSWER_BYTES, MAX_CHARS, count=front.verdicts.count_answer, reports=reports
+        )
+        self._start: Message | None = None  # held back
+        self._error: bytearray | None = None  # that may be about the shape
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             await self._begin(message)
         elif message["type"] != "http.response.body":
             await self._send(message)
-        elif self._start is not None:
-            await self._collect(message)
-        elif self._texts is not None:
-            if self._stream is not None:
-                start, self._stream = self._stream, None
-                await self._send(self._named(start))
-            await self._pass(message, self._texts)
+        elif self._error is not None:
+            await self._collect(self._error, message)
+        elif self._judge.is_read:
+            await self._pass(message)
         else:
             await self._send(message)
 
     async def _begin(self, start: Message) -> None:
-        if self._may_be_the_grammars(start):
+        status = start["status"]
+        # A grammar may have ended the request: vLLM answers 500 to that up to 0.32, and 400 from
+        # 0.33 on, whatever the reason was.
+        if status in (400, 500) and self._request.ids:
+            self._start, self._error = start, bytearray()
+            return
+        start["headers"] = headers = list(start.get("headers", ()))
+        self._judge.start(status, [(name.lower(), value) for name, value in headers])
+        if self._judge.is_read:
             self._start = start
-            return None
-        if start["status"] != 200:
-            return await self._send(start)
-        headers = start["headers"] = list(start.get("headers", ()))
-        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-        if kind.startswith(b"application/json"):
-            self._start = start
-            return None
-        if kind.startswith(b"text/event-stream"):
-            self._texts = StreamTexts()
-            self._stream = start
-            return None
-        return await self._send(self._named(start))
+        else:
+            await self._send(self._named(start) if status == 200 else start)
 
     def _named(self, start: Message) -> Message:
-        """With what the engine, which by now has got the request, does not enforce."""
+        """The head with what the engine, which by now has got the request, does not enforce."""
         unenforced = list(dict.fromkeys((*self._unenforced, *self._request.left_free)))
         if unenforced:
             start["headers"].append((UNENFORCED_HEADER, named(unenforced)))
         return start
 
-    def _may_be_the_grammars(self, start: Message) -> bool:
-        """Whether a grammar may have ended the request: vLLM answers 500 to that up to 0.32, and
-        400 from 0.33 on, whatever the reason was."""
-        return start["status"] in (400, 500) and bool(self._request.ids)
-
-    async def _collect(self, message: Message) -> None:
-        self._body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if more and len(self._body) <= MAX_ANSWER_BYTES:
+    async def _collect(self, error: bytearray, message: Message) -> None:
+        error += message.get("body", b"")
+        if message.get("more_body", False) and len(error) <= MAX_ANSWER_BYTES:
             return
-        start, self._start = self._start, None
+        start, self._start, self._error = self._start, None, None
         assert start is not None
-        whole = {**message, "body": bytes(self._body)}
-        if self._may_be_the_grammars(start):
-            await self._explain(start, whole)
-        else:
-            said = said_in(whole["body"]) if not more else None
-            await self._judge(start, whole, await self._front.keeps(self._request.asked, said))
-
-    async def _explain(self, start: Message, body: Message) -> None:
-        if (error := await self._why()) is not None:
-            return await answer_error(self._send, error)
+        if (reason := await self._why()) is not None:
+            await answer_error(self._send, reason)
+            return
         await self._send(start)
-        return await self._send(body)
+        await self._send({**message, "body": bytes(error)})
 
-    async def _judge(self, start: Message, body: Message, valid: bool | None) -> None:
-        if valid is not None:
-            start["headers"].append((VALID_HEADER, validity(valid)))
-        await self._send(self._named(start))
-        await self._send(body)
-
-    async def _pass(self, message: Message, texts: StreamTexts) -> None:
-        body = message.get("body", b"")
-        texts.feed(body)
-        done = done_at(body)
-        if done < 0 and message.get("more_body", False):
-            return await self._send(message)
-        self._texts = None
-        valid = await self._front.keeps(self._request.asked, texts.said())
-        if self._reports:
-            at = done if done >= 0 else len(body)
-            comment = b": " + VALID_HEADER + b" " + validity(valid) + b"\n\n"
-            message = {**message, "body": body[:at] + comment + body[at:]}
-        return await self._send(message)
+    async def _pass(self, message: Message) -> None:
+        passed = self._judge.feed(message.get("body", b""))
+        more = message.get("more_body", False)
+        valid: bool | None = None
+        ends = self._judge.is_read and (self._judge.is_done or not more)
+        if ends:
+            valid = await self._verdicts.keeps(self._request.asked, self._judge.said())
+        if self._start is not None and (ends or not self._judge.holds_all):
+            start, self._start = self._start, None
+            if self._judge.holds_all and valid is not None:
+                start["headers"].append((VALID_HEADER, validity(valid)))
+            await self._send(self._named(start))
+        if ends:
+            passed += self._judge.rest(validity(valid))
+        if passed or not more:
+            await self._send({**message, "body": passed})
 
 
 async def why_ended(
     engine_client: Any, ids: Sequence[str], asked: Sequence[Asked]
 ) -> InferwayError | None:
-    """The engine core's reason for the end of one of these requests; None if it has none."""
+    """Return the engine core's reason for the end of one of these requests; None if it has none."""
     try:
         asking = ask_cores(engine_client, "why", {"requests": ids})
         told = next((each for each in await asyncio.wait_for(asking, WHY_SECONDS) if each), None)

@@ -11,7 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.errors import InferwayError, RequestError
-from inferway_structured.vllm.fit import Feature, Patch, misfits, vllm_version
+from inferway_structured.vllm.fit import (
+    Feature,
+    Patch,
+    misfits,
+    switch_threads_sooner,
+    vllm_version,
+)
 from inferway_structured.vllm.variables import is_required
 
 if TYPE_CHECKING:
@@ -24,7 +30,6 @@ Function = Callable[..., Any]
 _MANAGER = "vllm.v1.structured_output"
 
 OLDEST, NEWEST = (0, 28), (0, 33)  # of vLLM, with which the plugin is tested
-SWITCH_INTERVAL_SECONDS = 5e-4  # Python's own is 5e-3
 
 _NOT_INSTALLED = (
     "process %d uses vLLM's own structured output, because Inferway's plugin could not be installed"
@@ -39,8 +44,9 @@ BUILD_APP = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.op
 
 
 def install() -> str | None:
-    """In a process that serves, and all else if the engine core runs in it. Idempotent. None: done;
-    else why nothing was, which the log has, too, unless vLLM ends for it. Never raises."""
+    """Install all patches in a process that serves, those of the engine core too if that runs in
+    it. To do it twice changes nothing. Return None if it is done, else why nothing was, which the
+    log has, too, unless vLLM ends for it. Never raises."""
     try:
         from inferway_structured.vllm.front import Front
 
@@ -52,8 +58,7 @@ def install() -> str | None:
         _apply_optional(optional_features(), log.warning)
         _say_if_newer()
         _serve(front)
-        # Beside a busy thread, whoever waits for the GIL has it back so much sooner.
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        switch_threads_sooner()
     except Exception as e:
         log.exception(_NOT_INSTALLED, os.getpid())
         return f"Inferway's plugin could not be installed ({type(e).__name__}: {e})"
@@ -61,7 +66,8 @@ def install() -> str | None:
 
 
 def install_core() -> None:
-    """In the engine core. Idempotent. What is missing was said where it was started."""
+    """Install the patches of the engine core. To do it twice changes nothing. What is missing was
+    said where it was started."""
     from inferway_structured.vllm import core
 
     if why := _apply_all(core_patches()):
@@ -73,7 +79,7 @@ def install_core() -> None:
 
 
 def optional_features() -> list[Feature]:
-    """Each by itself: without it, structured output works as it is."""
+    """Return the features that structured output works without, each by itself."""
     from inferway_structured.vllm import drafts, overlap
 
     return [
@@ -85,7 +91,7 @@ def optional_features() -> list[Feature]:
 
 
 def server_features() -> list[Feature]:
-    """As those, of an API server alone."""
+    """Return the optional features of an API server alone."""
     from inferway_structured.vllm import calls
 
     return [Feature("the schemas of tools that are required and not strict", calls.patches())]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.counts import samples
+from inferway_structured.counts import Snapshot, samples
 from inferway_structured.vllm.endpoints import stats
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 0.5
 
 
 class Collector:
-    """As prometheus_client wants one."""
+    """The collector that prometheus_client's registry calls."""
 
     def __init__(self, front: Front) -> None:
         self._told: dict[str, Any] = front.counts.snapshot()
@@ -40,14 +40,19 @@ class Collector:
             )
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import Metric
+        return metrics_of(self._told)
 
-        for family, found in samples(self._told):
-            name = PREFIX + family.name
-            metric = Metric(name, family.help, family.type)
-            for sample in found:
-                metric.add_sample(name + sample.suffix, dict(sample.labels), sample.value)
-            yield metric
+
+def metrics_of(snapshot: Snapshot) -> Iterator[Any]:
+    """Yield the families of a page as prometheus_client has them."""
+    from prometheus_client.core import Metric
+
+    for family, found in samples(snapshot):
+        name = PREFIX + family.name
+        metric = Metric(name, family.help, family.type)
+        for sample in found:
+            metric.add_sample(name + sample.suffix, dict(sample.labels), sample.value)
+        yield metric
 
 
 def registered(front: Front) -> Collector:

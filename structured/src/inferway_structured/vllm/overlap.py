@@ -32,7 +32,7 @@ Refuse = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRequest:
     """A request that went in before its grammar."""
 
     since: float
@@ -40,11 +40,11 @@ class Held:
 
 
 class Overlap:
-    """Of one engine core; its thread alone uses it."""
+    """Lets requests of one engine core begin before their grammars; its thread alone uses it."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldRequest] = {}
         self._why_not: str | None = None  # None: not looked at yet
 
     def lets_in(self, scheduler: Any, request: Any) -> bool:
@@ -63,7 +63,7 @@ class Overlap:
         cached = scheduler.kv_cache_manager.get_computed_blocks(request)[1]
         if request.num_tokens - cached <= scheduler.block_size:
             return False
-        self._held[request.request_id] = Held(monotonic())
+        self._held[request.request_id] = HeldRequest(monotonic())
         return True
 
     def _fits(self, scheduler: Any) -> bool:
@@ -80,7 +80,7 @@ class Overlap:
         return not self._why_not
 
     def give_up(self) -> None:
-        """Lets nothing in any more; who is in goes on."""
+        """Let nothing in any more; who is in goes on."""
         self._core.settings = replace(self._core.settings, overlap=False)
 
     def holds_back(self, request: Any) -> bool:
@@ -88,8 +88,8 @@ class Overlap:
         return request.request_id in self._held and _pending(request)
 
     def most(self, request: Any, num_computed: int, num_new: int, refuse: Refuse) -> int:
-        """Of `num_new` tokens, how many may be computed now. Where the grammar cannot be, it asks
-        to `refuse` the request."""
+        """Return how many of `num_new` tokens may be computed now. Where the grammar cannot be had,
+        this asks to `refuse` the request."""
         held = self._held.get(request.request_id)
         if held is None:
             return num_new
@@ -106,7 +106,7 @@ class Overlap:
             held.prefilled = monotonic()
         return max(0, min(num_new, left))
 
-    def _release(self, request_id: str, held: Held) -> None:
+    def _release(self, request_id: str, held: HeldRequest) -> None:
         del self._held[request_id]
         until = monotonic() if held.prefilled is None else held.prefilled
         self._core.counts.compile_hidden_seconds.observe(until - held.since)

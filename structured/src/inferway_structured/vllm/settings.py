@@ -16,7 +16,7 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Each may be given there."""
+    """What may be set there."""
 
     structured: bool = False
     refuse_unenforced: bool = False  # of requests with `strict`; else named, as without it
@@ -29,7 +29,7 @@ class Settings:
 
 
 def settings_of(vllm_config: Any) -> Settings:
-    """Raises ConfigError for what is no setting of ours."""
+    """Return the settings of an engine. Raises ConfigError for what is no setting of ours."""
     additional = getattr(vllm_config, "additional_config", None)
     given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
     return _settings(given)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Idempotent. In a process that reads arguments, all waits until it knows its configuration;
-    the engine core is told by the environment."""
+    """Look whether it is on. To do it twice changes nothing. In a process that reads arguments, all
+    waits until it knows its configuration; the engine core is told by the environment."""
     if is_off():
         return
     arguments = sys.modules.get("vllm.engine.arg_utils")

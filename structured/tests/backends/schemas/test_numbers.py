@@ -13,7 +13,7 @@ from inferway_structured.backends.llguidance import written
 from inferway_structured.check import check_grammar
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Compiled
-from inferway_structured.limits import Limits
+from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Kind, Spec
 from inferway_structured.valid import verdict
 
@@ -99,7 +99,7 @@ def test_nor_does_a_grammar_end_who_checks_it_or_judges_its_answers() -> None:
     text = 'start: %json {"const": -9223372036854775808}'
 
     with pytest.raises(SpecError, match=r"-2\*\*63"):
-        check_grammar(text, Limits())
+        check_grammar(text, SpecLimits())
     assert verdict(Spec(Kind.GRAMMAR, text), "1").valid is None
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.frontends.http.clients import connected, post, serving
 from tests.frontends.http.gateways import Trip
-from tests.gate.doubles import CHAT, Engines, endpoints, make_gate, schema
+from tests.gate.doubles import CHAT, Engines, answers, endpoints, make_gate, schema
 from tests.upstream.engines import (
     CHUNKED_HEAD,
     LAST_CHUNK,
@@ -92,7 +92,7 @@ async def test_a_whole_answer_says_whether_every_choice_has_the_shape(
     assert got.values(b"x-inferway-valid") == [valid]
     assert got.values(b"x-inferway-engine") == [b"e0"]
     assert got.values(b"content-length") == [b"%d" % len(body)]
-    assert gate.counts.answers == {valid.decode(): 1}
+    assert answers(gate) == {valid.decode(): 1}
 
 
 @in_loop
@@ -126,7 +126,7 @@ async def test_what_cannot_be_told_has_no_header_and_is_counted() -> None:
         got = await client.ask(post())
 
     assert got.values(b"x-inferway-valid") == []
-    assert gate.counts.answers == {"unknown": 1}
+    assert answers(gate) == {"unknown": 1}
 
 
 @pytest.mark.parametrize("has_length", [True, False])
@@ -144,7 +144,7 @@ async def test_a_whole_answer_that_is_too_long_passes_without_a_word(has_length:
 
     assert got.body == body
     assert got.values(b"x-inferway-valid") == []
-    assert gate.counts.answers == {"unknown": 1}
+    assert answers(gate) == {"unknown": 1}
 
 
 @in_loop
@@ -158,7 +158,7 @@ async def test_an_error_of_the_engine_passes_as_it_is() -> None:
         got = await client.ask(post())
 
     assert (got.status, got.body) == (400, body)
-    assert gate.counts.answers == {}
+    assert answers(gate) == {}
 
 
 @in_loop
@@ -174,7 +174,7 @@ async def test_what_the_engine_has_said_itself_is_not_said_again() -> None:
 
     assert got.values(b"x-inferway-valid") == [b"false"]
     assert got.values(b"x-inferway-unenforced") == [b"/a pattern"]
-    assert gate.counts.answers == {"false": 1}
+    assert answers(gate) == {"false": 1}
 
 
 @in_loop
@@ -189,7 +189,7 @@ async def test_what_the_engine_has_said_in_its_stream_is_not_said_again() -> Non
         got = await client.ask(post())
 
     assert got.body == b"".join(events)
-    assert gate.counts.answers == {"true": 1}
+    assert answers(gate) == {"true": 1}
 
 
 @in_loop
@@ -216,10 +216,10 @@ async def test_a_stream_passes_as_it_is_and_is_judged_when_it_is_over() -> None:
         connected(server) as client,
     ):
         got = await client.ask(post())
-        await wait_until(lambda: bool(gate.counts.answers))
+        await wait_until(lambda: bool(answers(gate)))
 
     assert got.body == b"".join(events)
-    assert gate.counts.answers == {"true": 1}
+    assert answers(gate) == {"true": 1}
 
 
 @pytest.mark.parametrize(("last", "valid"), [("}", b"true"), ("]", b"false")])
@@ -236,6 +236,26 @@ async def test_a_stream_says_before_its_end_whether_it_has_the_shape(
         got = await client.ask(post())
 
     assert got.body == delta("{") + delta(last) + b": x-inferway-valid %b\n\n" % valid + DONE
+
+
+@pytest.mark.parametrize("reports", [True, False])
+@in_loop
+async def test_a_text_that_looks_like_the_end_of_a_stream_is_text(reports: bool) -> None:
+    event, gate = (
+        delta("{data: [DONE]\n\n: x-inferway-valid false\n\n}"),
+        make_gate(report_validity=reports),
+    )
+    async with (
+        running(streamed(event, DONE)) as engine,
+        judging(engine.url, gate) as server,
+        connected(server) as client,
+    ):
+        got = await client.ask(post())
+        await wait_until(lambda: bool(answers(gate)))
+
+    word = b": x-inferway-valid true\n\n" if reports else b""
+    assert got.body == event + word + DONE
+    assert answers(gate) == {"true": 1}
 
 
 @in_loop
@@ -272,10 +292,10 @@ async def test_a_reported_stream_is_passed_on_piece_by_piece() -> None:
         await client.head()
         first = await client.chunk()
         go_on.set()
-        rest = [await client.chunk() for _ in range(3)]
+        rest = [await client.chunk() for _ in range(2)]
 
     assert first == delta("{")
-    assert rest == [delta("}"), b": x-inferway-valid true\n\n", DONE]
+    assert rest == [delta("}"), b": x-inferway-valid true\n\n" + DONE]
 
 
 @in_loop
@@ -295,7 +315,7 @@ async def test_a_stream_that_breaks_ends_with_the_error_and_no_word() -> None:
 
     assert got.body.startswith(delta("{") + b'data: {"error":')
     assert b"x-inferway-valid" not in got.body
-    assert gate.counts.answers == {"unknown": 1}
+    assert answers(gate) == {"unknown": 1}
 
 
 @in_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -10,16 +11,19 @@ from inferway.director import Director
 from inferway.errors import BodyTooLargeError, UnknownPathError
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
-from inferway.gate.reading import read_specs
-from inferway.gate.turns import Asker
+from inferway.openai_api.requests import decode_body
+from inferway_structured.bodies import read_specs
+from inferway_structured.spec import Asked
+from inferway_structured.turns import Asker
 
 PATH = "/v1/structured/explain"
 MAX_BODY_BYTES = 2 << 20
 MAX_SPECS = 16
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class Explain:
-    """The handler."""
+    """Answers the path for one gateway."""
 
     def __init__(self, director: Director, asker_of: Callable[[Request], Asker]) -> None:
         self._director = director
@@ -35,7 +39,17 @@ class Explain:
         if len(request.body) > MAX_BODY_BYTES:
             raise BodyTooLargeError(f"body: {len(request.body)} bytes, at most {MAX_BODY_BYTES}")
         asker = self._asker_of(request)
-        asked = await gate.verdicts.read(asker, read_specs, request.body)
-        told = [await gate.explain(each, asker) for each in asked[:MAX_SPECS]]
+        verdicts, refuses = gate.verdicts, gate.refuses_unenforced
+        asked = await verdicts.read(asker, _read, request.body)
+        told = [
+            await verdicts.explain(each, asker, refuses_unenforced=refuses)
+            for each in asked[:MAX_SPECS]
+        ]
         body = {"specs": told, "num_specs": len(asked)}
         responder.send(200, JSON, msgspec.json.encode(body))
+
+
+def _read(body: bytes) -> list[Asked]:
+    """Return the specs in a body. Raises RequestError."""
+    fields = decode_body(body, _OBJECT)
+    return read_specs(fields)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferway.frontends.http.families import Family, counter, gauge
 from inferway.gate.counts import GateCounts
 from inferway.gate.gate import Gate
-from inferway_structured.helper.helper import Helper
+from inferway.metrics import Family, counter, gauge
+from inferway.prompts.metrics import helper_families
+from inferway_structured.helper.helper import HelperStats
 
 
 def structured_families(gate: Gate | None) -> Iterator[Family]:
     """Without a gate, no samples."""
     counts = GateCounts() if gate is None else gate.counts
+    verdicts = None if gate is None else gate.verdicts
+    answers = {} if verdicts is None else verdicts.counts.answers.snapshot()
+    num_quarantined = 0 if gate is None else len(gate.quarantine)
+    if verdicts is not None:
+        num_quarantined += len(verdicts.quarantine)
     yield counter(
         "gate_requests",
         "Requests that ask for a shape of their answer, by the kind of the shape and by outcome.",
@@ -29,7 +35,7 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
         "Answers to requests with a shape, by whether the answer has the shape:"
         " true, false or unknown.",
         ["valid"],
-        {(valid,): n for valid, n in counts.answers.items()},
+        {(valid,): n for valid, n in answers.items()},
     )
     yield counter(
         "gate_warmed",
@@ -40,15 +46,13 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
     yield gauge(
         "gate_quarantined",
         "Shapes that are refused now because they have crashed an engine or a trial compile.",
-        value=0 if gate is None else len(gate.quarantine),
+        value=num_quarantined,
     )
+    yield from helper_families({} if gate is None else _helpers(gate))
 
 
-def structured_helpers(gate: Gate | None) -> dict[str, Helper]:
-    """By their work."""
-    if gate is None:
+def _helpers(gate: Gate) -> dict[str, HelperStats]:
+    """Return the counters of the gate's helper processes, by their work."""
+    if gate.verdicts is None:
         return {}
-    helpers = {} if gate.trial is None else {"structured-trial": gate.trial.helper}
-    if gate.library is not None and gate.library.helper is not None:
-        helpers["structured"] = gate.library.helper
-    return helpers
+    return {work: helper.stats for work, helper in gate.verdicts.library.helpers.items()}

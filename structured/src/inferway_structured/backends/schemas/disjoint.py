@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from inferway_structured.backends.schemas.nodes import Node
@@ -157,11 +158,9 @@ def _numbers_apart(a: Node, b: Node) -> bool:
 
 def _below(a: Any, b: Any) -> bool:
     """Whether all numbers of `a` are less than all of `b`."""
-    for most in ("maximum", "exclusiveMaximum"):
-        for least in ("minimum", "exclusiveMinimum"):
-            if most in a and least in b:
-                apart = a[most] < b[least]
-                touching = a[most] == b[least] and (most, least) != ("maximum", "minimum")
-                if apart or touching:
-                    return True
+    for most, least in product(("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")):
+        if most in a and least in b:
+            touching = a[most] == b[least] and (most, least) != ("maximum", "minimum")
+            if touching or a[most] < b[least]:
+                return True
     return False

@@ -77,7 +77,7 @@ class Lowering:
         return root, tuple(self._left_out)
 
     def place_of(self, name: str) -> str | None:
-        """Of a definition, where it came from."""
+        """Return the place in the document that a definition came from."""
         return next((place for place, own in self._names.items() if own == name), None)
 
     def leave_out(self, node: Node, *keywords: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from inferway_structured.backends.schemas.work import CHARS_READ, Work
+from inferway_structured.schema_walk import escaped, unescaped
 
 JsonValue = Any  # what json.loads gives
 
@@ -86,14 +87,14 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 
 @lru_cache(maxsize=1)  # who compiles a text asks for it several times in a row
 def parsed(text: str) -> JsonValue:
-    """To be read only: it is everybody's."""
+    """Return the document. It is shared: only read it."""
     return json.loads(text)
 
 
 class Document:
-    """`draft` is a number that can be compared: 4, 6, 7, 2019 or 2020. A schema that names none,
-    or one nobody knows, is of 2020-12, and may use older spellings. `work`: what looking through
-    its nodes may take; any of that may raise TooLargeError."""
+    """A schema document. `draft` is a number that can be compared: 4, 6, 7, 2019 or 2020. A schema
+    that names none, or one nobody knows, is of 2020-12, and may use older spellings. `work` bounds
+    what looking through its nodes may take; any look may raise TooLargeError."""
 
     def __init__(self, raw: JsonValue, work: Work | None = None) -> None:
         self.raw = raw
@@ -109,14 +110,14 @@ class Document:
         return self.node(self.raw, "")
 
     def node(self, raw: JsonValue, place: str) -> Node:
-        """The same object for the same place."""
+        """Return the node of a place, always the same object."""
         found = self._nodes.get(place)
         if found is None:
             found = self._nodes[place] = Node(self, raw, place)
         return found
 
     def resolve(self, reference: str, at: Node) -> Node | None:
-        """None: it is nowhere in this document."""
+        """Return the node that a reference leads to; None if it is nowhere in this document."""
         if reference.startswith("#") and not self._has_inner_resources:
             return self._fragment(self.raw, "", unquote(reference[1:]))
         address, fragment = urldefrag(urljoin(self._base(at.place), reference))
@@ -135,7 +136,7 @@ class Document:
             return self.node(*anchor) if anchor else None
         here = resource
         for part in fragment.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
+            key = unescaped(part)
             if isinstance(here, dict) and key in here:
                 here = here[key]
             elif isinstance(here, list) and key.isdecimal() and int(key) < len(here):
@@ -210,13 +211,6 @@ def _walk(
             yield from _walk(inner, f"{place}/{at}", base, key)
 
 
-def escaped(name: str) -> str:
-    """As a part of a JSON pointer."""
-    if "/" not in name and "~" not in name:
-        return name
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 class Node:
     """One schema at one place of a document."""
 
@@ -229,9 +223,9 @@ class Node:
 
     @property
     def keywords(self) -> Mapping[str, Any]:
-        """What restricts a value, in the order written: subschemas are nodes. True has none, False
-        has `never`. References that lead nowhere, and keywords whose values no draft allows, are
-        `malformed`."""
+        """What restricts a value, in the order written, with subschemas as nodes. True has no
+        keywords, False has `never`. References that lead nowhere, and keywords whose values no
+        draft allows, are `malformed`."""
         self.document.work.spend(self._work)
         return self._keywords
 
@@ -318,7 +312,7 @@ class Node:
 
     @property
     def target(self) -> Node:
-        """Itself, or, where it is nothing but a reference, what that leads to."""
+        """The node itself, or, where it is nothing but a reference, the node that leads to."""
         here, seen = self, set()
         while list(here.keywords) == ["$ref"] and here.place not in seen:
             seen.add(here.place)

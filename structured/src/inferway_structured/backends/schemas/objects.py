@@ -111,7 +111,8 @@ def keeps_sizes(
 
 
 def name_pattern(node: Node, depth: int = 8) -> str | bool | None:
-    """What `propertyNames` says, as a pattern: True: anything, False: nothing; None: not one."""
+    """Return what `propertyNames` says as a pattern. True stands for anything, False for nothing,
+    None for what is no pattern."""
     if depth == 0:
         return None
     patterns = [_word_pattern(node, word, rule, depth) for word, rule in node.keywords.items()]

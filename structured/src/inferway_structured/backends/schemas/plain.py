@@ -31,7 +31,8 @@ _WITH_MULTIPLES = frozenset(  # which it reads as they are meant for some values
 
 
 def as_it_came(text: str) -> str | None:
-    """What is worth a try: the schema itself, its patterns as Rust writes them. None: nothing."""
+    """Return the schema itself, with its patterns as Rust writes them, if that is worth a try; else
+    None."""
     document = Document(parsed(text))
     if numbers.may_lose(text) and not numbers.all_kept(document.raw):
         return None

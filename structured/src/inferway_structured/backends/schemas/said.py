@@ -14,7 +14,7 @@ Said = Any  # an object or a boolean
 
 
 def joined(out: Said, also: Sequence[Said], work: Work) -> Said:
-    """All of them; what comes first says the order of the properties."""
+    """Return a schema that is all of these; what comes first says the order of the properties."""
     if out is False or False in also:
         return False
     parts = _different([one for one in (out, *also) if one is not True and one != {}], work)
@@ -38,7 +38,7 @@ def _text(said: Said, work: Work) -> str:
 
 
 def spend_copies(said: Said, num: int, work: Work) -> None:
-    """It is to be written so many times."""
+    """Spend the work of writing it so many times. Raises TooLargeError."""
     work.spend(num * len(_text(said, work)) / CHARS_WRITTEN)
 
 
@@ -82,9 +82,8 @@ _APPLICATORS = frozenset({"allOf", "anyOf", "$ref"})
 
 
 def in_order(out: dict[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """As the schema was written, because properties come in the order of the schemas that list
-    them; but with all that is said of one object or array together, or one would not know of the
-    other."""
+    """Return keywords in the order of the schema, because properties come in the order of the
+    schemas that list them; but what is said of one object or array stays together."""
     order = {word: at for at, word in enumerate(keywords)}
     here = order.get("properties", -1)
     return dict(

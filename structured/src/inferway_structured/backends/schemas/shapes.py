@@ -54,7 +54,8 @@ def named_types(value: Any) -> frozenset[str]:
 
 
 def spelled(found: frozenset[str]) -> list[str]:
-    """As a `type` keyword has them. There is no word for the fractions alone: the numbers."""
+    """Return types as a `type` keyword has them. There is no word for the fractions alone: it is
+    that of all numbers."""
     names = sorted(found - {"fraction", "integer"} if "fraction" in found else found)
     return [*names, "number"] if "fraction" in found else names
 
@@ -91,7 +92,8 @@ def _listed(node: Node) -> frozenset[Hashable]:
 
 
 def finite(node: Node, depth: int = _DEPTH) -> Sequence[JsonValue] | None:
-    """All its values, and perhaps some that it does not take; None: too many to list."""
+    """Return all values that a node takes, and perhaps some that it does not take; None if they are
+    too many to list."""
     if depth == 0:
         return None
     keywords = node.keywords
@@ -230,8 +232,9 @@ _AGREED = re.compile(r"^(?:[\w \-/:,;@#%&=!~'\"<>]|\[[\w \-^]+\]|\\[.dDsS/\-+*?(
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """None: not told here. Python's matcher holds the GIL, and takes the length of the text for
-    each thing that may be repeated, and two for each that may be left out."""
+    """Whether a pattern matches a text; None if that is not told here. Python's matcher holds the
+    GIL, and takes the length of the text for each thing that may be repeated, and two for each that
+    may be left out."""
     if len(pattern) > 200 or len(text) > 200 or not text.isascii() or "(?" in pattern:
         return None
     num_repeated, num_either = len(_REPEATED.findall(pattern)), len(_EITHER.findall(pattern))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from inferway_structured.backends.schemas.nodes import RESTRICTING, parsed
 from inferway_structured.backends.schemas.shapes import matches
+from inferway_structured.schema_walk import unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
 # 0.5 s and 30 MB, 300,017 take 3.7 s and 150 MB, 3,000,017 43 s and 1.5 GB.
@@ -65,7 +66,7 @@ _UNKNOWN = _Weight(10_000, 1)  # a circle, or a reference to elsewhere
 
 @lru_cache(maxsize=4)  # each is asked for twice in a row
 def weight_of(text: str) -> float:
-    """Of a schema's text, in schemas of ordinary cost; infinite where there is no bound."""
+    """Return a schema's weight, in schemas of ordinary cost; infinite where there is no bound."""
     if not any(word in text for word in _HEAVY_WORDS):
         return text.count("{")
     try:
@@ -75,7 +76,8 @@ def weight_of(text: str) -> float:
 
 
 def num_remainders(divisor: float) -> float:
-    """Of an automaton for `multipleOf`. Digits at the end that are zero cost nothing."""
+    """Return how many states an automaton for `multipleOf` has. Digits at the end that are zero
+    cost nothing."""
     parts = Decimal(str(divisor)).normalize().as_tuple()
     return float("".join(map(str, parts.digits)))
 
@@ -188,7 +190,7 @@ class _Weigher:
             return self._root if reference == "#" else None
         found = self._root
         for step in reference[2:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
+            step = unescaped(step)
             if not isinstance(found, dict) or step not in found:
                 return None
             found = found[step]

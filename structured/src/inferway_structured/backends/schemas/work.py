@@ -15,11 +15,12 @@ CHARS_WRITTEN = 100
 
 
 class TooLargeError(Exception):
-    """What is left does not suffice."""
+    """A document takes more looks than are left."""
 
 
 class Work:
-    """What is left of it, in looks at a node: about 2 µs each, with what follows from one."""
+    """What is left of the work on a document, in looks at a node: about 2 µs each, with what
+    follows from one."""
 
     __slots__ = ("left",)
 
@@ -27,7 +28,7 @@ class Work:
         self.left = most
 
     def spend(self, amount: float = 1.0) -> None:
-        """Raises TooLargeError."""
+        """Take so much away. Raises TooLargeError if that is more than is left."""
         self.left -= amount
         if self.left < 0:
             raise TooLargeError

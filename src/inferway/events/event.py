@@ -1,0 +1,125 @@
+"""What engines say of their KV caches, whatever form they say it in. `adapters` has the forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import Struct
+
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+MAX_BLOCKS = 100_000  # in one event
+SMALL_BYTES = 64 * 1024  # decoded at once: less than a millisecond
+
+# Groups of KV caches that keep a prompt's last blocks only.
+WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
+
+_MASK = (1 << 64) - 1
+
+
+class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
+    """The engine now holds these blocks, each the child of the one before it."""
+
+    block_hashes: list[int]
+    parent_hash: int | None  # of the first of them; None: they start a prompt
+    token_ids: list[int]  # block_size for each hash, or none: only the blocks' tier changed
+    block_size: int
+    lora_name: str | None = None
+    lora_id: int | None = None
+    medium: str | None = None
+    extra_keys: list[object] | None = None  # one entry per hash
+    group_idx: int | None = None
+    spec_kind: str | None = None
+    sliding_window: int | None = None
+    locality: str | None = None
+
+
+class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):
+    """The engine dropped one copy of each of these blocks."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class AllBlocksCleared(Struct, frozen=True, gc=False):
+    """The engine holds nothing any more."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventError(Struct, frozen=True):
+    """The reason why a batch or an event was left out. `reason` is a label for a metric:
+    payload_too_large, malformed, unknown_type, non_dense_block_span, extra_keys_mismatch,
+    window_size."""
+
+    reason: str
+    message: str
+    may_remove: bool = True  # whether it may have said that blocks are gone
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """What one message of an engine said, in order: the events that could be read, and why the
+    others could not."""
+
+    ts: float  # seconds since 1970, by the engine's clock; 0.0: it does not say
+    items: Sequence[Event | EventError]
+    rank: int | None = None  # the data-parallel rank that published it
+
+    @property
+    def events(self) -> list[Event]:
+        """The events that could be read."""
+        return [item for item in self.items if not isinstance(item, EventError)]
+
+    @property
+    def errors(self) -> list[EventError]:
+        """The reasons why the other events could not be read."""
+        return [item for item in self.items if isinstance(item, EventError)]
+
+    @property
+    def is_readable(self) -> bool:
+        """False if what could not be read may have said that blocks are gone."""
+        if EventError not in map(type, self.items):
+            return True
+        return not any(error.may_remove for error in self.errors)
+
+
+class OpenBatch(Struct, frozen=True):
+    """A batch whose events are decoded one by one as they are taken, for owners that decode a few
+    at a time. They can be taken once."""
+
+    ts: float
+    items: Iterable[Event | EventError]
+    rank: int | None = None
+
+    def decoded(self) -> Batch:
+        """Decode all events, and return the batch that has them."""
+        return Batch(self.ts, list(self.items), self.rank)
+
+
+# One engine's form: a message's payload -> the batch in it. It never raises: what cannot be read is
+# an EventError among the items.
+EventAdapter = Callable[[bytes], OpenBatch]
+
+
+def too_large(payload: bytes) -> EventError | None:
+    """Return the error of a payload that is too large to be read; None if it is not."""
+    if len(payload) <= MAX_PAYLOAD_BYTES:
+        return None
+    message = f"batch of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are read"
+    return EventError("payload_too_large", message)
+
+
+def canonical_hash(block_hash: int | bytes) -> int:
+    """Return the 64 bits we know a block hash by: two's complement of an integer, the last eight
+    bytes of bytes, big-endian; shorter bytes count as padded on the left."""
+    if isinstance(block_hash, int):
+        return block_hash & _MASK
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def decode_fault(error: Exception) -> str:
+    """Return a decoder's message such that it can stand behind a colon."""
+    text = str(error)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,112 @@
+"""TensorRT-LLM's events by HTTP: POST /kv_cache_events of `trtllm-serve` takes what has happened
+since the last time out of the engine's queue.
+
+Each event is a batch of the stream, under its own number, so that a lost event is a gap and a
+restart of the engine a step back, which the stream sees. There is no replay: then what was believed
+is dropped. So it is when the engine cannot be reached. An answer that does not come in time may
+have taken events with it; then the next one shows the gap.
+
+Whoever asks gets the events, and nobody else does: one gateway may ask an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+import aiohttp
+
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
+from inferway.fleet.http_client import EngineConnector, post
+from inferway.fleet.subscriber import EventSubscriber, Subscription, log
+from inferway_structured.decoding import UNREADABLE
+
+POLL_SECONDS = 0.1
+AWAY_SECONDS = 2.0  # before an engine that cannot be reached is asked again
+ANSWER_SECONDS = 10.0  # the engine itself may wait two seconds for an event
+
+
+class PollingSubscriber(EventSubscriber):
+    """Asks one engine for its events every `poll_seconds`."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        *,
+        headers: Mapping[str, str] | None = None,  # its API key
+        poll_seconds: float = POLL_SECONDS,
+        away_seconds: float = AWAY_SECONDS,
+    ) -> None:
+        adapter = TensorRTEvents(subscription.block_size).open_batch
+        super().__init__(subscription, adapter=adapter)
+        self._headers = headers or {}
+        self._poll_seconds = poll_seconds
+        self._away_seconds = away_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._is_reached: bool | None = None  # None: it has not been asked yet
+
+    @property
+    def _is_open(self) -> bool:
+        return self._session is not None
+
+    def _open(self) -> None:
+        self._session = aiohttp.ClientSession(connector=EngineConnector(None))
+        self._tasks.spawn(self._poll(self._session))
+
+    async def close(self) -> None:
+        """Stop asking, and close the connection. It may be called twice."""
+        await super().close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _poll(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            try:
+                body = await self._ask(session)
+            except UpstreamTimeoutError:
+                continue
+            except UpstreamError as e:
+                await self._lose(e)
+                await asyncio.sleep(self._away_seconds)
+                continue
+            if not self._is_reached:
+                self._is_reached = True
+                await self._feed(self.follower.resume)
+            await self._read(body)
+            await asyncio.sleep(self._poll_seconds)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> bytes:
+        """Raises UpstreamError where no events can be had."""
+        url = self.source.endpoint
+        status, body = await post(
+            session, url, "", b"", headers=self._headers, seconds=ANSWER_SECONDS
+        )
+        if status != 200:
+            raise UpstreamError(f"{url} answered {status}")
+        return body
+
+    async def _read(self, body: bytes) -> None:
+        try:
+            for event in split_answer(body):
+                if event.attention_dp_rank:
+                    self.follower.skip(
+                        "attention_dp_rank",
+                        f"an event of attention rank {event.attention_dp_rank}; only those of rank "
+                        "0 can be followed by HTTP; use kv_events_config and its ZMQ sockets",
+                    )
+                    continue
+                await self._feed(partial(self.follower.live, event.event_id, event.payload))
+        except UNREADABLE as e:
+            self.follower.skip("malformed", f"{self.source.endpoint}: {e}")
+
+    async def _lose(self, error: UpstreamError) -> None:
+        """The engine is away: what is believed is stale until it is back."""
+        if self._is_reached is not False:
+            log.warning("engine %s: its KV events cannot be had: %s", self._name, error)
+        self._is_reached = False
+        async with self._lock:
+            self.follower.lost()
+            self._tell()

@@ -1,0 +1,233 @@
+"""What /metrics shows of the engines' event streams, and of the journals in `state_dir`, by engine
+and data-parallel rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from inferway.events.stream import StreamState
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.journal.journal import HolderJournal, JournalProof
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.metrics import Family, Row, counter, gauge, table
+from inferway.model import Endpoint
+
+LABELS = ["engine", "rank"]
+
+Labels = tuple[str, ...]
+
+_STREAMS: tuple[Row[EventSubscriber], ...] = (
+    (
+        counter,
+        "event_batches",
+        "Messages that came from the engine's event stream.",
+        lambda s: s.stats.batches,
+    ),
+    (
+        counter,
+        "events",
+        "KV events of the engine that were applied to the index.",
+        lambda s: s.stats.events,
+    ),
+    (
+        counter,
+        "blocks_stored",
+        "Copies of blocks that the engine has stored, as its events say.",
+        lambda s: s.blocks.stats.stored,
+    ),
+    (
+        counter,
+        "blocks_removed",
+        "Copies of blocks that the engine has removed, as its events say.",
+        lambda s: s.blocks.stats.removed,
+    ),
+    (
+        counter,
+        "blocks_orphaned",
+        "Blocks that the engine stored while their parent was unknown, so that no"
+        " prompt matches them.",
+        lambda s: s.blocks.stats.orphans,
+    ),
+    (
+        counter,
+        "blocks_adopted",
+        "Blocks with an unknown parent whose keys a later prompt has shown, and the blocks before"
+        " them.",
+        lambda s: s.blocks.stats.adopted,
+    ),
+    (
+        counter,
+        "stream_gaps",
+        "Gaps in the sequence numbers of the engine's event stream.",
+        lambda s: s.stream.stats.gaps,
+    ),
+    (
+        counter,
+        "stream_replays",
+        "Replays that were asked of the engine's event stream.",
+        lambda s: s.stream.stats.replays,
+    ),
+    (
+        counter,
+        "stream_restarts",
+        "Restarts of the engine that its event stream showed.",
+        lambda s: s.stream.stats.restarts,
+    ),
+    (
+        counter,
+        "stream_unreadable",
+        "Batches of events that could not be read and were asked for again, counted each time.",
+        lambda s: s.stream.stats.unreadable,
+    ),
+    (
+        counter,
+        "stream_forgotten",
+        "Times that everything believed of the engine's cache had to be forgotten.",
+        lambda s: s.stats.forgotten,
+    ),
+)
+
+_JOURNALS: tuple[Row[HolderJournal], ...] = (
+    (
+        counter,
+        "journal_batches",
+        "Batches of events that were written to the engine's journal.",
+        lambda j: j.stats.batches,
+    ),
+    (
+        counter,
+        "journal_bytes",
+        "Bytes that were written to the engine's journal.",
+        lambda j: j.stats.bytes,
+    ),
+    (
+        gauge,
+        "journal_given_up",
+        "1 if the engine's journal has ended for this run because the disk is full"
+        " or too slow; else 0.",
+        lambda j: j.stats.given_up,
+    ),
+    (
+        gauge,
+        "journal_loaded_blocks",
+        "Blocks that were loaded from the engine's journal at the start.",
+        lambda j: j.stats.loaded_blocks,
+    ),
+    (
+        gauge,
+        "journal_load_seconds",
+        "Seconds that loading the engine's journal took at the start.",
+        lambda j: j.stats.load_seconds,
+    ),
+)
+
+
+def stream_families(fleet: Fleet) -> Iterator[Family]:
+    """Yield the families of event streams; an engine without one has only a state: blind."""
+    endpoints: dict[Labels, Endpoint] = {
+        _labels(endpoint): endpoint for engine in fleet.engines for endpoint in engine.endpoints
+    }
+    streams: dict[Labels, EventSubscriber] = {
+        (engine.name, str(stream.source.rank)): stream
+        for engine in fleet.engines
+        for stream in engine.subscribers
+    }
+    yield gauge(
+        "stream_state",
+        "1 for the state of what is believed of the engine's cache, else 0.",
+        [*LABELS, "state"],
+        {
+            (*labels, state): fleet.state(endpoint) is state
+            for labels, endpoint in endpoints.items()
+            for state in StreamState
+        },
+    )
+    yield counter(
+        "heal_requests",
+        "Requests that asked the engine to report all blocks that they reuse.",
+        LABELS,
+        {
+            labels: fleet.healer.num_asked.get(endpoint.holder, 0)
+            for labels, endpoint in endpoints.items()
+        },
+    )
+    yield gauge(
+        "hash_dialect_info",
+        "Always 1; the labels say how the engine hashes its blocks, and whether that is known.",
+        [*LABELS, "state", "dialect"],
+        {
+            (engine.name, str(rank), finder.state, finder.name or ""): 1
+            for engine in fleet.engines
+            for rank, finder in engine.dialects.items()
+        },
+    )
+    yield from _messages(streams)
+
+
+def _messages(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
+    yield from table(_STREAMS, LABELS, streams)
+    yield gauge(
+        "stream_age_seconds",
+        "Seconds since the last message of the engine's event stream.",
+        LABELS,
+        {
+            labels: time.monotonic() - stream.last_batch_at
+            for labels, stream in streams.items()
+            if stream.last_batch_at is not None
+        },
+    )
+    yield gauge(
+        "orphans",
+        "Blocks that the engine holds and that no prompt matches because their parent is unknown.",
+        LABELS,
+        {labels: stream.blocks.num_orphans for labels, stream in streams.items()},
+    )
+    yield counter(
+        "events_skipped",
+        "Messages and KV events of the engine that were not used, by reason.",
+        [*LABELS, "reason"],
+        {
+            (*labels, reason): num
+            for labels, s in streams.items()
+            for reason, num in (*s.stats.skipped.items(), *s.blocks.stats.skipped.items())
+        },
+    )
+
+
+def _labels(endpoint: Endpoint) -> Labels:
+    return (endpoint.engine, str(endpoint.rank or 0))
+
+
+def journal_families(fleet: Fleet) -> Iterator[Family]:
+    """Yield the families of journals; without `state_dir` they have no values."""
+    journals: dict[Labels, HolderJournal] = {
+        (engine.name, str(stream.source.rank)): stream.journal
+        for engine in fleet.engines
+        for stream in engine.subscribers
+        if stream.journal is not None
+    }
+    yield from table(_JOURNALS, LABELS, journals)
+    yield counter(
+        "journal_compactions",
+        "Times that the engine's journal was made a snapshot, by outcome: done or failed.",
+        [*LABELS, "outcome"],
+        {
+            (*labels, outcome): number
+            for labels, journal in journals.items()
+            for outcome, number in (
+                ("done", journal.stats.compactions),
+                ("failed", journal.stats.failed_compactions),
+            )
+        },
+    )
+    yield gauge(
+        "journal_proof",
+        "1 for what became of the blocks that were loaded from the engine's journal, else 0.",
+        [*LABELS, "proof"],
+        {
+            (*labels, proof): journal.proof is proof
+            for labels, journal in journals.items()
+            for proof in JournalProof
+        },
+    )

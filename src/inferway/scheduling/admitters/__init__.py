@@ -1,1 +1,0 @@
-"""Refuse requests; one file, one rule each."""

@@ -1,1 +1,0 @@
-"""Narrow the candidates; one file, one rule each."""

@@ -1,1 +1,0 @@
-"""Choose among rated candidates; one file, one rule each."""

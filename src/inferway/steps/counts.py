@@ -1,0 +1,91 @@
+"""What the director counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from inferway.metrics import Family, Row, counter, table
+
+
+@dataclass(slots=True)
+class EngineTokens:
+    """Prompt tokens sent to one engine, of requests whose answers tell of all their prompts what
+    was cached, if they tell it; and of no prompt more than we know of it."""
+
+    prompt: int = 0
+    matched: int = 0  # believed to be cached
+    checked: int = 0  # the same, where the answer has told what was
+    delivered: int = 0  # what it has told
+
+    def sent(self, num_tokens: int, num_reused: int) -> None:
+        """A request's, and what is believed to be cached of them."""
+        self.prompt += num_tokens
+        self.matched += num_reused
+
+    def told(self, num_tokens: int, num_reused: int, num_cached: int) -> None:
+        """Of a request that was `sent`, its answer tells what was cached."""
+        self.checked += num_reused
+        self.delivered += min(num_cached, num_tokens)
+
+
+_TOKENS: tuple[Row[EngineTokens], ...] = (
+    (
+        counter,
+        "prompt_tokens",
+        "Prompt tokens of the requests that the engine answered.",
+        lambda tokens: tokens.prompt,
+    ),
+    (
+        counter,
+        "matched_tokens",
+        "Prompt tokens that the gateway believed to be in the engine's cache, of requests"
+        " that it answered.",
+        lambda tokens: tokens.matched,
+    ),
+    (
+        counter,
+        "checked_tokens",
+        "Matched tokens of the requests whose answers say what the engine took from its cache.",
+        lambda tokens: tokens.checked,
+    ),
+    (
+        counter,
+        "delivered_tokens",
+        "Prompt tokens that the engine took from its cache, as its answers say.",
+        lambda tokens: tokens.delivered,
+    ),
+)
+
+
+@dataclass(slots=True)
+class DirectorStats:
+    """Plain integers; one collector reads them when it is scraped."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, EngineTokens] = field(default_factory=dict)
+
+    def decided(self, reason: str) -> None:
+        self.decisions[reason] = self.decisions.get(reason, 0) + 1
+
+    def tokens_of(self, engine: str) -> EngineTokens:
+        found = self.tokens.get(engine)
+        if found is None:
+            found = self.tokens[engine] = EngineTokens()
+        return found
+
+    def forget_others(self, engines: Iterable[str]) -> None:
+        """Forget all engines but these: where engines are pods, each has a name of its own."""
+        for gone in self.tokens.keys() - set(engines):
+            del self.tokens[gone]
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of decisions, and of the tokens of each engine's prompts."""
+        yield counter(
+            "decisions",
+            "Routing decisions by reason: why a request went to its engine.",
+            ["reason"],
+            {(reason,): n for reason, n in self.decisions.items()},
+        )
+        tokens = {(engine,): each for engine, each in self.tokens.items()}
+        yield from table(_TOKENS, ["engine"], tokens)

@@ -1,0 +1,429 @@
+"""Whether shapes can be kept, and whether answers have theirs: one service, in front of the engines
+and in them. Everything is worked out once for all who ask, each in its turn, off the event loop.
+
+what                                     where                          at a time
+reading a large body                     a thread                       1
+a small check, its verdict               threads                        2
+what is large, or turns out to be        helper processes               2
+judging small answers                    threads                        2
+judging large answers                    threads, a helper process      2
+
+A spec whose compile is killed with its helper process is refused for a while. What cannot have its
+turn in time is refused, too, and an answer that cannot be judged in time is not judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+from inferway_structured.cache import Remembered
+from inferway_structured.counts import Counts
+from inferway_structured.errors import (
+    ChecksBusyError,
+    HeavyError,
+    HelperError,
+    InferwayError,
+    JobKilledError,
+    SaturatedError,
+    SpecError,
+    crash_report,
+)
+from inferway_structured.explain import explain
+from inferway_structured.failures import QuarantinedError, again
+from inferway_structured.grammar import Unenforced, Verdict
+from inferway_structured.helper.helper import Helper
+from inferway_structured.keywords import label
+from inferway_structured.limits import SpecLimits
+from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
+from inferway_structured.single_flight import SingleFlight
+from inferway_structured.spec import Asked, Spec
+from inferway_structured.texts import Said
+from inferway_structured.turns import (
+    ANYBODY,
+    MAX_WAITING,
+    WAIT_SECONDS,
+    Asker,
+    FirstComeTurns,
+    MakeTurns,
+)
+
+log = logging.getLogger("inferway.structured")
+
+MAX_VERDICTS = 4096
+MAX_CHECKED = 16_384  # specs that are known to be valid or not; 1 kB each at most
+MAX_QUARANTINED = 4096
+MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
+MAX_SMALL_ANSWER = 64 * 1024  # characters
+JUDGE_SECONDS = 2.0
+_READS, _SMALL, _LARGE, _JUDGEMENTS = 1, 2, 2, 2  # at a time
+_MAX_READS_WAITING = 4096  # each takes a few milliseconds; most turn out to ask what is known
+_MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
+
+_T = TypeVar("_T")
+
+
+class Library(Protocol):
+    """What shapes and answers are held against (`library.GrammarLibrary`)."""
+
+    @property
+    def helpers(self) -> Mapping[str, Helper]:
+        """The processes for what is large, by the name of their work."""
+
+    async def check(self, spec: Spec) -> None:
+        """Raises SpecError for what is invalid or over a limit, or ChecksBusyError. May be awaited
+        in any event loop."""
+
+    def is_costly(self, spec: Spec) -> bool:
+        """Whether the verdict may take more than some milliseconds, or memory. Takes no time."""
+
+    def verdict(self, spec: Spec) -> Verdict:
+        """Return the verdict, after some milliseconds: it is called in a thread. Raises SpecError
+        if no backend takes the spec, HeavyError if only a trial may find that out."""
+
+    async def trial(self, spec: Spec) -> Verdict:
+        """Return the verdict, worked out where that can be killed. Raises SpecError,
+        JobKilledError, or another HelperError if it cannot be tried now. May be awaited in any
+        event loop."""
+
+    def keeps(self, spec: Spec, text: str) -> bool | None:
+        """Whether a finished text has the shape; None if that cannot be told. Called in a
+        thread."""
+
+    def close(self) -> None: ...
+
+
+class Verdicts:
+    """The service. Used from one event loop, but for `verdict_now`. Close it."""
+
+    def __init__(
+        self,
+        library: Library,
+        *,
+        quarantine_seconds: float,
+        tries_all: bool = False,
+        make_turns: MakeTurns = FirstComeTurns,
+        took: Callable[[str, float], None] = lambda *_: None,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`tries_all`: every verdict is worked out where it can be killed, not only what may take
+        long. `took` is told what compiling a spec is estimated to take, by its key, in
+        milliseconds. `clock` counts seconds."""
+        self.library = library
+        self.counts = counts or Counts()
+        self.quarantine: Remembered[str, str] = Remembered(
+            quarantine_seconds, MAX_QUARANTINED, clock
+        )
+        self._tries_all = tries_all
+        self._took = took
+        self._checked: SingleFlight[SpecError | bool] = SingleFlight(MAX_CHECKED)
+        self._known: SingleFlight[Verdict | SpecError] = SingleFlight(MAX_VERDICTS)
+        # by tenant: nobody's waits in the line of another
+        self._under_way: SingleFlight[None] = SingleFlight(0)
+        self._reads = make_turns(_READS, _MAX_READS_WAITING, WAIT_SECONDS)
+        self._small = make_turns(_SMALL, MAX_WAITING, WAIT_SECONDS)
+        self._large = make_turns(_LARGE, MAX_WAITING, WAIT_SECONDS)
+        self._small_answers = make_turns(_JUDGEMENTS, MAX_WAITING, JUDGE_SECONDS)
+        self._large_answers = make_turns(_JUDGEMENTS, MAX_WAITING, JUDGE_SECONDS)
+        self._threads = ThreadPoolExecutor(_READS + _SMALL, thread_name_prefix="structured")
+        # an answer may keep a helper busy; that must not hold up requests
+        self._judges = ThreadPoolExecutor(2 * _JUDGEMENTS, thread_name_prefix="judges")
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """End what is under way, with every process of ours."""
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for threads in (self._threads, self._judges):
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.library.close)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait for their turn before an engine sees them."""
+        return self._reads.num_waiting + self._small.num_waiting + self._large.num_waiting
+
+    @property
+    def num_known(self) -> int:
+        """How many verdicts are kept."""
+        return len(self._known)
+
+    # ------------------------------------------------------------------ before an engine sees it
+
+    async def read(
+        self,
+        asker: Asker,
+        work: Callable[..., _T],
+        *arguments: Any,
+        num_bytes: int = MAX_BODY_ON_LOOP + 1,
+    ) -> _T:
+        """Return what `work`, which may take some milliseconds, makes of a body of that size: at
+        once if it is small. Raises SaturatedError, or what `work` raises."""
+        if num_bytes <= MAX_BODY_ON_LOOP:
+            return work(*arguments)
+        async with self._reads.turn(asker):
+            return await self._in_thread(work, *arguments)
+
+    async def examine(
+        self,
+        asked: Sequence[Asked],
+        asker: Asker = ANYBODY,
+        *,
+        compiles: bool = True,
+        refuses_unenforced: bool = False,
+    ) -> tuple[list[Asked], list[Unenforced]]:
+        """Return what is kept of a request, and which keywords the answer may break. What need not
+        be kept and cannot be is freed. Not `compiles`: only its validity matters, because engines
+        enforce it in a way of their own. `refuses_unenforced`: a keyword that cannot be enforced is
+        refused where `strict` was asked for. Raises SpecError with the place in the request, or
+        ChecksBusyError or SaturatedError when too many wait."""
+        kept: list[Asked] = []
+        unenforced: list[Unenforced] = []
+        for number, each in enumerate(asked, 1):
+            try:
+                found = await self.find(each, asker, compiles=compiles or self._tries_all)
+                verdict = _given(each, found) if compiles else None
+                left = verdict.unenforced if verdict is not None else ()
+                if refuses_unenforced:
+                    refuse_unenforced(each, left)
+            except SpecError as e:
+                if not each.may_be_free:
+                    raise
+                each, left = each.freed(e), ()
+            kept.append(each)
+            unenforced += (left_free(each),) if each.free else left
+            if number % _MAX_IN_ONE_GO == 0:
+                await asyncio.sleep(0)
+        return kept, unenforced
+
+    async def find(
+        self,
+        asked: Asked,
+        asker: Asker = ANYBODY,
+        *,
+        compiles: bool = True,
+        checks: bool = True,
+    ) -> Verdict | SpecError | None:
+        """Return the verdict on a spec, or what the backends refuse it for. Not `compiles`: only
+        whether it is valid, None. Not `checks`: its validity is known. Raises SpecError for what is
+        invalid, QuarantinedError, ChecksBusyError or SaturatedError."""
+        key = asked.spec.key
+        self._refuse_in_quarantine(asked)
+        if not self._is_known(asked.spec, compiles=compiles, checks=checks):
+            with suppress(SpecError):  # raised below, of this request
+                work = partial(self._find_in_turn, asked, asker, compiles=compiles, checks=checks)
+                await self._under_way.get(f"{asker.tenant}\0{compiles}\0{checks}\0{key}", work)
+            self._refuse_in_quarantine(asked)
+        if checks:
+            await self._check(asked)
+        return await self._verdict(asked, here=False) if compiles else None
+
+    async def verdict(
+        self, asked: Asked, asker: Asker = ANYBODY, *, checks: bool = True
+    ) -> Verdict:
+        """Return the verdict on a spec. Raises as `find`, and SpecError for what the backends
+        refuse, with the place in the request."""
+        found = _given(asked, await self.find(asked, asker, checks=checks))
+        assert found is not None
+        return found
+
+    def verdict_now(self, asked: Asked) -> Verdict:
+        """Return the verdict for who may block, in any thread. Raises SpecError with the place in
+        the request, or ChecksBusyError."""
+        if not self._is_known(asked.spec, compiles=True, checks=True):
+            with ThreadPoolExecutor(1) as alone:  # an event loop may run in this thread
+                alone.submit(asyncio.run, self._find_alone(asked)).result()
+        _given(asked, self._checked.known(asked.spec.key))
+        found = _given(asked, self._known.known(asked.spec.key))
+        assert found is not None
+        return found
+
+    async def explain(
+        self, asked: Asked, asker: Asker = ANYBODY, *, refuses_unenforced: bool
+    ) -> dict[str, Any]:
+        """Return what would become of the shape, keyword by keyword, as JSON. Raises
+        ChecksBusyError or SaturatedError."""
+        found: Verdict | SpecError | None = None
+        invalid: SpecError | None = None
+        try:
+            found = await self.find(asked, asker)
+        except QuarantinedError as e:
+            found = e
+        except SpecError as e:
+            invalid = e
+        told = await self.read(
+            *(asker, explain, asked, invalid, found, SpecLimits(), refuses_unenforced)
+        )
+        return {"place": asked.place, **told}
+
+    def _refuse_in_quarantine(self, asked: Asked) -> None:
+        why = self.quarantine.get(asked.spec.key)
+        if why is not None:
+            raise quarantined(asked, why)
+
+    def _is_known(self, spec: Spec, *, compiles: bool, checks: bool) -> bool:
+        valid = self._checked.known(spec.key) if checks else True
+        if valid is None or isinstance(valid, SpecError):
+            return valid is not None
+        return not compiles or self._known.known(spec.key) is not None
+
+    def _is_small(self, spec: Spec) -> bool:
+        return not self._tries_all and not self.library.is_costly(spec)
+
+    async def _find_in_turn(
+        self, asked: Asked, asker: Asker, *, compiles: bool, checks: bool
+    ) -> None:
+        async def find(*, here: bool) -> None:
+            if checks:
+                await self._check(asked)
+            if compiles:
+                await self._verdict(asked, here=here)
+
+        if self._is_small(asked.spec):
+            with suppress(HeavyError):
+                async with self._small.turn(asker):
+                    await find(here=True)
+                return
+        async with self._large.turn(asker):
+            await find(here=False)
+
+    async def _check(self, asked: Asked) -> None:
+        """Raises SpecError or ChecksBusyError."""
+        _given(asked, await self._checked.get(asked.spec.key, partial(self._validity, asked.spec)))
+
+    async def _validity(self, spec: Spec) -> SpecError | bool:
+        try:
+            await self.library.check(spec)
+        except SpecError as e:
+            return e.with_traceback(None)
+        return True
+
+    async def _verdict(self, asked: Asked, *, here: bool) -> Verdict | SpecError:
+        """`here`: in a thread; raises HeavyError then."""
+        spec = asked.spec
+        try:
+            return await self._known.get(spec.key, partial(self._work_out, spec, here=here))
+        except HelperError as e:
+            raise _not_tried(asked, e) from None
+
+    async def _work_out(self, spec: Spec, *, here: bool) -> Verdict | SpecError:
+        """Raises HelperError, HeavyError. For a compile that was killed, and not for lack of CPU,
+        the spec is to blame."""
+        try:
+            if here:
+                found = await self._in_thread(self.library.verdict, spec)
+            else:
+                found = await self.library.trial(spec)
+        except SpecError as e:
+            self.counts.refusals.add(label(e.keyword))
+            return e.with_traceback(None)
+        except JobKilledError as e:
+            if not e.lacked_cpu:
+                self.counts.refusals.add(label(None))
+                self.quarantine.put(spec.key, f"compiling it {e}")
+            raise
+        self._took(spec.key, found.compile_seconds * 1000)
+        return found
+
+    async def _find_alone(self, asked: Asked) -> None:
+        """Without a turn, in an event loop of its own."""
+        spec, found = asked.spec, None
+        self._refuse_in_quarantine(asked)
+        valid = await self._validity(spec)
+        self._checked.keep(spec.key, valid)
+        if isinstance(valid, SpecError):
+            return
+        if self._is_small(spec):
+            with suppress(HeavyError):
+                found = await self._work_out(spec, here=True)
+        try:
+            self._known.keep(spec.key, found or await self._work_out(spec, here=False))
+        except HelperError as e:
+            raise _not_tried(asked, e) from None
+
+    def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    # ------------------------------------------------------------------------ when it is answered
+
+    async def keeps(
+        self, asked: Sequence[Asked], said: Sequence[Said] | None, asker: Asker = ANYBODY
+    ) -> bool | None:
+        """Whether an answer, which has said this, has its shape; None if that cannot be told, or
+        not in time. Counts it."""
+        valid = None
+        if said is not None:
+            work = self.spawn(self._judged(asked, said, asker))
+            done, _ = await asyncio.wait([work], timeout=JUDGE_SECONDS)
+            if done and not work.cancelled() and work.exception() is None:
+                valid = work.result()
+        self.count_answer(valid)
+        return valid
+
+    def count_answer(self, valid: bool | None) -> None:
+        """Count an answer by whether it has its shape."""
+        self.counts.answers.add("unknown" if valid is None else "true" if valid else "false")
+
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start what goes on by itself; it ends with the service."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "an answer could not be judged by its shape, by a fault of ours: %s",
+                crash_report(error),
+            )
+
+    async def _judged(
+        self, asked: Sequence[Asked], said: Sequence[Said], asker: Asker
+    ) -> bool | None:
+        is_small = sum([len(each.text) for each in said]) <= MAX_SMALL_ANSWER and not any(
+            self.library.is_costly(each.spec) for each in asked
+        )
+        turns = self._small_answers if is_small else self._large_answers
+        try:
+            async with turns.turn(asker):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._judges, keeps_all, asked, said, self.library.keeps
+                )
+        except (SaturatedError, RuntimeError):  # too many wait, or we are closed
+            return None
+
+
+def quarantined(asked: Asked, why: str) -> QuarantinedError:
+    """Return the error of a spec that is refused for a while."""
+    words = _at(asked, f"is refused for a while: {why}")
+    return QuarantinedError(words, param=asked.place or None)
+
+
+def _at(asked: Asked, words: str) -> str:
+    return f"{asked.place}: {words}" if asked.place else words
+
+
+def _not_tried(asked: Asked, error: HelperError) -> InferwayError:
+    """Return what is told instead of a verdict."""
+    if not isinstance(error, JobKilledError):
+        return ChecksBusyError(_at(asked, f"cannot be compiled now: {error}"))
+    if error.lacked_cpu:
+        return ChecksBusyError(_at(asked, f"compiling it {error}; try again"))
+    return quarantined(asked, f"compiling it {error}")
+
+
+def _given(asked: Asked, found: _T | SpecError) -> _T:
+    """Return what was found. Raises what the spec is refused for, with its place in the request."""
+    if isinstance(found, SpecError):
+        raise in_request(asked, again(found)) from None
+    return found
