@@ -50,7 +50,7 @@ from inferway.openai_api.trust import Trust
 from inferway.prompts.given import check_given
 from inferway.prompts.memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.scheduling.policies import scheduling_of
+from inferway.scheduling.load import scheduling_of
 from inferway.steps.rewrite import Rewrites
 from inferway.steps.salt import TenantSalt
 from inferway.tasks import Later, Tasks
