@@ -18,6 +18,7 @@ from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.server import PickerServer
+from inferway.frontends.tracing import Tracing
 
 COMPLETION = b'{"model":"m","prompt":"hello"}'
 
@@ -60,6 +61,7 @@ async def start() -> AsyncIterator[StartProxied]:
             dead: int = 0,
             pods: Mapping[str, Mapping[str, Any]] | None = None,
             logs: Sequence[AnswerLog] = (),
+            tracing: Tracing | None = None,
             **rules: Any,
         ) -> Proxied:
             upstreams = [
@@ -79,6 +81,7 @@ async def start() -> AsyncIterator[StartProxied]:
                 health_port=None,
                 credentials=credentials,
                 health_beside=True,
+                tracing=tracing,
             )
             await picker.start()
             stack.push_async_callback(picker.stop, 0)

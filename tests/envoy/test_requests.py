@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.envoy.conftest import COMPLETION, Proxied, StartProxied
 from tests.envoy.proxy import Config, cluster, filters, picker_filter, route_of, shipped
 from tests.envoy.upstreams import answers, digest, refuses, streams
@@ -20,6 +22,7 @@ from tests.envoy.upstreams import answers, digest, refuses, streams
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.frontends.access_log import AccessLog
 from inferway.frontends.ext_proc import tls
+from inferway.frontends.tracing import Tracing
 from inferway.steps.rewrite import Rewrites
 
 pytestmark = pytest.mark.envoy
@@ -405,3 +408,21 @@ async def test_the_access_log_has_the_client_that_envoy_tells(
     assert (line["client"], line["status"], line["outcome"]) == ("127.0.0.1", 200, "ok")
     assert (line["path"], line["request_id"]) == ("/v1/completions", "mine")
     assert line["total_ms"] >= 0
+
+
+async def test_the_engine_gets_the_context_of_the_picker_s_span(start: StartProxied) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(SimpleSpanProcessor(exporter))
+    proxied = await start(logs=[tracing], tracing=tracing)
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+    await post(proxied, headers={"traceparent": f"00-{trace}-{span}-01", "tracestate": "v=1"})
+    await post(proxied, headers={"traceparent": "00-bad", "tracestate": "v=1"})
+
+    attempts = [each for each in exporter.get_finished_spans() if each.name == "attempt"]
+    first, second = (came.headers for came in proxied.upstreams[0].came)
+    contexts = [each.context for each in attempts]
+    assert first["traceparent"] == f"00-{trace}-{contexts[0].span_id:016x}-01"
+    assert first["tracestate"] == "v=1"
+    assert second["traceparent"].startswith(f"00-{contexts[1].trace_id:032x}-")
+    assert "tracestate" not in second

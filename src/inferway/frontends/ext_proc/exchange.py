@@ -52,7 +52,7 @@ from inferway.frontends.http.forward import RequestLifecycle
 from inferway.frontends.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.frontends.tracing import TRACESTATE
 from inferway.gate.shape import Shape
-from inferway.model import Endpoint, Headers, RequestHead, Target
+from inferway.model import Endpoint, Headers, Target
 from inferway.openai_api.usage import Usage
 from inferway_structured.answers import AnswerJudge
 from inferway_structured.sse import is_event_stream
@@ -101,11 +101,9 @@ class Pick(NamedTuple):
 class Ask(NamedTuple):
     """What is to be found out about a request. `body` is None if it has none, or none is sent."""
 
-    head: RequestHead
-    body: bytes | None
-    request_id: str
-    subset: frozenset[str] | None  # addresses; None: all
     noted: Noted  # who finds out puts the journey's record there, and its model's counts
+    body: bytes | None
+    subset: frozenset[str] | None  # addresses; None: all
     is_read: bool = True  # false: a conformance test's, whatever its body is
 
 
@@ -131,17 +129,15 @@ class Exchange:
         "_journey",
         "_judge",
         "_names_request",
-        "_passing",
+        "_pick",
         "_response_mode",
         "_rules",
-        "_shape",
         "_state",
         "_status",
         "_streams",
         "_subset",
         "_targets",
         "_unseen",
-        "_usage",
         "ask",
         "noted",
     )
@@ -154,10 +150,8 @@ class Exchange:
         self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
         self._journey: RequestLifecycle | None = None
-        self._shape: Shape | None = None  # that is asked of the answer
-        self._judge: AnswerJudge | None = None
-        self._usage: Callable[[], Usage | None] = lambda: None
-        self._passing: Callable[[bytes], None] = lambda _: None
+        self._pick: Pick | None = None  # once there is one
+        self._judge: AnswerJudge | None = None  # of an answer that is to have a shape
         self._status = 0
         self._streams = False  # the answer is a stream of events
         self._answer_bytes = 0
@@ -228,13 +222,13 @@ class Exchange:
         head = self.noted.head
         given = (last_value(head.headers, b"x-request-id") or b"").decode("latin-1")
         self._names_request = not given
-        self.noted.request_id = request_id = given or str(uuid4())
+        self.noted.request_id = given or str(uuid4())
         chosen = last_value(head.headers, _CHOSEN) if self._rules.conformance else None
         if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
         self.ask = Ask(
-            *(head, body, request_id, self._subset, self.noted),
+            *(self.noted, body, self._subset),
             is_read=not self._conformance,
         )
 
@@ -243,10 +237,9 @@ class Exchange:
         exchange's to close."""
         asked, self.ask = self.ask, None
         assert asked is not None
-        self._journey, self._usage = pick.journey, pick.usage
+        self._pick, self._journey = pick, pick.journey
         if pick.shape is not None:
-            self._shape, self._judge = pick.shape, pick.shape.answer_judge()
-        self._passing = pick.passed
+            self._judge = pick.shape.answer_judge()
         journey = pick.journey
         self._targets = targets = pick.targets[: self._rules.most_targets]
         if not targets:
@@ -255,13 +248,13 @@ class Exchange:
         self._address = targets[0].endpoint.address
         told = list(journey.attempt(targets[0]))
         if self._names_request:
-            told.append((b"x-request-id", asked.request_id.encode()))
+            told.append((b"x-request-id", asked.noted.request_id.encode()))
         if self._conformance:
             served = b"%b:%b" % (_CONFORMANCE_SERVED, self._address.encode())
             told.append((_ECHO, served))
         addresses = ",".join([target.endpoint.address for target in targets])
         body = None if asked.body is None else journey.body
-        removed = _steering(asked.head.headers) - {name for name, _ in told}
+        removed = _steering(asked.noted.head.headers) - {name for name, _ in told}
         if self.noted.span is not None and self.noted.span.is_root:
             removed.add(TRACESTATE)  # it is of another trace, or of none
         length = None if body is None else len(body)
@@ -341,10 +334,10 @@ class Exchange:
         received = message.response_body
         self._unseen = False  # it does come: the proxy does not heed what it was told
         body, ended = received.body, received.end_of_stream
-        if self._journey is not None:
+        if self._journey is not None and self._pick is not None:
             if body:
                 if self._streams:
-                    self._passing(body)
+                    self._pick.passed(body)
                 self._answer_bytes += len(body)
                 if self._judge is not None:
                     self._judge.feed(body)
@@ -371,15 +364,17 @@ class Exchange:
 
     def _cost(self) -> bytes:
         """To be put behind the last answer."""
-        usage = None if self._rules.cost is None else self._usage()
-        if self._rules.cost is None or usage is None:
+        if self._rules.cost is None or self._pick is None:
+            return b""
+        usage = self._pick.usage()
+        if usage is None:
             return b""
         return answers.load_balancer_metadata({_COST: self._rules.cost(usage)})
 
     def _finish(self) -> None:
         self._state = _State.OVER
-        if self._shape is not None and self._judge is not None:
-            self._shape.judge_later(self._judge)
+        if self._judge is not None and self._pick is not None and self._pick.shape is not None:
+            self._pick.shape.judge_later(self._judge)
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:

@@ -46,14 +46,19 @@ class Picker:
     async def pick(self, ask: Ask) -> Pick:
         """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
         is cancelled leaves nothing behind."""
-        parse = parser_by_suffix(ask.head.path) if ask.is_read and ask.body is not None else None
+        parse = (
+            parser_by_suffix(ask.noted.head.path) if ask.is_read and ask.body is not None else None
+        )
         within = None if ask.subset is None else partial(is_allowed, subset=ask.subset)
         if parse is None or ask.body is None:
             return await self._unread(ask, within)
         parse = self.trust.checked(parse)
-        tenant = named_tenant(ask.head.headers)
+        tenant = named_tenant(ask.noted.head.headers)
         journey = self.director.open(
-            *(ask.head, ask.body, ask.request_id), parse=parse, within=within, tenant=tenant
+            *(ask.noted.head, ask.body, ask.noted.request_id),
+            parse=parse,
+            within=within,
+            tenant=tenant,
         )
         try:
             decision = await self._decide(ask, journey)
@@ -66,7 +71,7 @@ class Picker:
         return Pick(
             *(journey, decision.targets),
             usage=lambda: journey.usage,
-            passed=self._passed(ask.head.path, journey.record),
+            passed=self._passed(ask.noted.head.path, journey.record),
             shape=journey.shape,
         )
 
@@ -126,7 +131,7 @@ class Picker:
         read: an engine that reads it all the same would take what clients may not say."""
         if not ask.body or not ask.is_read:
             return None
-        types = [value for name, value in ask.head.headers if name == b"content-type"]
+        types = [value for name, value in ask.noted.head.headers if name == b"content-type"]
         if len(types) > 1:
             raise InvalidRequestError("content-type: given more than once")
         read = partial(read_unread, content_type=types[0] if types else b"")
@@ -149,12 +154,14 @@ class Picker:
         async def read() -> UnreadBody:
             return found
 
-        tenant = named_tenant(ask.head.headers)
-        journey = self.director.open_unread(ask.head, found.raw, read, within=within, tenant=tenant)
+        tenant = named_tenant(ask.noted.head.headers)
+        journey = self.director.open_unread(
+            ask.noted.head, found.raw, read, within=within, tenant=tenant
+        )
         decision = await self._decide(ask, journey)
         return Pick(
             *(journey, decision.targets),
-            passed=self._passed(ask.head.path, journey.record),
+            passed=self._passed(ask.noted.head.path, journey.record),
             shape=journey.shape,
         )
 

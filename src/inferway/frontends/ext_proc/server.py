@@ -176,7 +176,7 @@ class _Driver:
         except BaseException as e:
             log.error(
                 "request %s failed by a fault of the picker: %s",
-                ask.request_id,
+                ask.noted.request_id,
                 crash_report(panic_as_error(e)),
             )
             error = InferwayError("internal error; the picker's log has the reason")
