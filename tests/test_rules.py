@@ -64,7 +64,7 @@ NESTED = {
     """,
     "inferway_bench": """
         chat_overhead/run.py _warm_up
-        director/run.py _grown
+        director/run.py grown_chats
         epp/echo.py process
         index/snapshot.py _cost
         peers/fleets.py _whole
@@ -92,8 +92,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured Memory
-        Outcome Plan Row System Target World _Message _Tour
+        Answer Benchmark Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
+        Memory Outcome Plan Row Run System Target World _Message _Tour
     """,
 }
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from inferway_bench.benchmark import Benchmark
 from inferway_bench.cli.output import Output, output_options
-from inferway_bench.compare import Change, compare
+from inferway_bench.compare import Change, Comparison, compare_figures
 from inferway_bench.plotting import Line, Panel, Picture
 from inferway_bench.results import Figure, Run, load_run, write_run
 from inferway_bench.spread import Interval
@@ -26,6 +26,10 @@ class Figures(Run, frozen=True):
 
     def figures(self) -> list[Figure]:
         return self.found
+
+
+def compare(old: Figures, new: Figures) -> Comparison:
+    return compare_figures(old, new, old.figures(), new.figures())
 
 
 def a_run(*found: Figure) -> Figures:

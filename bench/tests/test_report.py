@@ -8,29 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from bench.tests.runs import MACHINE as MACHINE
 
 from inferway_bench.benchmark import Benchmark
 from inferway_bench.catalog import BENCHMARKS
-from inferway_bench.compare import compare
-from inferway_bench.machine import Machine, this_machine
-from inferway_bench.performance import rendered
+from inferway_bench.compare import compare_figures
+from inferway_bench.machine import this_machine
+from inferway_bench.pages import rendered
 from inferway_bench.processes import BenchError
 from inferway_bench.results import Figure, Run, load_run, read_run, write_run
 from inferway_bench.sheets import Sheet, told_by
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-MACHINE = Machine(
-    date="2026-01-02 03:04",
-    cpu="Some CPU",
-    cores=2,
-    memory_gib=23.5,
-    system="Linux 6.1",
-    python="3.11.7",
-    packages={"uvloop": "0.22"},
-    commit="abc",
-    load_before=0.1,
-)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -100,7 +89,11 @@ def test_this_machine_is_described() -> None:
     assert "uvloop" in machine.packages
 
 
-STORED = [benchmark for benchmark in BENCHMARKS if benchmark.results(DOCS).is_file()]
+STORED = [
+    benchmark
+    for benchmark in BENCHMARKS
+    if isinstance(benchmark, Benchmark) and benchmark.results(DOCS).is_file()
+]
 
 
 @pytest.mark.parametrize("benchmark", STORED, ids=lambda benchmark: str(benchmark.file))
@@ -127,7 +120,7 @@ class TestStored:
     def test_is_not_worse_than_itself(self, benchmark: Benchmark[Any]) -> None:
         run = benchmark.load(DOCS)
 
-        assert compare(run, run).regressions(0.0) == []
+        assert compare_figures(run, run, run.figures(), run.figures()).regressions(0.0) == []
 
 
 @pytest.fixture(scope="module")

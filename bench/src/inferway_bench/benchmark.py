@@ -9,6 +9,7 @@ from typing import Generic
 
 from rich.table import Table
 
+from inferway_bench import pages, plotting
 from inferway_bench.plotting import Picture
 from inferway_bench.results import AnyRun, load_run
 
@@ -36,7 +37,7 @@ class Benchmark(Generic[AnyRun]):
     @property
     def file(self) -> str:
         """The name of its results, without a suffix."""
-        return "_".join(self.name.replace("-", " ").split())
+        return pages.file_of(self.name)
 
     def results(self, docs: Path) -> Path:
         """Where its run is stored."""
@@ -45,3 +46,22 @@ class Benchmark(Generic[AnyRun]):
     def load(self, docs: Path) -> AnyRun:
         """The run that is stored. Raises BenchError."""
         return load_run(self.results(docs), self.kind)
+
+    def stored(self, docs: Path) -> pages.StoredRun | None:
+        """What documents show of the stored run; None without one. Raises BenchError."""
+        if not self.results(docs).is_file():
+            return None
+        run = self.load(docs)
+        pictures = "".join(
+            f"\n![{picture.title}](../results/{picture.name}.svg)\n"
+            for picture in self.pictures(run)
+        )
+        glance = None if self.glance is None else self.glance(run)
+        section = (self.details or self.markdown)(run) + pictures
+        return pages.StoredRun(section, run.goals(), run.losses(), run.is_quick, glance)
+
+    def draw_stored(self, docs: Path) -> None:
+        """Raises BenchError."""
+        if self.results(docs).is_file():
+            for picture in self.pictures(self.load(docs)):
+                plotting.write(picture, docs / "results", ("svg",))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferway_bench import harness
 from inferway_bench.benchmark import Benchmark
 from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
-from inferway_bench.director.report import DIRECTOR
+from inferway_bench.director.run import DIRECTOR
 from inferway_bench.epp.report import EPP
 from inferway_bench.index.report import INDEX
 from inferway_bench.loading.report import LOAD
@@ -21,7 +22,7 @@ from inferway_bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway_bench.simulate.validated import VALIDATE, VALIDATE_REAL
 from inferway_bench.structured.report import STRUCTURED
 
-BENCHMARKS: tuple[Benchmark[Any], ...] = (
+BENCHMARKS: tuple[Benchmark[Any] | harness.Benchmark[Any], ...] = (
     *(
         PEERS,
         PEERS_REAL,

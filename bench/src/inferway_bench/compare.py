@@ -12,19 +12,39 @@ machine's yardstick, if they are that machine's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import exp, hypot, log
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+import msgspec
+from rich.table import Table as TerminalTable
 
 from inferway_bench.document import is_busy
 from inferway_bench.machine import times_as_slow
-from inferway_bench.results import Figure, Run
+from inferway_bench.report import Better, Table
+from inferway_bench.rows import Run
 from inferway_bench.spread import Interval, ratio_of_medians
+
+if TYPE_CHECKING:
+    from inferway_bench.results import Run as OldRun
+
+_AnyRun = Union[Run, "OldRun"]
 
 _LEAST_REPEATS = 3
 _TIMES = ("s", "ms", "µs")
 _OF_OUTPUT = re.compile(r" --(json|(save|plot|compare|tolerance)[ =]\S+)")
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One measured value, as runs are compared by it. Names are the same in every run."""
+
+    name: str
+    unit: str
+    values: list[float]  # of the repeats
+    better: Better = "lower"
+    is_ours: bool = True  # else it is a peer's: if it changes, the machine did
+    within: Interval | None = None  # of a value without repeats: how it varies within its run
 
 
 class Change(NamedTuple):
@@ -58,10 +78,36 @@ class Comparison(NamedTuple):
         return [change for change in self.changes if change.is_regression(tolerance)]
 
 
-def compare(old: Run, new: Run) -> Comparison:
-    """Of every figure that both have, in the new run's order."""
-    before = {figure.name: figure for figure in old.figures()}
-    pairs = [(before[f.name], f) for f in new.figures() if f.name in before and _is_filled(f)]
+def figures(run: Run, tables: Iterable[Table]) -> list[Figure]:
+    """Return every value of a run whose column says what is better, in the order of the tables."""
+    compared = [(t, c) for t in tables for c in t.columns if c.better is not None]
+    found: dict[str, Figure] = {}
+    for table, column in compared:
+        for row in table.rows(run):
+            value = row.values.get(column.name)
+            if value is None or isinstance(value, str):
+                continue
+            name = ", ".join(map(str, [table.name, *row.keys.values(), column.name]))
+            within = value if isinstance(value, Interval) else None
+            assert column.better is not None
+            found[name] = Figure(
+                name, column.unit, row.repeats(column.name), column.better, row.is_ours, within
+            )
+    return list(found.values())
+
+
+def compare(old: Run, new: Run, tables: Iterable[Table]) -> Comparison:
+    """Return the change of every figure that both runs have, in the new run's order."""
+    tables = list(tables)
+    return compare_figures(old, new, figures(old, tables), figures(new, tables))
+
+
+def compare_figures(
+    old: _AnyRun, new: _AnyRun, old_figures: Sequence[Figure], new_figures: Sequence[Figure]
+) -> Comparison:
+    """Return the change of every figure that both lists have, in the new run's order."""
+    before = {figure.name: figure for figure in old_figures}
+    pairs = [(before[f.name], f) for f in new_figures if f.name in before and _is_filled(f)]
     pairs = [(a, b) for a, b in pairs if _is_filled(a)]
     ratios = [(b, _ratio(a, b)) for a, b in pairs]
     drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
@@ -122,7 +168,7 @@ def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:
     return {unit: median(values) for unit, values in by_unit.items()}
 
 
-def _yardstick(old: Run, new: Run) -> dict[str, float]:
+def _yardstick(old: _AnyRun, new: _AnyRun) -> dict[str, float]:
     """What times have become; nothing where a run is older than the yardstick."""
     times = times_as_slow(new.machine, old.machine)
     return {} if times is None else dict.fromkeys(_TIMES, times)
@@ -135,7 +181,7 @@ def _worse(figure: Figure, ratio: Interval, drift: float) -> Interval:
     return Interval(1 / value, 1 / high, 1 / low)
 
 
-def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
+def _warnings(old: _AnyRun, new: _AnyRun, drift: dict[str, float]) -> Iterator[str]:
     """Why the two may not be comparable."""
     a, b = old.machine, new.machine
     for field in ("cpu", "cores", "memory_gib", "system", "python"):
@@ -157,3 +203,27 @@ def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
         if not 0.95 <= times <= 1.05:
             units = ", ".join(unit for unit, found in drift.items() if found == times)
             yield f"what is not ours takes {times:.2f} × ({units}): ours is judged beside that"
+
+
+def comparison_table(found: Comparison, tolerance: float) -> TerminalTable:
+    """Return the changes as a table for a terminal."""
+    table = TerminalTable(title="Beside the old run, medians", title_justify="left")
+    for i, head in enumerate(("", "old", "new", "new / old (95 %)", "")):
+        table.add_column(head, justify="left" if i in (0, 4) else "right")
+    for change in found.changes:
+        figure = change.figure
+        numbers = (f"{value:,.4g} {figure.unit}" for value in (change.old, change.new))
+        table.add_row(figure.name, *numbers, *_verdict(change, tolerance))
+    return table
+
+
+def _verdict(change: Change, tolerance: float) -> tuple[str, str]:
+    ratio = change.ratio
+    if not change.has_noise:
+        shown, noise = f"{ratio.value:.2f}", "noise not known"
+    else:
+        shown = ratio.shown()
+        noise = "changed" if change.is_beyond_noise else "within the noise"
+    if not change.figure.is_ours:
+        return shown, "not ours"
+    return shown, "worse" if change.is_regression(tolerance) else noise

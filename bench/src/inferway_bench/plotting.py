@@ -1,13 +1,16 @@
-"""Pictures of runs. Benchmarks say what is in them, as values; only `write` knows matplotlib."""
+"""Pictures of runs. A `Chart` says which rows are drawn and how; only `write` knows matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from inferway_bench.spread import Interval
+from inferway_bench.report import split_by
+from inferway_bench.rows import Key, Row, Run, Value
+from inferway_bench.spread import Interval, median_interval
 
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
@@ -19,6 +22,7 @@ _COLOURS = (
     "#44aa99", "#999999",
 )  # fmt: skip
 _DASHES = ("-", "-.", ":")
+_LEVEL: Mapping[str, Any] = {"color": "#999999", "linestyle": "--"}
 
 
 DOTS: Mapping[str, Any] = {"linestyle": "none"}  # a line's style: its points alone
@@ -63,6 +67,111 @@ class Picture(NamedTuple):
     title: str
     rows: Sequence[Sequence[Panel]]
     one_legend: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One pair of axes: the columns `y` of the rows of `table` that `where` keeps. `x` is a key or
+    a column; without one the columns `y` stand side by side. The values of the key `by` are a line
+    each, and where there are several columns over an `x`, so is each column. `levels` are
+    horizontal lines, label -> a number or the fact that has it. `styles` are matplotlib's words
+    for the line of a label. Axes are labelled with the names of `x` and `y` unless it is said."""
+
+    table: str
+    y: Sequence[str]
+    x: str = ""
+    by: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    title: str = ""
+    factor: float = 1.0  # the values are drawn in another unit
+    log_x: bool = False
+    log_y: bool = False
+    most: float | None = None  # the axis ends there
+    levels: Mapping[str, float | str] = field(default_factory=dict)
+    styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    where: Callable[[Row], bool] = field(default=lambda row: True)  # noqa: ARG005
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The picture of a benchmark: its plots side by side, a row of them for each value of the keys
+    `split`. Texts may name the plan's fields, the run's facts, and in plots the keys `split`."""
+
+    title: str
+    plots: Sequence[Plot]
+    split: Sequence[str] = ()
+
+
+def drawn(run: Run, chart: Chart, name: str) -> Picture:
+    """Return the picture of a run, with one legend if its panels show the same lines."""
+    tables = {plot.table for plot in chart.plots}
+    rows = [row for row in run.rows if row.table in tables]
+    panels = []
+    for part, some in split_by(chart.split, rows):
+        words = {**run.words, **part}
+        drawn_row = [_panel(plot, some, words) for plot in chart.plots]
+        panels.append([panel for panel in drawn_row if panel.lines])
+    labels = {tuple(line.label for line in panel.lines) for row in panels for panel in row}
+    return Picture(name, chart.title.format_map(run.words), panels, one_legend=len(labels) == 1)
+
+
+def _panel(plot: Plot, rows: Sequence[Row], words: Mapping[str, Any]) -> Panel:
+    kept = [row for row in rows if row.table == plot.table and plot.where(row)]
+    names = (
+        list(plot.y) if not plot.x else [x for row in kept if isinstance(x := _x(plot, row), str)]
+    )
+    ticks = list(dict.fromkeys(names))
+    y_label = plot.y_label or ", ".join(plot.y)
+    return Panel(
+        (plot.x_label or plot.x).format_map(words),
+        y_label.format_map(words),
+        list(_plotted(plot, kept, ticks)),
+        title=plot.title.format_map(words),
+        levels=[
+            Level(float(words[at] if isinstance(at, str) else at), label, _LEVEL)
+            for label, at in plot.levels.items()
+            if not isinstance(at, str) or at in words
+        ],
+        log_x=plot.log_x,
+        log_y=plot.log_y,
+        most=plot.most,
+        ticks=ticks,
+    )
+
+
+def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[Line]:
+    """A line for each value of `by`, and each column over the same `x`."""
+    for part, some in split_by([plot.by] if plot.by else [], rows):
+        label = str(part[plot.by]) if plot.by else ""
+        columns = [(name, (name,)) for name in plot.y] if plot.x else [("", tuple(plot.y))]
+        for name, group in columns:
+            several = name if len(plot.y) > 1 or not label else ""
+            text = ", ".join(filter(None, (label, several)))
+            points = [
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot.factor))
+                for row in some
+                for column in group
+                if not isinstance(value := row.values.get(column), str | None) and value != []
+                for at in [_x(plot, row) if plot.x else column]
+            ]
+            style = {**(DOTS if ticks else {}), **plot.styles.get(text, {})}
+            if points:
+                yield Line(text, [x for x, _ in points], [y for _, y in points], style)
+
+
+def _x(plot: Plot, row: Row) -> Key:
+    if plot.x in row.keys:
+        return row.keys[plot.x]
+    return row.median(plot.x)
+
+
+def _point(value: Value, factor: float) -> float | Interval:
+    """Repeats as their median with its 95 % interval."""
+    if isinstance(value, list):
+        value = median_interval(value) if len(value) > 1 else value[0]
+    assert isinstance(value, float | int | Interval)
+    return value.times(factor) if isinstance(value, Interval) else value * factor
 
 
 def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -9,35 +9,16 @@ from __future__ import annotations
 
 import typing
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from inferway_bench.compare import Figure as Figure
 from inferway_bench.machine import Machine
 from inferway_bench.processes import BenchError
-from inferway_bench.spread import Interval
+from inferway_bench.rows import Goal as Goal
 
 _ABOUT = ("machine", "command", "plan")  # the head's, whatever their type
-
-
-class Goal(msgspec.Struct, frozen=True):
-    """Something that was asked for."""
-
-    what: str
-    asked: str
-    found: str
-    is_met: bool
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """One measured value, as runs are compared by it. Names are the same in every run."""
-
-    name: str
-    unit: str
-    values: list[float]  # of the repeats
-    better: Literal["lower", "higher"] = "lower"
-    is_ours: bool = True  # else it is a peer's: if it changes, the machine did
-    within: Interval | None = None  # of a value without repeats: how it varies within its run
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -50,9 +50,21 @@ def shown_range(values: Sequence[float], form: Form = "{:,.0f}") -> str:
     return _shown(form, float(np.median(values)), min(values), max(values))
 
 
-def _shown(form: Form, middle: float, low: float, high: float) -> str:
-    number = form.format if isinstance(form, str) else form
-    return f"{number(middle)} ({number(low)} to {number(high)})"
+def shown_number(value: float, form: Form) -> str:
+    """Return the number in words."""
+    return form.format(value) if isinstance(form, str) else form(value)
+
+
+def three_digits(value: float) -> str:
+    """Return the number with three digits, and with more if there are more before the point."""
+    size = abs(value)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _shown(form: Form, *numbers: float) -> str:
+    middle, low, high = (shown_number(number, form) for number in numbers)
+    return f"{middle} ({low} to {high})"
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:

@@ -13,7 +13,9 @@ COMMANDS = {
         f"{_HERE}.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
     ),
-    "director": (f"{_HERE}.director", "director", "Measure a decision's CPU time as chats grow."),
+    "director": (
+        "inferway_bench.director.run", "director", "Measure a decision's CPU time as chats grow.",
+    ),
     "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from inferway.errors import InferwayError
 from inferway_bench import plotting
 from inferway_bench.cli.shown import show, show_comparison
-from inferway_bench.compare import compare
+from inferway_bench.compare import compare_figures
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.generated import ChatSpec
 from inferway_bench.loading.report import LOAD, pictures
@@ -52,7 +52,7 @@ def measure(url: str, given: dict[str, Any]) -> None:
     else:
         show(LOAD, run)
     if old is not None:
-        show_comparison(compare(old, run), given["tolerance"])
+        show_comparison(compare_figures(old, run, old.figures(), run.figures()), given["tolerance"])
     if not all(m.is_whole for m in run.measured) or len(run.measured) < len(plan.loads):
         sys.exit(_INTERRUPTED)
 

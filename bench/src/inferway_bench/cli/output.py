@@ -45,12 +45,12 @@ class Output:
         """Measures, and does what was asked for. Ends the process with status 1 if something is
         worse than in the old run; errors end it with their cure."""
         from inferway_bench.cli import shown
-        from inferway_bench.compare import compare
+        from inferway_bench.compare import compare_figures
         from inferway_bench.results import load_run, write_run
 
         try:
             old = None if self.compare is None else load_run(self.compare, benchmark.kind)
-            with shown.progress() as on_step:
+            with shown.shown_progress() as on_step:
                 run = measurement(on_step)
             if self.save is not None:
                 shown.keep(benchmark, run, self.save)
@@ -63,7 +63,9 @@ class Output:
         else:
             shown.show(benchmark, run)
         if old is not None:
-            shown.show_comparison(compare(old, run), self.tolerance)
+            shown.show_comparison(
+                compare_figures(old, run, old.figures(), run.figures()), self.tolerance
+            )
 
 
 def output_options(file: str) -> Callable[[_Command], _Command]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import msgspec
 
+from inferway_bench.flags import data_flag
 
-class Plan(msgspec.Struct, frozen=True):
+
+class DirectorPlan(msgspec.Struct, frozen=True):
     """Lengths in tokens."""
 
     chats: int = 12  # that grow turn by turn
@@ -20,10 +25,8 @@ class Plan(msgspec.Struct, frozen=True):
     many_endpoints: int = 1_000  # among which a choice is measured alone
     repeats: int = 400  # of each such choice
     seed: int = 3
+    data: Annotated[Path | None, data_flag("chat")] = None
 
     @property
     def few_others(self) -> int:
         return self.others // 10
-
-
-QUICK = Plan(chats=2, longest=8_000, probes=8, others=50, repeats=50)

@@ -35,7 +35,7 @@ from inferway.scheduling.scheduling import Scheduling
 from inferway.steps.match import Matcher
 from inferway_bench.chats import Message
 from inferway_bench.director.engines import IdleEngines
-from inferway_bench.director.plan import Plan
+from inferway_bench.director.plan import DirectorPlan
 
 MODEL = "smollm2"
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
@@ -116,7 +116,7 @@ class _TimedScheduling:
 class World:
     """One gateway's memory: what it has tokenized and what its engines hold. Close it."""
 
-    def __init__(self, root: Path, plan: Plan) -> None:
+    def __init__(self, root: Path, plan: DirectorPlan) -> None:
         self._renderer = Renderer()
         key = self._renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(str(root)))
         self._template = self._renderer.loaded(key).template()
