@@ -19,7 +19,7 @@ COMMANDS = {
     "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
-    "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
+    "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "many-seeds": (
         f"{_HERE}.many_seeds", "many_seeds",
         "Count the seeds that it takes to see a difference.",
