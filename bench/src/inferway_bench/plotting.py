@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from inferway_bench.report import split_by
 from inferway_bench.rows import Key, Row, Run, Value
-from inferway_bench.spread import Interval, median_interval
+from inferway_bench.spread import Interval, mean_interval, median_interval
 
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
@@ -85,6 +85,7 @@ class Plot:
     y_label: str = ""
     title: str = ""
     factor: float = 1.0  # the values are drawn in another unit
+    shown: Literal["median", "mean"] = "median"  # of repeats, with its 95 % interval
     log_x: bool = False
     log_y: bool = False
     most: float | None = None  # the axis ends there
@@ -149,7 +150,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
             several = name if len(plot.y) > 1 or not label else ""
             text = ", ".join(filter(None, (label, several)))
             points = [
-                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot.factor))
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))
                 for row in some
                 for column in group
                 if not isinstance(value := row.values.get(column), str | None) and value != []
@@ -166,12 +167,12 @@ def _x(plot: Plot, row: Row) -> Key:
     return row.median(plot.x)
 
 
-def _point(value: Value, factor: float) -> float | Interval:
-    """Repeats as their median with its 95 % interval."""
+def _point(value: Value, plot: Plot) -> float | Interval:
     if isinstance(value, list):
-        value = median_interval(value) if len(value) > 1 else value[0]
+        interval = median_interval if plot.shown == "median" else mean_interval
+        value = interval(value) if len(value) > 1 else value[0]
     assert isinstance(value, float | int | Interval)
-    return value.times(factor) if isinstance(value, Interval) else value * factor
+    return value.times(plot.factor) if isinstance(value, Interval) else value * plot.factor
 
 
 def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:

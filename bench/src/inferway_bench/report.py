@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from rich.table import Table as TerminalTable
@@ -31,13 +32,16 @@ Better = Literal["lower", "higher"]
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
-    median alone, or with the range, the quartiles or a 95 % interval, or the mean with a 95 %
-    interval. `better` has the column compared with another run's, in `unit`."""
+    median, average, most or sum alone, the median with the range, the quartiles or a 95 % interval,
+    or the mean with a 95 % interval. `better` has the column compared with another run's, in
+    `unit`."""
 
     name: str
     head: str = ""  # the name, unless it is given
     form: Form = "{:,.1f}"
-    shown: Literal["median", "range", "quartiles", "interval", "mean"] = "median"
+    shown: Literal["median", "average", "most", "sum", "range", "quartiles", "interval", "mean"] = (
+        "median"
+    )
     better: Better | None = None
     unit: str = ""
 
@@ -58,6 +62,12 @@ class Column:
         match self.shown:
             case "median":
                 return shown_number(quartiles(repeats).median, self.form)
+            case "average":
+                return shown_number(fmean(repeats), self.form)
+            case "most":
+                return shown_number(max(repeats), self.form)
+            case "sum":
+                return shown_number(sum(repeats), self.form)
             case "range":
                 return shown_range(repeats, self.form)
             case "quartiles":
