@@ -25,7 +25,7 @@ COMMANDS = {
         "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
-    "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
+    "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "many-seeds": (
         f"{_HERE}.many_seeds", "many_seeds",
         "Count the seeds that it takes to see a difference.",
