@@ -20,24 +20,29 @@ COMMANDS = {
     "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
     "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
-    "many-seeds": (
-        f"{_HERE}.many_seeds", "many_seeds",
-        "Count the seeds that it takes to see a difference.",
-    ),
     "peers": (f"{_HERE}.peers", "peers", "Compare routers in front of one fleet."),
-    "policies": (f"{_HERE}.policies", "policies", "Compare policies on one simulated fleet."),
+    "policies": (
+        "inferway_bench.simulate.report", "policies", "Compare policies on one simulated fleet.",
+    ),
+    "policies-fleet": (
+        "inferway_bench.simulate.report", "policies_fleet",
+        "Compare policies behind several gateways.",
+    ),
     "prompts": (
         f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
     ),
     "proxy": (f"{_HERE}.proxy", "proxy", "Measure the data plane's CPU, latency and memory."),
     "route": (f"{_HERE}.route", "route", "Measure the CPU time of a routed request."),
     "scale": (f"{_HERE}.scale", "scale", "Measure how many engines one process can serve."),
-    "simulate": (f"{_HERE}.simulate", "simulate", "Replay a trace on a simulated fleet."),
+    "simulate": (
+        "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
+    ),
     "structured": (
         f"{_HERE}.structured", "structured", "Measure structured output beside four libraries.",
     ),
     "validate": (
-        f"{_HERE}.validate", "validate", "Compare the simulation with real routers and engines.",
+        "inferway_bench.simulate.validate", "validate",
+        "Compare the simulation with real routers and engines.",
     ),
 }  # fmt: skip
 

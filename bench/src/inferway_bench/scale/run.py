@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -17,10 +18,9 @@ import uvloop
 from inferway.fleet.discovery import discover
 from inferway.fleet.load import parse_load
 from inferway.fleet.pages import Pages
-from inferway_bench.machine import Machine, this_machine, times_as_slow
+from inferway_bench.machine import Machine, command_line, this_machine, times_as_slow
 from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
-from inferway_bench.policies.measured import command
 from inferway_bench.processes import BenchError
 from inferway_bench.results import load_run
 from inferway_bench.route_results import RouteRun
@@ -44,7 +44,7 @@ def run_scale(plan: Plan, route: Path, on_step: Callable[[str], None]) -> ScaleR
         grown.append(_ask(plan, engines))
     return ScaleRun(
         machine=machine,
-        command=command(),
+        command=shlex.join(command_line()),
         plan=plan,
         scrape_us=scrapes,
         metrics_bytes=size,
