@@ -1,4 +1,4 @@
-"""`inferway bench epp`: what is computed from its figures, its pickers, and Envoy's configuration."""
+"""`inferway bench epp`: what is computed of its figures, its pickers, Envoy's configuration."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from inferway_bench.processes import BenchError
 from inferway_bench.routers import (
     EngineAddress,
     Inferway,
@@ -20,7 +21,6 @@ from inferway_bench.routers import (
     since,
     total,
 )
-from inferway_bench.processes import BenchError
 from inferway_bench.venvs import Venv
 
 PEERS = Venv(Path("/peers"))

@@ -12,9 +12,7 @@ from inferway_bench.rows import Row, Run
 from inferway_bench.scale import SCALE, ScalePlan, carried, end, findings, share_rows
 from inferway_bench.scale_worker import Events, Filling, Grown, measure
 
-TINY = Filling(
-    block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1
-)
+TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
 PLAN = ScalePlan(requests=2.0, new_blocks=10)
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 import zmq
+
 from inferway_bench.trivial_engine import (
     EngineConnection,
     Publisher,

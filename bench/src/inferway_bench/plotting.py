@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from inferway_bench.report import split_by
 from inferway_bench.rows import Key, Row, Run, Value
@@ -85,7 +86,7 @@ class Plot:
     y_label: str = ""
     title: str = ""
     factor: float = 1.0  # the values are drawn in another unit
-    shown: Literal["median", "mean"] = "median"  # of repeats, with its 95 % interval
+    means: bool = False  # of repeats, not their medians
     log_x: bool = False
     log_y: bool = False
     most: float | None = None  # the axis ends there
@@ -150,7 +151,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
             several = name if len(plot.y) > 1 or not label else ""
             text = ", ".join(filter(None, (label, several)))
             points = [
-                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(plot, value))
                 for row in some
                 for column in group
                 if not isinstance(value := row.values.get(column), str | None) and value != []
@@ -164,12 +165,13 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
 def _x(plot: Plot, row: Row) -> Key:
     if plot.x in row.keys:
         return row.keys[plot.x]
-    return row.median(plot.x)
+    return fmean(row.repeats(plot.x)) if plot.means else row.median(plot.x)
 
 
-def _point(value: Value, plot: Plot) -> float | Interval:
+def _point(plot: Plot, value: Value) -> float | Interval:
+    """Repeats as their median or mean with its 95 % interval."""
     if isinstance(value, list):
-        interval = median_interval if plot.shown == "median" else mean_interval
+        interval = mean_interval if plot.means else median_interval
         value = interval(value) if len(value) > 1 else value[0]
     assert isinstance(value, float | int | Interval)
     return value.times(plot.factor) if isinstance(value, Interval) else value * plot.factor

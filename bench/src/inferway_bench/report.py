@@ -32,16 +32,16 @@ Better = Literal["lower", "higher"]
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
-    median, average, most or sum alone, the median with the range, the quartiles or a 95 % interval,
-    or the mean with a 95 % interval. `better` has the column compared with another run's, in
-    `unit`."""
+    median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
+    interval, or the mean with a 95 % interval. `better` has the column compared with another run's,
+    in `unit`."""
 
     name: str
     head: str = ""  # the name, unless it is given
     form: Form = "{:,.1f}"
-    shown: Literal["median", "average", "most", "sum", "range", "quartiles", "interval", "mean"] = (
-        "median"
-    )
+    shown: Literal[
+        "median", "mean alone", "most", "sum", "range", "quartiles", "interval", "mean"
+    ] = "median"
     better: Better | None = None
     unit: str = ""
 
@@ -62,12 +62,6 @@ class Column:
         match self.shown:
             case "median":
                 return shown_number(quartiles(repeats).median, self.form)
-            case "average":
-                return shown_number(fmean(repeats), self.form)
-            case "most":
-                return shown_number(max(repeats), self.form)
-            case "sum":
-                return shown_number(sum(repeats), self.form)
             case "range":
                 return shown_range(repeats, self.form)
             case "quartiles":
@@ -76,6 +70,12 @@ class Column:
                 return median_interval(repeats).shown(self.form)
             case "mean":
                 return mean_interval(repeats).shown(self.form)
+            case "mean alone":
+                return shown_number(fmean(repeats), self.form)
+            case "most":
+                return shown_number(max(repeats), self.form)
+            case "sum":
+                return shown_number(sum(repeats), self.form)
 
 
 @dataclass(frozen=True)

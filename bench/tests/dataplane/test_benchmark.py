@@ -117,7 +117,7 @@ def test_a_run_without_peers_has_no_goals() -> None:
 def test_peers_that_take_less_cpu_than_ours_with_all_it_does_are_losses() -> None:
     assert losses(RUN) == [
         f"{SHORT}: {VLLM} takes 91 µs of CPU, `{SCORING}` 205: 2.3 (2.2 to 2.3) times as much",
-        f"{SHORT}: {SGLANG} takes 100 µs of CPU, `{SCORING}` 205: 2.1 (2.0 to 2.1) times as much",
+        f"{SHORT}: {SGLANG} takes 100 µs of CPU, `{SCORING}` 205: 2.0 (2.0 to 2.1) times as much",
         f"{LONG}: {VLLM_CACHE} takes 391 µs of CPU, `{SCORING}` 405: 1.0 (1.0 to 1.1) times as "
         "much",
     ]

@@ -15,7 +15,7 @@ from inferway_bench.peers.benchmark import OURS, PEERS, PeersPlan, measure_route
 from inferway_bench.peers.plan import REAL, Scenario, SimulatedEngines
 from inferway_bench.peers.workload import ChatSpec
 from inferway_bench.processes import BenchError, answers
-from inferway_bench.routers import Counters, Inferway, Place
+from inferway_bench.routers import Counters, Inferway, Place, Router
 from inferway_bench.rows import Row, Run
 
 MINIATURE = Scenario(
@@ -57,7 +57,7 @@ class RoundRobin:
 @pytest.fixture(scope="module")
 def run() -> Run:
     double = RoundRobin()
-    routers = [Inferway(scoring=True), double]
+    routers: list[Router] = [Inferway(scoring=True), double]
     return a_run("peers", measure_routers(MINIATURE, PLAN, routers, double, unseen))
 
 

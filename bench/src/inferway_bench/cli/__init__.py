@@ -26,24 +26,29 @@ COMMANDS = {
     ),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
-    "many-seeds": (
-        f"{_HERE}.many_seeds", "many_seeds",
-        "Count the seeds that it takes to see a difference.",
-    ),
     "peers": (
         "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
     ),
-    "policies": (f"{_HERE}.policies", "policies", "Compare policies on one simulated fleet."),
+    "policies": (
+        "inferway_bench.simulate.report", "policies", "Compare policies on one simulated fleet.",
+    ),
+    "policies-fleet": (
+        "inferway_bench.simulate.report", "policies_fleet",
+        "Compare policies behind several gateways.",
+    ),
     "prompts": (
         f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
     ),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
-    "simulate": (f"{_HERE}.simulate", "simulate", "Replay a trace on a simulated fleet."),
+    "simulate": (
+        "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
+    ),
     "structured": (
         f"{_HERE}.structured", "structured", "Measure structured output beside four libraries.",
     ),
     "validate": (
-        f"{_HERE}.validate", "validate", "Compare the simulation with real routers and engines.",
+        "inferway_bench.simulate.validate", "validate",
+        "Compare the simulation with real routers and engines.",
     ),
 }  # fmt: skip
 

@@ -273,8 +273,12 @@ def goals(run: Run) -> list[Goal]:
         _latency_goal(run, "p50"),
         _latency_goal(run, "p99"),
         _memory_goal(run, "at_start", "memory at start, no tokenizer", VLLM),
-        _memory_goal(run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", VLLM),
-        _memory_goal(run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", SGLANG),
+        _memory_goal(
+            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", VLLM
+        ),
+        _memory_goal(
+            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", SGLANG
+        ),
     ]
     return [goal for goal in found if goal is not None]
 

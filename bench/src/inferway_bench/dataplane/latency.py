@@ -2,7 +2,7 @@
 saturation; with the same load on an engine itself beside it.
 
 `python -m inferway_bench.dataplane.latency URL MODEL RATE SECONDS SEED` sends one repeat, in a
-process of its own, and prints a `_Sent`.
+process of its own, and prints a `_Timed`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATIENCE = 60.0  # seconds that an answer gets
 _HEADERS = {"user-agent": "OpenAI/Python 2.8.1", "authorization": "Bearer dummy"}
 
 
-class _Sent(msgspec.Struct, frozen=True):
+class _Timed(msgspec.Struct, frozen=True):
     """One repeat. `error` says why the first request that failed did."""
 
     requests: int
@@ -71,7 +71,7 @@ def latencies(
     urls = {DIRECT: direct} | {one.router.label: one.place.url for one in ready}
     probe = _send(direct, model, _PROBE_RATE, _PROBE_SECONDS, _PROBE_SEED)
     rate = min(rate, CLIENT_SHARE * probe.requests / (probe.cpu_share * _PROBE_SECONDS))
-    sent: dict[str, list[_Sent]] = {label: [] for label in urls}
+    sent: dict[str, list[_Timed]] = {label: [] for label in urls}
     failed: dict[str, str] = {}
     for repeat in range(repeats):
         # who comes first changes, so that what was before nobody's is everybody's
@@ -91,7 +91,7 @@ def latencies(
     )
 
 
-def _rows(sent: dict[str, list[_Sent]], ours: set[str]) -> list[Row]:
+def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
     """What a router adds is the difference to the same percentile without one, repeat by repeat."""
     percentiles = {
         label: [np.percentile(one.ttft_us, (50, 99)) for one in found]
@@ -112,13 +112,13 @@ def _rows(sent: dict[str, list[_Sent]], ours: set[str]) -> list[Row]:
     return rows
 
 
-def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Sent:
+def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Timed:
     command = [sys.executable, "-m", __name__, url, model, *map(str, (rate, seconds, seed))]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise BenchError(f"the load generator ended: {said[-500:]}")
-    return msgspec.json.decode(done.stdout, type=_Sent)
+    return msgspec.json.decode(done.stdout, type=_Timed)
 
 
 def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session]:
@@ -134,14 +134,14 @@ def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session
     return found
 
 
-async def _drive(url: str, sessions: Sequence[Session]) -> _Sent:
+async def _drive(url: str, sessions: Sequence[Session]) -> _Timed:
     target = Target(url, _HEADERS, timeout=_PATIENCE)
     driven = await drive(target, sessions, Pacing(), model="", fields={}, reads_late=True)
     good = [s for s in driven.samples if s.ok and s.completion_tokens is not None]
     bad = next((s for s in driven.samples if not s.ok), None)
     error = "streams without usage" if bad is None else f"{bad.error}: {bad.detail}"
     ttft_us = [s.ttft_sent * 1e6 for s in good if s.ttft_sent is not None]
-    return _Sent(len(sessions), ttft_us, driven.cpu_share, error)
+    return _Timed(len(sessions), ttft_us, driven.cpu_share, error)
 
 
 def main(argv: Sequence[str]) -> None:

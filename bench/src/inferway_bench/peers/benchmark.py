@@ -24,7 +24,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.machine import Machine, this_machine
 from inferway_bench.peers.fleets import real_engines, started
-from inferway_bench.peers.measuring import Cell, Tour
+from inferway_bench.peers.measuring import Cell, RouterTrials
 from inferway_bench.peers.packages import install_peers
 from inferway_bench.peers.plan import REAL, SIMULATED, Scenario
 from inferway_bench.plotting import Chart, Plot
@@ -189,13 +189,13 @@ def measure_routers(
         TemporaryDirectory(prefix="inferway-peers-") as name,
         started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
     ):
-        tour = Tour(scenario, fleet, Path(name), on_step)
-        facts = tour.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
-        tour.measure(routers, plan.all_seeds, plan.loads, facts["rate"])
+        trials = RouterTrials(scenario, fleet, Path(name), on_step)
+        facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
+        trials.measure(routers, plan.all_seeds, plan.loads, facts["rate"])
     versions = dict.fromkeys(f"{router.label.split()[0]} {router.version}" for router in routers)
     after = round(os.getloadavg()[0], 2)
     return Findings(
-        rows=rows_of(tour.cells, facts["rate"]),
+        rows=rows_of(trials.cells, facts["rate"]),
         about=[
             scenario.about,
             f"{_rate_line(facts)} Routers: {', '.join(versions)}. TTFT counts from the time at "
@@ -203,7 +203,7 @@ def measure_routers(
             _sitting(plan.loads, plan.all_seeds, machine, after),
         ],
         facts={**facts},
-        notes={"load": [f"{router}: {did}" for router, did in tour.evidence.items()]},
+        notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
         seeds=list(plan.all_seeds),
     )
 
@@ -356,7 +356,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 def _plot(column: str, label: str) -> Plot:
     return Plot(
         "load", [column], "rate", "router", x_label="requests per second", y_label=label,
-        shown="mean", styles=_STYLES,
+        means=True, styles=_STYLES,
     )  # fmt: skip
 
 
@@ -373,13 +373,13 @@ PEERS = Benchmark(
             ["router"],
             [
                 Column("ttft_ms", "TTFT", _MS, "mean", better="lower", unit="ms"),
-                Column("p50_ms", "p50", _MS, "average"),
-                Column("p90_ms", "p90", _MS, "average"),
-                Column("p99_ms", "p99", _MS, "average"),
-                Column("itl_ms", "ITL", shown="average"),
+                Column("p50_ms", "p50", _MS, "mean alone"),
+                Column("p90_ms", "p90", _MS, "mean alone"),
+                Column("p99_ms", "p99", _MS, "mean alone"),
+                Column("itl_ms", "ITL", shown="mean alone"),
                 Column("cached", "cached, %", "{:.1f}", "mean", "higher", "%"),
-                Column("per_second", "answers/s", "{:.2f}", "average"),
-                Column("cpu_ms", "CPU, ms", "{:.2f}", "average", "lower", "ms"),
+                Column("per_second", "answers/s", "{:.2f}", "mean alone"),
+                Column("cpu_ms", "CPU, ms", "{:.2f}", "mean alone", "lower", "ms"),
                 Column("mib", "MiB", _MS, "most"),
                 Column("errors", form=_MS, shown="sum"),
             ],

@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tour:
+class RouterTrials:
     """All routers in front of one fleet. It collects `cells` and what each router says it did."""
 
     scenario: Scenario
@@ -84,23 +84,21 @@ class Tour:
             for router in [*routers[first:], *routers[:first]]:
                 place = self.directory / f"{seed}-{routers.index(router)}"
                 with standing(router, self.fleet, place) as one:
-                    self._warm_up(one, seed, rate)
-                    before = router.counters(one.place)
-                    for load in loads:
-                        what = f"{router.label} at {load:.0%}, seed {seed}"
-                        self.on_step(what, len(self.cells), total)
-                        self._cell(one, load, seed, rate)
-                    counted = since(before, router.counters(one.place))
-                    self.evidence[router.label] = router.evidence(counted)
+                    self._measure_loads(one, seed, loads, rate, total)
 
-    def _warm_up(self, one: Standing, seed: int, rate: float) -> None:
+    def _measure_loads(
+        self, one: Standing, seed: int, loads: Sequence[float], rate: float, total: int
+    ) -> None:
         if self.scenario.warm_up_requests:
             self.on_step(f"warming up {one.label}")
             one.warm_up(self.scenario.chats, seed, rate, self.scenario.warm_up_requests)
-
-    def _cell(self, one: Standing, load: float, seed: int, rate: float) -> None:
-        found = self._carried(one, seed, f"{seed}-{load:g}", load * rate)
-        self.cells.append(Cell(one.label, load, seed, one.router.is_ours, found))
+        before = one.router.counters(one.place)
+        for load in loads:
+            self.on_step(f"{one.label} at {load:.0%}, seed {seed}", len(self.cells), total)
+            found = self._carried(one, seed, f"{seed}-{load:g}", load * rate)
+            self.cells.append(Cell(one.label, load, seed, one.router.is_ours, found))
+        counted = since(before, one.router.counters(one.place))
+        self.evidence[one.label] = one.router.evidence(counted)
 
     def _carried(self, one: Standing, seed: int, tag: str, rate: float) -> dict[str, float]:
         self.fleet.reset()
