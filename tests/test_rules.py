@@ -63,7 +63,6 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        chat_overhead/run.py _warm_up
         director/run.py grown_chats
         index/snapshot.py _cost
         peers/fleets.py _whole

@@ -6,7 +6,7 @@ from typing import Any
 
 from inferway_bench import harness
 from inferway_bench.benchmark import Benchmark
-from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
 from inferway_bench.dataplane.benchmark import DATAPLANE
 from inferway_bench.director.run import DIRECTOR
 from inferway_bench.epp.benchmark import EPP

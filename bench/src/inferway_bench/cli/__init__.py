@@ -10,7 +10,7 @@ _HERE = "inferway_bench.cli"
 
 COMMANDS = {
     "chat-overhead": (
-        f"{_HERE}.chat_overhead", "chat_overhead",
+        "inferway_bench.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
     ),
     "dataplane": (

@@ -356,7 +356,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 def _plot(column: str, label: str) -> Plot:
     return Plot(
         "load", [column], "rate", "router", x_label="requests per second", y_label=label,
-        means=True, styles=_STYLES,
+        mean=True, styles=_STYLES,
     )  # fmt: skip
 
 
