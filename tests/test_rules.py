@@ -64,11 +64,8 @@ NESTED = {
     """,
     "inferway_bench": """
         director/run.py grown_chats
-        epp/echo.py process
         index/snapshot.py _cost
         peers/fleets.py _whole
-        peers/run.py measure
-        policies/run.py _tasks
     """,
 }
 
@@ -90,8 +87,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case Cell ChatSpec Cost Engine Fleet Inferway Judged Memory
-        Plan Row Run System Target World _Message _Tour
+        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
+        Memory Outcome Plan Row Run System Target World _Message
     """,
 }
 

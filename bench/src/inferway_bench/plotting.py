@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -164,7 +165,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
 def _x(plot: Plot, row: Row) -> Key:
     if plot.x in row.keys:
         return row.keys[plot.x]
-    return row.median(plot.x)
+    return fmean(row.repeats(plot.x)) if plot.mean else row.median(plot.x)
 
 
 def _point(value: Value, plot: Plot) -> float | Interval:
