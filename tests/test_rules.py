@@ -91,8 +91,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
-        Memory Outcome Plan Row Run System Target World _Message
+        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Memory
+        Outcome Plan Row Run Stage System Target World _Message
     """,
 }
 

@@ -10,7 +10,7 @@ from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENG
 from inferway_bench.director.run import DIRECTOR
 from inferway_bench.epp.report import EPP
 from inferway_bench.index.report import INDEX
-from inferway_bench.loading.report import LOAD
+from inferway_bench.loading.run import LOAD
 from inferway_bench.peers.report import PEERS, PEERS_REAL
 from inferway_bench.prompts.report import PROMPTS
 from inferway_bench.proxy.report import PROXY

@@ -19,7 +19,7 @@ COMMANDS = {
     "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
-    "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
+    "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "peers": (f"{_HERE}.peers", "peers", "Compare routers in front of one fleet."),
     "policies": (
         "inferway_bench.simulate.report", "policies", "Compare policies on one simulated fleet.",

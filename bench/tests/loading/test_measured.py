@@ -8,16 +8,28 @@ from typing import Any
 import pytest
 from bench.tests.loading.made import failed, sample
 
+from inferway_bench.loading.doubts import doubts
 from inferway_bench.loading.drive import Driven
-from inferway_bench.loading.results import Measured, Slo, measured
+from inferway_bench.loading.measured import MeasuredLoad, Slo, Stage, keep, row_of
 from inferway_bench.loading.samples import Sample
 from inferway_bench.processes import BenchError
+from inferway_bench.rows import Row
+
+_TEN = Stage(rate=10.0)
 
 
-def of(*samples: Sample, **changes: Any) -> Measured:
-    fields: dict[str, Any] = {"load": "10/s", "rate": 10.0, "seconds": 10.0, **changes}
+def kept(*samples: Sample, stage: Stage | None = None, **changes: Any) -> MeasuredLoad:
+    fields: dict[str, Any] = {"seconds": 10.0, **changes}
     is_whole, cpu_share = fields.pop("is_whole", True), fields.pop("cpu_share", 0.1)
-    return measured(Driven(list(samples), 10.0, cpu_share, is_whole), **fields)
+    return keep(Driven(list(samples), 10.0, cpu_share, is_whole), stage or _TEN, **fields)
+
+
+def of(*samples: Sample, slo: Slo | None = None, **changes: Any) -> Row:
+    return row_of(kept(*samples, **changes), slo or Slo())
+
+
+def said_against(*samples: Sample, **changes: Any) -> list[str]:
+    return doubts(kept(*samples, **changes))
 
 
 def steady(count: int = 100, **changes: Any) -> list[Sample]:
@@ -27,15 +39,14 @@ def steady(count: int = 100, **changes: Any) -> list[Sample]:
 def test_warm_up_and_cool_down_are_left_out() -> None:
     slow = [sample(0.1 * i, wait=5.0) for i in (*range(10), *range(95, 100))]
 
-    found = of(*slow, *steady()[10:95], warm_up=1.0, cool_down=0.5)
+    measured = kept(*slow, *steady()[10:95], warm_up=1.0, cool_down=0.5)
 
-    assert (found.num_requests, found.seconds) == (85, 8.5)
-    assert found.ttft is not None
-    assert found.ttft.most == pytest.approx(0.1)
+    assert (len(measured.samples), measured.seconds) == (85, 8.5)
+    assert row_of(measured, Slo()).median("TTFT max") == pytest.approx(100)
 
 
 def test_a_first_request_that_was_sent_before_its_time_counts() -> None:
-    assert of(sample(-0.0004), *steady()[1:]).num_requests == 100
+    assert of(sample(-0.0004), *steady()[1:]).values["requests"] == 100
 
 
 def test_latency_counts_from_the_intended_time_and_from_sending() -> None:
@@ -43,19 +54,18 @@ def test_latency_counts_from_the_intended_time_and_from_sending() -> None:
 
     found = of(*steady()[10:], late)
 
-    assert found.ttft is not None
-    assert found.ttft_sent is not None
-    assert found.ttft.most == pytest.approx(2.1)
-    assert found.ttft_sent.most == pytest.approx(0.1)
+    assert found.median("TTFT max") == pytest.approx(2_100)
+    assert found.median("TTFT sent p99") == pytest.approx(100)
 
 
 def test_failures_are_counted_by_kind_and_have_no_latency() -> None:
-    found = of(*steady(90), failed(9.1), failed(9.2), failed(9.3, "timeout"))
+    samples = [*steady(90), failed(9.1), failed(9.2), failed(9.3, "timeout")]
+    found, doubted = of(*samples), said_against(*samples)
 
-    assert (found.num_requests, found.num_ok) == (93, 90)
-    assert found.errors == {"status 503": 2, "timeout": 1}
-    assert found.examples["timeout"] == "busy"
-    assert sum(found.histograms["ttft"].counts.values()) == 90
+    assert (found.values["requests"], found.values["failed"]) == (93, 3)
+    assert found.median("TTFT max") == pytest.approx(100)
+    assert "3 of 93 requests failed (status 503 2, timeout 1)" in doubted
+    assert "timeout: busy" in doubted
 
 
 def test_the_cached_share_is_of_tokens_not_of_requests() -> None:
@@ -63,23 +73,21 @@ def test_the_cached_share_is_of_tokens_not_of_requests() -> None:
 
     found = of(*steady(), large)
 
-    assert found.cached_share is not None
-    assert found.cached_share.value == pytest.approx(100 * 30 / (100 * 40 + 4000))
+    assert found.median("cached") == pytest.approx(100 * 30 / (100 * 40 + 4000))
 
 
 def test_a_server_that_says_nothing_where_nothing_was_cached_means_zero() -> None:
     silent = [sample(0.1 * i, cached_tokens=None) for i in range(100)]
     found = of(*steady(), *silent)
 
-    assert found.cached_share is not None
-    assert found.cached_share.value == pytest.approx(0.5 * 30 / 40)
+    assert found.median("cached") == pytest.approx(0.5 * 30 / 40)
 
 
 def test_a_server_that_never_says_is_not_guessed() -> None:
-    found = of(*steady(cached_tokens=None))
+    silent = steady(cached_tokens=None)
 
-    assert found.cached_share is None
-    assert any("--enable-prompt-tokens-details" in doubt for doubt in found.doubts)
+    assert of(*silent).values["cached"] is None
+    assert any("--enable-prompt-tokens-details" in doubt for doubt in said_against(*silent))
 
 
 def test_tokens_count_when_they_come_not_when_they_were_asked_for() -> None:
@@ -88,15 +96,14 @@ def test_tokens_count_when_they_come_not_when_they_were_asked_for() -> None:
 
     found = of(*steady(50), *late)
 
-    assert found.output_tokens_per_second.value == pytest.approx(50 * 3 / 10, rel=0.02)
-    assert any("does not keep up" in doubt for doubt in found.doubts)
+    assert found.median("tokens/s") == pytest.approx(50 * 3 / 10, rel=0.02)
+    assert any("does not keep up" in doubt for doubt in said_against(*steady(50), *late))
 
 
 def test_time_between_tokens_is_by_the_servers_count_of_them() -> None:
     found = of(*steady(completion_tokens=5))
 
-    assert found.itl is not None
-    assert found.itl.p50 == pytest.approx(0.02 / 4)
+    assert found.median("ITL p50") == pytest.approx(20 / 4)
 
 
 def test_goals_are_judged_over_all_requests_failed_ones_too() -> None:
@@ -104,22 +111,18 @@ def test_goals_are_judged_over_all_requests_failed_ones_too() -> None:
 
     found = of(*steady(80), *slow, *[failed(9.0 + 0.1 * i) for i in range(10)], slo=Slo(ttft=0.5))
 
-    assert found.attained is not None
-    assert found.goodput is not None
-    assert found.attained.value == pytest.approx(0.8)
-    assert found.goodput.value == pytest.approx(8.0)
+    assert found.median("kept") == pytest.approx(0.8)
+    assert found.median("good answers/s") == pytest.approx(8.0)
 
 
 def test_a_closed_loop_is_corrected_for_what_it_did_not_send() -> None:
     """One user, a turn each 100 ms, and one answer of ten seconds."""
     quick = [sample(0.1 * i, wait=0.05, turn=i) for i in range(99)]
 
-    found = of(*quick, sample(9.9, wait=10.0, turn=99), users=1, rate=None)
+    found = of(*quick, sample(9.9, wait=10.0, turn=99), stage=Stage(users=1))
 
-    assert found.ttft is not None
-    assert found.ttft.p99 < 0.2
-    assert found.corrected_ttft_p99 is not None
-    assert found.corrected_ttft_p99 > 9
+    assert found.median("TTFT p99") < 200
+    assert found.median("TTFT corrected p99") > 9_000
 
 
 def test_nothing_measured_is_an_error_with_a_cure() -> None:
@@ -135,7 +138,7 @@ def test_nothing_measured_is_an_error_with_a_cure() -> None:
     ],
 )
 def test_what_speaks_against_a_run_is_said(changes: dict[str, Any], doubt: str) -> None:
-    assert any(doubt in said for said in of(*steady(), **changes).doubts)
+    assert any(doubt in said for said in said_against(*steady(), **changes))
 
 
 def test_what_may_be_chance_is_not_called_growth() -> None:
@@ -144,10 +147,10 @@ def test_what_may_be_chance_is_not_called_growth() -> None:
     waits = [drawn.choice([0.02, 0.4]) for _ in range(45)]
     thirds = [sorted(waits[i : i + 15])[7] for i in (0, 15, 30)]
 
-    found = of(*[sample(0.2 * i, wait=wait) for i, wait in enumerate(waits)])
+    doubted = said_against(*[sample(0.2 * i, wait=wait) for i, wait in enumerate(waits)])
 
     assert thirds[2] > 5 * thirds[0]
-    assert not any("growing" in doubt for doubt in found.doubts)
+    assert not any("growing" in doubt for doubt in doubted)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +168,8 @@ def test_what_may_be_chance_is_not_called_growth() -> None:
     ],
 )
 def test_what_speaks_against_the_samples_is_said(samples: list[Sample], doubt: str) -> None:
-    assert any(doubt in said for said in of(*samples).doubts)
+    assert any(doubt in said for said in said_against(*samples))
 
 
 def test_against_a_good_run_nothing_is_said() -> None:
-    assert of(*steady()).doubts == []
+    assert said_against(*steady()) == []
