@@ -87,8 +87,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
-        Memory Outcome Plan Row Run System Target World _Message
+        Answer Benchmark Case ChatSpec Cost Fleet Inferway Judged Plan Row Run System Target
+        World _Message
     """,
 }
 
