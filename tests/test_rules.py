@@ -64,9 +64,7 @@ NESTED = {
     """,
     "inferway_bench": """
         chat_overhead/run.py _warm_up
-        director/run.py grown_chats
         epp/echo.py process
-        index/snapshot.py _cost
         peers/fleets.py _whole
         peers/run.py measure
         policies/run.py _tasks
@@ -92,8 +90,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case Cell ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
-        Memory Outcome Plan Row Run System Target World _Message _Tour
+        Answer Benchmark Case Cell ChatSpec Engine Gateway Inferway Load Measured
+        Memory Outcome Plan Row Run World _Message _Tour
     """,
 }
 

@@ -7,20 +7,20 @@ from typing import Any
 from inferway_bench import harness
 from inferway_bench.benchmark import Benchmark
 from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
-from inferway_bench.director.run import DIRECTOR
+from inferway_bench.director.benchmark import DIRECTOR
 from inferway_bench.epp.report import EPP
-from inferway_bench.index.report import INDEX
+from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.report import LOAD
 from inferway_bench.many_seeds.report import MANY_SEEDS
 from inferway_bench.peers.report import PEERS, PEERS_REAL
 from inferway_bench.policies.report import POLICIES, POLICIES_FLEET
-from inferway_bench.prompts.report import PROMPTS
+from inferway_bench.prompts.benchmark import PROMPTS
 from inferway_bench.proxy.report import PROXY
 from inferway_bench.route_report import ROUTE
 from inferway_bench.scale.report import SCALE
 from inferway_bench.simulate.report import SIMULATE, SIMULATE_ENGINES
 from inferway_bench.simulate.validated import VALIDATE, VALIDATE_REAL
-from inferway_bench.structured.report import STRUCTURED
+from inferway_bench.structured.benchmark import STRUCTURED
 
 BENCHMARKS: tuple[Benchmark[Any] | harness.Benchmark[Any], ...] = (
     *(
