@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inferway_bench.document import table_lines
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.machine import Machine, this_machine
@@ -30,7 +29,7 @@ from inferway_bench.peers.plan import REAL, SIMULATED, Scenario
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import (
     Inferway,
     Router,
