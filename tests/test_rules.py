@@ -63,9 +63,6 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        director/run.py grown_chats
-        index/snapshot.py _cost
-        peers/fleets.py _whole
     """,
 }
 
@@ -87,8 +84,7 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Load Measured
-        Memory Outcome Plan Row Run System Target World _Message
+        Answer Benchmark ChatSpec Inferway Run World _Message
     """,
 }
 

@@ -27,21 +27,22 @@ from inferway_bench.spread import (
 )
 
 Better = Literal["lower", "higher"]
+Shown = Literal[
+    "median", "mean alone", "most", "sum", "range", "quartiles", "interval", "mean", "value"
+]
 
 
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
     median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
-    interval, or the mean with a 95 % interval. `better` has the column compared with another run's,
-    in `unit`."""
+    interval, or the mean with a 95 % interval; "value" leaves the bounds of an interval out.
+    `better` has the column compared with another run's, in `unit`."""
 
     name: str
     head: str = ""  # the name, unless it is given
     form: Form = "{:,.1f}"
-    shown: Literal[
-        "median", "mean alone", "most", "sum", "range", "quartiles", "interval", "mean"
-    ] = "median"
+    shown: Shown = "median"
     better: Better | None = None
     unit: str = ""
 
@@ -51,6 +52,8 @@ class Column:
             return ""
         if isinstance(value, str):
             return value
+        if isinstance(value, Interval) and self.shown == "value":
+            value = value.value
         if isinstance(value, Interval):
             return value.shown(self.form)
         repeats = value if isinstance(value, list) else [value]
@@ -60,7 +63,7 @@ class Column:
 
     def _spread(self, repeats: list[float]) -> str:
         match self.shown:
-            case "median":
+            case "median" | "value":
                 return shown_number(quartiles(repeats).median, self.form)
             case "range":
                 return shown_range(repeats, self.form)

@@ -17,22 +17,12 @@ import numpy as np
 import uvloop
 
 from inferway.blocks.keys import BlockHasher
-from inferway.director import Director
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
-from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead
-from inferway.prompts.served import ServedModel
-from inferway.scheduling.load import load_scheduling
-from inferway.steps.match import Matcher
-from inferway_bench.director.engines import IdleEngines
-from inferway_bench.index.eight_engines import GivenTokens
-from inferway_bench.index.followed import FollowedEngine
-from inferway_bench.index.measuring import resident_bytes
-from inferway_bench.index.payloads import payload
-from inferway_bench.index.workload import VOCABULARY, Stored
-
-MODEL = "m"
+from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
+from inferway_bench.index.events import FollowedEngine, payload, removal
+from inferway_bench.index.workload import VOCABULARY, Stored, resident_bytes
 
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
@@ -83,8 +73,7 @@ class Events:
             hashes = [self._random.getrandbits(64) for _ in range(_EVENT_BLOCKS)]
             tokens = [self._random.randrange(VOCABULARY), *self._tokens[number % 16][1:]]
             stored.append(payload(Stored(hashes, parent, tokens), self._size))
-            gone = {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
-            removed.append(msgspec.msgpack.encode([1700000000.5, [gone], 0]))
+            removed.append(removal(hashes))
             parent = hashes[-1]
         return stored, removed[::-1]
 
@@ -134,13 +123,7 @@ async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list
     keys = BlockHasher(filling.block_size).keys(tokens)
     index.apply([Store(holder, keys[: len(keys) // 8]) for holder in range(engines)])
     index.apply([Store(holder, keys[: len(keys) * 7 // 8]) for holder in range(min(3, engines))])
-    model = ServedModel(MODEL, GivenTokens(tokens), (filling.block_size,))
-    director = Director(
-        IdleEngines(model, engines, filling.block_size),
-        Matcher(index, SpeculativeOverlay()),
-        load_scheduling(None),
-        time.monotonic,
-    )
+    director = idle_director(index, GivenTokens(tokens), engines, filling.block_size)
     found = []
     for repeat in range(filling.repeats + 1):
         began = time.process_time()

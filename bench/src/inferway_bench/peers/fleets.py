@@ -157,9 +157,15 @@ def _whole(
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):
-                for stat in process_tree(process.pid)[1:]:
-                    last.callback(_kill, stat.pid)
+            for pid in _descendants(process.pid):
+                last.callback(_kill, pid)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        return [stat.pid for stat in process_tree(pid)[1:]]
+    except ProcessLookupError:
+        return []
 
 
 def _kill(pid: int) -> None:
