@@ -27,7 +27,7 @@ import xxhash
 import zmq
 
 from inferway_bench.engine_prompts import EnginePrompts
-from inferway_bench.json_templates import JsonTemplates
+from inferway_bench.templates import FOLDER, JsonTemplates
 
 _SHORT_BYTES = 4096
 _BACKLOG = 2048  # uvicorn's, which serves vLLM
@@ -94,8 +94,9 @@ class TrivialEngine:
         paths = ("/v1/chat/completions", "/v1/models", "/kv_event_sources", "/server_info")
         self._answers = {path: _json(words.fill(path)) for path in (*paths, "/version")}
         self._answers["/health"] = _answer(b"", "text/plain")
-        metrics = _metrics(model, block_size)
-        self._answers["/metrics"] = _answer(metrics, "text/plain; version=0.0.4")
+        metrics = (FOLDER / "vllm_metrics.txt").read_text()
+        metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
+        self._answers["/metrics"] = _answer(metrics.encode(), "text/plain; version=0.0.4")
 
     def answer(self, path: str, body: bytes) -> bytes:
         """Return the whole HTTP answer, head and body."""
@@ -124,25 +125,6 @@ class TrivialEngine:
             return False
         self._streams.begin(transport)
         return True
-
-
-def _metrics(model: str, block_size: int) -> bytes:
-    labels = f'engine="0",model_name="{model}"'
-    lines = [
-        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
-        "# TYPE vllm:cache_config_info gauge",
-        f'vllm:cache_config_info{{block_size="{block_size}",enable_prefix_caching="True",'
-        f'engine="0",num_gpu_blocks="8192"}} 1.0',
-    ]
-    for name, kind in (
-        ("num_requests_running", "gauge"),
-        ("num_requests_waiting", "gauge"),
-        ("kv_cache_usage_perc", "gauge"),
-        ("prefix_cache_queries_total", "counter"),
-        ("prefix_cache_hits_total", "counter"),
-    ):
-        lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} 0.0"]
-    return "\n".join([*lines, ""]).encode()
 
 
 @dataclass(slots=True, eq=False)

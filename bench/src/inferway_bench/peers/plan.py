@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from inferway_bench.flags import flag
 from inferway_bench.peers.workload import ChatSpec
+
+VllmFlag = Annotated[
+    Path | None,
+    flag(
+        "Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
+        metavar="PATH",
+    ),
+]
+LayersFlag = Annotated[
+    int | None,
+    flag(
+        "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
+        "CPU is slow.  [default: the model, all 30]",
+        metavar="N", ge=1, le=30,
+    ),
+]  # fmt: skip
 
 
 class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):

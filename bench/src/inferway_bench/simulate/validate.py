@@ -23,8 +23,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
-from inferway_bench.peers.packages import install_peers
-from inferway_bench.peers.plan import RealEngines, SimulatedEngines
+from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
@@ -35,7 +34,7 @@ from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnCountedStep
 from inferway_bench.report import Column, Table
-from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter
+from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, install_peers
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
@@ -61,21 +60,8 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     real: Annotated[
         bool, flag("Compare with real vLLM on the CPU, with constants that are fitted to it.")
     ] = False
-    vllm: Annotated[
-        Path | None,
-        flag(
-            "Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
-            metavar="PATH",
-        ),
-    ] = None
-    layers: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=30)] | None,
-        flag(
-            "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where "
-            "the CPU is slow.  [default: the model, all 30]",
-            metavar="N",
-        ),
-    ] = None
+    vllm: VllmFlag = None
+    layers: LayersFlag = None
     only: Annotated[
         tuple[str, ...],
         flag(
@@ -140,7 +126,7 @@ def measure(plan: ValidatePlan, on_step: OnCountedStep) -> Findings:
     try:
         with (
             TemporaryDirectory(prefix="inferway-validate-") as name,
-            started(setup.engines, _vllm(plan), Path(name), on_step) as fleet,
+            started(setup.engines, plan.vllm, Path(name), on_step) as fleet,
         ):
             tour = Tour(setup, fleet, prompts, Path(name), on_step)
             tour.measure(routers, VllmRouter(venv, "round_robin"))
@@ -148,11 +134,6 @@ def measure(plan: ValidatePlan, on_step: OnCountedStep) -> Findings:
         prompts.close()
     on_step("simulating the same")
     return findings(tour, os.getloadavg()[0])
-
-
-def _vllm(plan: ValidatePlan) -> Path | None:
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    return plan.vllm or (Path(venv) / "bin" / "vllm" if venv else None)
 
 
 def _routers(venv: Venv, *, is_real: bool) -> list[tuple[Router, str]]:
