@@ -43,7 +43,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """What it costs with one number of engines. Times are CPU time, with decoding."""
+    """The costs with one number of engines. Times are CPU time, with decoding."""
 
     stored_us: float  # of a block that an engine has stored
     removed_us: float  # of one that it has dropped

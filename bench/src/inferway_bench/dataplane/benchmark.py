@@ -240,7 +240,8 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _raise_descriptor_limit() -> None:
-    """For all that are started from here: a thousand streams are two thousand sockets."""
+    """Let all processes that are started from here open the sockets of a thousand streams, two for
+    each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -26,7 +26,7 @@ _SCRIPT = FOLDER / "load.lua"
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What `wrk` counted."""
+    """The counts that `wrk` has made of one load."""
 
     requests: int
     microseconds: int

@@ -152,7 +152,7 @@ def _warm_up(url: str) -> None:
 def _whole(
     command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[Popen[bytes]]:
-    """As `running`, and nothing that it started is left behind."""
+    """Run `command` as `running` does, and leave nothing behind that it has started."""
     with ExitStack() as last, running(command, log, environment) as process:
         try:
             yield process
