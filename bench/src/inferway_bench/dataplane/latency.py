@@ -92,7 +92,8 @@ def latencies(
 
 
 def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
-    """Return a row for each router. What it adds is the difference to the same percentile without one, repeat by repeat."""
+    """Return a row for each router. What it adds is the difference to the same percentile
+    without one, repeat by repeat."""
     percentiles = {
         label: [np.percentile(one.ttft_us, (50, 99)) for one in found]
         for label, found in sent.items()

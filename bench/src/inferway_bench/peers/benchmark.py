@@ -177,7 +177,7 @@ def measure_routers(
 
 
 def _sitting(loads: Sequence[float], seeds: Sequence[int], machine: Machine, after: float) -> str:
-    """Return when these were measured and how busy the machine was: a run may have several parts."""
+    """Return when a part of the run was measured, and how busy the machine was."""
     return (
         f"{', '.join(f'{load:.0%}' for load in loads)}, seed{'s' * (len(seeds) > 1)} "
         f"{', '.join(map(str, seeds))}: {machine.date} UTC at commit {machine.commit}, load "
