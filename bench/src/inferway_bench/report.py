@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
 from rich.table import Table as TerminalTable
@@ -19,24 +19,36 @@ from inferway_bench.rows import Goal, Key, Row, Run, Value
 from inferway_bench.spread import (
     Form,
     Interval,
+    Quartiles,
     mean_interval,
     median_interval,
     quartiles,
     shown_number,
-    shown_range,
 )
 
 Better = Literal["lower", "higher"]
 Shown = Literal[
-    "median", "mean alone", "most", "sum", "range", "quartiles", "interval", "mean", "value"
+    "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
 ]
+
+_SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval | Quartiles]] = {
+    "median": median,
+    "mean alone": fmean,
+    "most": max,
+    "sum": sum,
+    "value": median,
+    "range": lambda values: Quartiles(min(values), median(values), max(values)),
+    "quartiles": quartiles,
+    "interval": median_interval,
+    "mean": mean_interval,
+}
 
 
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
     median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
-    interval, or the mean with a 95 % interval; "value" leaves the bounds of an interval out.
+    interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out.
     `better` has the column compared with another run's, in `unit`."""
 
     name: str
@@ -52,33 +64,15 @@ class Column:
             return ""
         if isinstance(value, str):
             return value
-        if isinstance(value, Interval) and self.shown == "value":
-            value = value.value
-        if isinstance(value, Interval):
-            return value.shown(self.form)
-        repeats = value if isinstance(value, list) else [value]
-        if len(repeats) == 1:
-            return shown_number(repeats[0], self.form)
-        return self._spread(repeats)
+        found = self._summary(value) if isinstance(value, list) else value
+        if isinstance(found, Interval) and self.shown == "value":
+            found = found.value
+        if isinstance(found, Interval | Quartiles):
+            return found.shown(self.form)
+        return shown_number(found, self.form)
 
-    def _spread(self, repeats: list[float]) -> str:
-        match self.shown:
-            case "median" | "value":
-                return shown_number(quartiles(repeats).median, self.form)
-            case "range":
-                return shown_range(repeats, self.form)
-            case "quartiles":
-                return quartiles(repeats).shown(self.form)
-            case "interval":
-                return median_interval(repeats).shown(self.form)
-            case "mean":
-                return mean_interval(repeats).shown(self.form)
-            case "mean alone":
-                return shown_number(fmean(repeats), self.form)
-            case "most":
-                return shown_number(max(repeats), self.form)
-            case "sum":
-                return shown_number(sum(repeats), self.form)
+    def _summary(self, repeats: list[float]) -> float | Interval | Quartiles:
+        return repeats[0] if len(repeats) == 1 else _SUMMARIES[self.shown](repeats)
 
 
 @dataclass(frozen=True)
@@ -196,7 +190,10 @@ def _columns(
         above = _key_cell(key)
         heads.append(head if not table.across else above if is_alone else f"{above}: {head}")
     lines = []
-    for keys, group in split_by(table.keys, rows):
+    parts = list(split_by(table.keys, rows))
+    if not table.across:  # then each row is a line of its own, whatever its keys
+        parts = [(part, [row]) for row in rows for part, _ in split_by(table.keys, [row])]
+    for keys, group in parts:
         cells = [_cell(table, group, key, column) for key, column in shown]
         lines.append([*map(_key_cell, keys.values()), *cells])
     return heads, lines

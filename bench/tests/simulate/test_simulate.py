@@ -33,7 +33,10 @@ SMALL = SimulatePlan(
     engines=(3,), gateways=(2,), requests=400, rate=20.0, seeds=2, processes=1
 )  # fmt: skip
 REPLACE = msgspec.structs.replace
-SETTING = Setting("chats", 524_288, 3, 1)
+
+
+def engine(plan: SimulatePlan) -> EngineSpec:
+    return plan.fleet(plan.settings()[0]).engine
 
 
 def run_of(plan: SimulatePlan, benchmark: Benchmark[SimulatePlan] = SIMULATE) -> Run:
@@ -59,7 +62,7 @@ def test_the_report_has_every_policy(small: Run) -> None:
 
     assert "| round-robin |" in text
     assert "| expected-ttft |" in text
-    assert "chats, 2 gateways" in text
+    assert "chats, engines: 3, gateways: 2, load: 100%" in text
     assert "3 engines, all alike" in text
 
 
@@ -82,7 +85,7 @@ def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
     rows = run.select("simulations", policy="round-robin")
     assert [(row.keys["engines"], row.values["rate"]) for row in rows] == [(2, 20.0), (4, 40.0)]
     assert run.benchmark == SIMULATE_ENGINES.name
-    assert "chats, 4 engines, 2 gateways" in SIMULATE_ENGINES.markdown(run)
+    assert "chats, engines: 4, gateways: 2" in SIMULATE_ENGINES.markdown(run)
     assert SIMULATE_ENGINES.chart is not None
     picture = drawn(run, SIMULATE_ENGINES.chart, "")
     assert [line.label for line in picture.rows[0][0].lines] == list(SMALL.policy)
@@ -111,56 +114,50 @@ def test_a_load_is_a_share_of_the_rate_at_which_round_robin_takes_twice_as_long(
     run = run_of(plan)
     slow, fast = run.select("simulations")
     idle, full = (
-        perform(Task(plan, Setting("chats", 524_288, 3, 2), 1.0, "round-robin", 1, rate)).ttft
+        perform(Task(plan, Setting("chats", 3, 2), 1.0, "round-robin", 1, rate)).ttft
         for rate in (1 / 60, fast.median("rate"))
     )
 
     assert fast.values["rate"] == pytest.approx(2 * slow.median("rate"))
     assert full <= 2 * idle
-    assert run.select("workloads")[0].values["idle_ttft"] == idle
-
-
-def test_thinking_takes_as_many_times_as_long() -> None:
-    usual, longer = (REPLACE(SMALL, think=factor).workload("chats", 1) for factor in (1.0, 3.0))
-
-    assert [3 * r.think for r in usual.requests] == [r.think for r in longer.requests]
+    assert run.select("traces")[0].values["idle_ttft"] == idle
 
 
 def test_a_traces_caches_may_be_named() -> None:
     plan = SimulatePlan(trace=("chats", "chats@1000"), gateways=(1, 2))
 
-    assert [(s.cache, s.gateways) for s in plan.settings()] == [
-        (524_288, 1), (524_288, 2), (1_000, 1), (1_000, 2),
+    assert [(s.trace, s.gateways) for s in plan.settings()] == [
+        ("chats", 1), ("chats", 2), ("chats@1000", 1), ("chats@1000", 2),
     ]  # fmt: skip
-    last = plan.settings()[-1]
-    assert plan.fleet(last).engine.cache_tokens == 1_000
-    assert plan.label(last) == "chats, caches of 1,000 tokens, 2 gateways"
+    assert [plan.fleet(s).engine.cache_tokens for s in plan.settings()[::2]] == [524_288, 1_000]
 
 
 def test_an_engine_is_what_its_words_say() -> None:
-    spec = SimulatePlan(engine=("prefill_seconds=0.001", "max_num_seqs=4")).spec()
+    spec = engine(SimulatePlan(engine=("prefill_seconds=0.001", "max_num_seqs=4")))
 
     assert (spec.prefill_seconds, spec.max_num_seqs) == (0.001, 4)
 
 
 @pytest.mark.parametrize(
-    ("word", "why"), [("speed=3", "no 'speed'; known: step_seconds"), ("max_num_seqs=x", "int")]
+    ("word", "why"), [("speed=3", "`speed`; the keys are step_seconds"), ("max_num_seqs=x", "int")]
 )
 def test_a_word_that_is_none_is_refused(word: str, why: str) -> None:
     with pytest.raises(BenchError, match=why):
-        SimulatePlan(engine=(word,)).spec()
+        engine(SimulatePlan(engine=(word,)))
 
 
 def test_engines_are_as_a_validation_has_found_them(tmp_path: Path) -> None:
     found = EngineSpec(step_seconds=0.02, attention_tokens=1_062, scatter=0.01)
     stored, other = tmp_path / "validate_real.json", tmp_path / "other.json"
     run = a_run("validate --real", [])
-    stored.write_bytes(write_run(REPLACE(run, facts=msgspec.structs.asdict(found))))
+    facts = {"engines": "two engines", **msgspec.structs.asdict(found)}
+    stored.write_bytes(write_run(REPLACE(run, facts=facts)))
     other.write_bytes(write_run(run))
 
-    assert SimulatePlan(like=stored).spec() == found
-    with pytest.raises(BenchError, match="has no constants of engines; the cure: a file"):
-        SimulatePlan(like=other).spec()
+    assert engine(SimulatePlan(like=stored)) == found
+    assert engine(SimulatePlan(like=stored, engine=("scatter=0",))).scatter == 0
+    with pytest.raises(BenchError, match="no constants of engines; the cure: a file"):
+        engine(SimulatePlan(like=other))
 
 
 def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
@@ -198,7 +195,7 @@ def test_policies_are_compared_with_weights_that_were_fitted() -> None:
     text = POLICIES.markdown(run)
     assert all(f"| {name} |" in text for name in TINY.policy)
     assert len(POLICIES.goals(run)) == 3
-    assert str(run.select("workloads")[0].values["weights"]).startswith("75% ")
+    assert str(run.select("traces")[0].values["weights"]).startswith("75% ")
     assert {row.keys["load"] for row in run.select("curve")} == {"50%", "75%"}
     assert {row.keys["load"] for row in run.select("simulations")} == {"75%"}
     assert POLICIES.chart is not None

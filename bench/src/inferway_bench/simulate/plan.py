@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -23,12 +24,13 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.policies.trace_files import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
-from inferway_bench.rows import Run, load_run
+from inferway_bench.rows import load_run
 from inferway_bench.simulate.compared import as_workload
 
 CHATS = "chats"
 PEERS_CHATS = "peers-chats"
 _UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arrive
+_CONSTANTS = EngineSpec.__struct_fields__
 _LARGE = 100_000  # requests; from so many on one process at a time has the memory
 
 Count = Annotated[int, Meta(ge=1)]
@@ -36,10 +38,9 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class Setting(NamedTuple):
-    """A workload on a fleet."""
+    """A trace on a fleet."""
 
-    workload: str
-    cache: int  # tokens of each engine
+    trace: str  # as the plan names it
     engines: int
     gateways: int
 
@@ -119,15 +120,11 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             metavar="NUMBER",
         ),
     ] = None
-    cache_tokens: Annotated[
-        Count | None,
-        flag("Give each engine a KV cache of this number of tokens.", metavar="TOKENS"),
-    ] = None
     engine: Annotated[
         tuple[str, ...],
         flag(
             "Set this constant of every engine. Repeat the flag for more. The keys are "
-            f"{', '.join(EngineSpec.__struct_fields__)}.",
+            f"{', '.join(_CONSTANTS)}.",
             metavar="KEY=VALUE",
         ),
     ] = ()
@@ -139,12 +136,6 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             metavar="FILE",
         ),
     ] = None
-    think: Annotated[
-        float,
-        flag(
-            "Multiply the time between an answer and the next turn by this.", metavar="FACTOR", ge=0
-        ),
-    ] = 1.0
     warm_up: Annotated[
         float,
         flag("Leave out what arrives in this first share of a run.", metavar="SHARE", ge=0, le=0.9),
@@ -161,126 +152,75 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             metavar="NUMBER",
         ),
     ] = None
-    data: Annotated[
-        Path | None,
-        data_flag("traces"),
-    ] = None
+    data: Annotated[Path | None, data_flag("traces")] = None
 
     @property
     def num_processes(self) -> int:
-        if (self.requests or 0) >= _LARGE:
-            return self.processes or 1
-        return self.processes or os.cpu_count() or 1
+        """The number of simulations at a time."""
+        usual = 1 if (self.requests or 0) >= _LARGE else os.cpu_count() or 1
+        return self.processes or usual
 
     def settings(self) -> list[Setting]:
-        """Return every workload on every fleet."""
-        usual = self.spec().cache_tokens
-        return [
-            Setting(*_split(trace, usual), engines, gateways)
-            for trace in self.trace
-            for engines in self.engines
-            for gateways in self.gateways
-        ]
-
-    def label(self, setting: Setting) -> str:
-        """Return the words for a setting that tell it from the plan's others."""
-        first = next(one for one in self.settings() if one.workload == setting.workload)
-        caches = f"caches of {setting.cache:,} tokens" if setting.cache != first.cache else ""
-        engines = f"{setting.engines:,} engines" if len(self.engines) > 1 else ""
-        gateways = "one gateway" if setting.gateways == 1 else f"{setting.gateways} gateways"
-        return ", ".join(filter(None, (setting.workload, caches, engines, gateways)))
-
-    def spec(self) -> EngineSpec:
-        """Return an engine of the fleets. Raises BenchError for a constant that does not exist, or
-        a file that is no validation of real engines."""
-        spec = EngineSpec() if self.like is None else fitted_engine(load_run(self.like))
-        if self.cache_tokens is not None:
-            spec = msgspec.structs.replace(spec, cache_tokens=self.cache_tokens)
-        return _with_words(spec, self.engine)
+        """Return every trace on every fleet."""
+        return [Setting(*each) for each in product(self.trace, self.engines, self.gateways)]
 
     def fleet(self, setting: Setting) -> FleetSpec:
-        engine = msgspec.structs.replace(self.spec(), cache_tokens=setting.cache)
-        return FleetSpec(
-            setting.engines, num_slow=self.slow, engine=engine, num_gateways=setting.gateways
-        )
+        """Return the fleet of a setting. Raises BenchError for a constant that does not exist, or
+        a file that is no validation of real engines."""
+        cache = _split(setting.trace)[1]
+        constants = {**self._fitted(), **dict(word.partition("=")[::2] for word in self.engine)}
+        constants |= {"cache_tokens": cache} if cache else {}
+        try:
+            engine = msgspec.convert(constants, EngineSpec, strict=False)
+        except msgspec.ValidationError as e:
+            raise BenchError(f"--engine: {e}; the keys are {', '.join(_CONSTANTS)}") from e
+        return FleetSpec(setting.engines, self.slow, engine=engine, num_gateways=setting.gateways)
 
-    def workload(self, name: str, seed: int) -> Workload:
+    def _fitted(self) -> dict[str, Any]:
+        facts = {} if self.like is None else load_run(self.like).facts
+        if self.like is not None and not facts.keys() >= set(_CONSTANTS):
+            raise BenchError(
+                f"{self.like}: no constants of engines; the cure: a file that inferway bench "
+                "validate --real --save wrote"
+            )
+        return {name: facts[name] for name in _CONSTANTS if name in facts}
+
+    def workload(self, trace: str, seed: int) -> Workload:
         """Return the requests of a trace; what is drawn is drawn with the seed. Raises BenchError
         when the trace is not there."""
-        seed = 1 if name in _UNSEEDED else seed
-        return _workload(
-            name, seed, self.requests, self.think, (self.data or default_data_dir()) / "traces"
-        )
+        name = _split(trace)[0]
+        traces = (self.data or default_data_dir()) / "traces"
+        return _workload(name, 1 if name in _UNSEEDED else seed, self.requests, traces)
 
 
 def preset(name: str, **defaults: Any) -> type[SimulatePlan]:
     """Return a plan whose fields have other defaults."""
     hints = get_type_hints(SimulatePlan, include_extras=True)
     fields = [(field, hints[field], value) for field, value in defaults.items()]
-    made: Any = msgspec.defstruct(name, fields, bases=(SimulatePlan,), frozen=True, module=__name__)
+    made: Any = msgspec.defstruct(name, fields, bases=(SimulatePlan,), frozen=True)
     kind: type[SimulatePlan] = made
     return kind
 
 
-def fitted_engine(run: Run) -> EngineSpec:
-    """Return the constants that a validation has fitted. Raises BenchError when it has none."""
-    names = EngineSpec.__struct_fields__
-    if not run.facts.keys() >= set(names):
-        raise BenchError(
-            f"a run of inferway bench {run.benchmark} has no constants of engines; the cure: a "
-            "file that inferway bench validate --real --save wrote"
-        )
-    return msgspec.convert({name: run.facts[name] for name in names}, EngineSpec)
-
-
-def _split(trace: str, usual: int) -> tuple[str, int]:
+def _split(trace: str) -> tuple[str, int | None]:
     """NAME@TOKENS"""
     name, _, tokens = trace.rpartition("@")
-    return (name, int(tokens)) if name and tokens.isdecimal() else (trace, usual)
-
-
-def _with_words(spec: EngineSpec, words: tuple[str, ...]) -> EngineSpec:
-    known = {field.name: field.type for field in msgspec.structs.fields(EngineSpec)}
-    values = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if key not in known:
-            raise BenchError(f"--engine: no {key!r}; known: {', '.join(known)}")
-        try:
-            values[key] = msgspec.convert(value, known[key], strict=False)
-        except msgspec.ValidationError as e:
-            raise BenchError(f"--engine: {word!r}: {e}") from e
-    return msgspec.structs.replace(spec, **values)
+    return (name, int(tokens)) if name and tokens.isdecimal() else (trace, None)
 
 
 @lru_cache(maxsize=16)
-def _workload(name: str, seed: int, requests: int | None, think: float, traces: Path) -> Workload:
+def _workload(name: str, seed: int, requests: int | None, traces: Path) -> Workload:
     """A process keeps those that it has made last."""
     if name == CHATS:
         most = ChatSpec().num_requests
         workload = chats(seed, ChatSpec(num_requests=min(requests or most, most)))
     elif name == PEERS_CHATS:
-        workload = _peers_chats(seed)
+        sessions = written_chats(REAL.chats, seed, str(seed), rate=1.0)
+        workload = as_workload(sessions, _prompts(), REAL.engines.block_size)
     else:
         is_named = name in FILES and not Path(name).exists()
         workload = read_trace(stored(traces, name) if is_named else Path(name), seed)
-    if think != 1.0:
-        workload = _thinking(workload, think)
     return workload if requests is None else repeated(workload, requests)
-
-
-def _thinking(workload: Workload, factor: float) -> Workload:
-    requests = [
-        msgspec.structs.replace(request, think=request.think * factor)
-        for request in workload.requests
-    ]
-    about = f"{workload.about}; thinking takes {factor:g} times as long"
-    return Workload(workload.name, about, workload.block_tokens, requests, workload.grain)
-
-
-def _peers_chats(seed: int) -> Workload:
-    sessions = written_chats(REAL.chats, seed, str(seed), rate=1.0)
-    return as_workload(sessions, _prompts(), REAL.engines.block_size)
 
 
 @lru_cache(maxsize=1)

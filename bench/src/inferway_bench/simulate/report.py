@@ -24,17 +24,15 @@ from inferway_bench.simulate.beside_others import (
     FEW_SEEDS,
     KINDS,
     MANY_SEEDS,
-    NO_PRESSURE,
     Requirement,
     gains,
-    highest,
     losses,
     ratio_goals,
     ratios,
-    with_differences,
+    with_ratios,
 )
 from inferway_bench.simulate.plan import SimulatePlan, preset
-from inferway_bench.simulate.run import Rates, simulated
+from inferway_bench.simulate.run import simulated
 
 _MANY_ENGINES, _MANY_REQUESTS, _SECONDS = 1_000, 1_000_000, 600.0
 _TALL = 20_000  # ms; a policy that takes longer runs off the picture
@@ -45,44 +43,33 @@ def measure(plan: SimulatePlan, on_step: OnCountedStep) -> Findings:
     """Simulate the plan. Raises BenchError."""
     if plan.slow > min(plan.engines):
         raise BenchError(f"--slow {plan.slow}: there are {min(plan.engines)} engines")
-    rates, rows = simulated(plan, on_step)
+    rows = simulated(plan, on_step)
     processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     memory = max(resource.getrusage(which).ru_maxrss for which in processes) / 2**20
+    traces = [row for row in rows if row.table == "traces"]
     return Findings(
-        rows=[*map(_workload, rates), *with_differences(rows)],
-        about=[*_about(plan), f"- The simulation took at most {memory:.2f} GiB of memory."],
-        facts={"most_engines": max(plan.engines), "most_requests": max(o.requests for o in rates)},
+        rows=[*(row for row in rows if row.table != "simulations"), *with_ratios(rows)],
+        about=[*about(plan), f"- The simulation took at most {memory:.2f} GiB of memory."],
+        facts={
+            "most_engines": max(plan.engines),
+            "most_requests": max(int(row.median("requests")) for row in traces),
+        },
         seeds=list(range(1, plan.seeds + 1)),
     )
 
 
-def _workload(one: Rates) -> Row:
-    weights = ", ".join(f"{load:.0%} {best}" for load, best in one.weights.items())
-    values = {
-        "requests": one.requests,
-        "idle_ttft": one.idle_ttft,
-        "rate": one.rate,
-        "weights": weights or None,
-        "about": f"{one.about}; blocks of {one.block_tokens} tokens",
-    }
-    return Row("workloads", {"workload": one.workload, "cache": one.cache}, values)
-
-
-def _about(plan: SimulatePlan) -> Iterator[str]:
+def about(plan: SimulatePlan) -> Iterator[str]:
+    """Yield what is to be said of the fleet and the loads."""
     fleet = plan.fleet(plan.settings()[0])
     yield f"- {engines_line(fleet)}."
     if plan.like is not None:
         yield f"- The constants of the engines are those of {plan.like.name}."
     yield f"- {lateness_line(fleet)}."
-    if len(plan.engines) > 1:
-        yield "- The rate grows in proportion to the number of engines."
-    if plan.load and plan.rate is None:
-        yield (
-            "- Loads are shares of the rate at which round-robin's mean TTFT is twice that of an "
-            "idle fleet."
-        )
-    if plan.warm_up:
-        yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
+    yield (
+        "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
+        "proportion to the number of engines."
+    )
+    yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
 
 
 def measure_beside(
@@ -95,7 +82,7 @@ def measure_beside(
 
 def beside(requirements: Sequence[Requirement], rows: Sequence[Row]) -> list[Row]:
     """Return the rows, and those of the tables that say what ours is beside the others."""
-    return [*rows, *highest(rows), *gains(rows), *ratios(rows, requirements)]
+    return [*rows, *gains(rows), *ratios(rows, requirements)]
 
 
 def _size_goals(run: Run) -> list[Goal]:
@@ -113,24 +100,31 @@ def _size_goals(run: Run) -> list[Goal]:
     return [goal(what, seconds, most=_SECONDS, form="{:,.0f}", unit=" s")]
 
 
+def _is_highest(row: Row) -> bool:
+    return row.keys["load"] == "90%"
+
+
 _TTFT = Column("ttft", "TTFT", "{:,.0f}", "mean", "lower", "ms")
 _P90 = Column("ttft_p90", "p90", "{:,.0f}", "mean alone", "lower", "ms")
 _CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
 
-WORKLOADS = Table(
-    "workloads",
-    "Workloads: round-robin's mean TTFT in ms when idle, requests a second, and the weights of "
-    "best-weighted (queue:kv:prefix)",
-    ("workload", "cache"),
+_TRACES = Table(
+    "traces",
+    "Traces: tokens of an engine's cache; round-robin's mean TTFT in ms when idle, and the rate in "
+    "requests a second at which it doubles; weights of best-weighted (queue:kv:prefix), which are "
+    "fitted on the first half",
+    ("trace",),
     (
-        Column("requests", form="{:,.0f}"), Column("idle_ttft", "idle TTFT", "{:,.0f}"),
-        Column("rate", form="{:,.3g}"), Column("weights"), Column("about"),
+        Column("cache", form="{:,.0f}"), Column("requests", form="{:,.0f}"),
+        Column("idle_ttft", "idle TTFT", "{:,.0f}"), Column("rate", form="{:,.3g}"),
+        Column("weights"), Column("about"),
     ),
 )  # fmt: skip
-SIMULATIONS = Table(
+_WHERE = "{trace}, engines: {engines:,}, gateways: {gateways}"
+_SIMULATIONS = Table(
     "simulations",
-    "{setting}, {load}: mean TTFT (95 %), its percentiles and ITL in ms; share of prompt tokens "
-    "that came from a cache; CPU time of simulating the run and a request",
+    f"{_WHERE}, load: {{load}}: mean TTFT (95 %), its percentiles and ITL in ms; share of prompt "
+    "tokens that came from a cache; CPU time of simulating the run and a request",
     ("policy",),
     (
         _TTFT, Column("ttft_p50", "p50", "{:,.0f}", "mean alone"), _P90,
@@ -141,38 +135,40 @@ SIMULATIONS = Table(
         Column("difference", f"{OURS} minus it", "{:+,.0f}"),
         Column("few", f"by {FEW_SEEDS} seeds"), Column("needed", "seeds needed"),
     ),
-    split=("setting", "load"),
+    split=("trace", "engines", "gateways", "load"),
 )  # fmt: skip
 _BY_LOAD = Table(
     "simulations",
-    "**{setting}**: mean TTFT in ms (95 %), its p90, and the share of prompt tokens that came from "
-    "a cache",
+    f"**{_WHERE}**: mean TTFT in ms (95 %), its p90, and the share of prompt tokens that came "
+    "from a cache",
     ("policy",),
     (_TTFT, _P90, _CACHED),
     across="load",
-    split=("setting",),
+    split=("trace", "engines", "gateways"),
     in_details=True,
 )
 _HIGHEST_TTFT = Table(
-    "highest", "Mean TTFT in ms, at {load} of the rate{caches}", ("policy",),
-    (replace(_TTFT, shown="mean alone", better=None),), across="setting", split=("load", "caches"),
+    "simulations", "Mean TTFT in ms, at {load} of the rate, gateways: {gateways}", ("policy",),
+    (replace(_TTFT, shown="mean alone", better=None),), across="trace", split=("gateways", "load"),
+    where=_is_highest,
 )  # fmt: skip
 _HIGHEST_CACHED = replace(
     _HIGHEST_TTFT,
-    title="Share of prompt tokens that came from a cache, at {load} of the rate{caches}",
+    title="Share of prompt tokens that came from a cache, at {load} of the rate, "
+    "gateways: {gateways}",
     columns=(replace(_CACHED, better=None),),
 )
 _GAINS = Table(
     "gains",
-    f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}, at "
-    "the highest load; *reusable* is the share of prompt tokens that the oracle takes from a cache",
-    ("workload", "cache", "gateways"),
+    f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}; "
+    "*reusable* is the share of prompt tokens that the oracle takes from a cache",
+    ("trace", "gateways", "load"),
     (Column("reusable", form="{:.1f}%"), *(Column(kind) for kind in KINDS)),
 )
 _RATIOS = Table(
     "ratios",
     f"Ratios that are required of {OURS}, as means of those of each seed (95 %)",
-    ("setting", "load", "ratio", "best", "required"),
+    ("trace", "gateways", "load", "ratio", "best"),
     (Column("measured", form="{:.3f}"), Column("oracle", "with the oracle", "{:.3f}")),
     in_details=True,
 )
@@ -184,7 +180,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _OVER_RATE = Plot(
     "curve", ("ttft",), x="rate", by="policy", x_label="requests per second",
-    y_label="mean TTFT, ms", title="{setting}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
+    y_label="mean TTFT, ms", title="{trace}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
 )  # fmt: skip
 _OVER_ENGINES = replace(
     _OVER_RATE, table="simulations", x="engines", x_label="engines", title="", log_x=True, most=None
@@ -197,7 +193,7 @@ SIMULATE = Benchmark(
     "an engine's steps and its KV cache.",
     SimulatePlan,
     measure,
-    (WORKLOADS, SIMULATIONS),
+    (_TRACES, _SIMULATIONS),
     Chart(
         "{most_requests:,} requests, {most_engines:,} engines",
         (
@@ -272,7 +268,7 @@ POLICIES = Benchmark(
     "and an oracle.",
     PoliciesPlan,
     partial(measure_beside, BESIDE_WEIGHTED),
-    (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, WORKLOADS, _BY_LOAD, _RATIOS),
+    (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, _TRACES, _BY_LOAD, _RATIOS),
     Chart(
         "One gateway; a mean TTFT above 20 s is cut off",
         (
@@ -282,7 +278,7 @@ POLICIES = Benchmark(
                 most=None,
             ),
         ),
-        split=("setting",),
+        split=("trace",),
     ),
     quick={
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
@@ -299,7 +295,7 @@ FleetPlan = preset(
     "FleetPlan",
     trace=(
         *("mooncake", "agentic@1048576", "azure@262144", "servegen"),
-        *(f"mooncake@{NO_PRESSURE}", f"agentic@{NO_PRESSURE}"),
+        *("mooncake@8388608", "agentic@8388608"),  # more tokens than all prompts have
     ),
     engines=(16,),
     gateways=(1, 4),
@@ -321,12 +317,12 @@ POLICIES_FLEET = replace(
     "with and without pressure on the caches.",
     plan=FleetPlan,
     measure=partial(measure_beside, BESIDE_PEERS),
-    tables=(_HIGHEST_TTFT, _GAINS, _HIGHEST_CACHED, WORKLOADS, _BY_LOAD, _RATIOS),
+    tables=(_HIGHEST_TTFT, _GAINS, _HIGHEST_CACHED, _TRACES, _BY_LOAD, _RATIOS),
     chart=Chart(
         f"Each workload at its highest load; ratios above {_FAR} are cut off",
         (
             Plot(
-                "highest",
+                "simulations",
                 ("p90_ratio",),
                 x="trace",
                 by="policy",
@@ -334,6 +330,7 @@ POLICIES_FLEET = replace(
                 log_y=True,
                 most=_FAR,
                 title="gateways: {gateways}",
+                where=_is_highest,
                 x_label=" ",
                 y_label=f"p90 TTFT / that of {OURS}",
             ),

@@ -4,9 +4,8 @@ fitted, and each policy is simulated at each load with each seed."""
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from math import sqrt
@@ -31,24 +30,13 @@ _SEARCHED_REQUESTS = 1_600
 _MOST_SEARCHED = 20_000  # requests of a seed, or so many for each engine:
 _MOST_EACH = 25
 _IDLE_GAP = 60.0  # seconds between requests that hardly ever meet
-_MOST_STEPS = 50
 _FIRST = 0.01  # requests a second for each engine, from which on the search goes up
+_MOST_STEPS = 50
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """A workload, and how fast its requests come to the first of the fleets."""
-
-    workload: str
-    cache: int
-    about: str
-    requests: int
-    block_tokens: int
-    idle_ttft: float | None  # ms, round-robin's mean when requests hardly ever meet
-    rate: float  # requests/s at which it is twice that, as given, or the trace's own
-    weights: dict[float, Weights] = {}  # load -> the best on the first half
+Case = tuple[str, float]  # trace, load
+Fitted = Mapping[Case, Weights]  # those of best-weighted with the least mean TTFT on the first half
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -77,161 +65,144 @@ class Figures(msgspec.Struct, frozen=True):
     cpu_us: float  # of each request
 
 
-def simulated(plan: SimulatePlan, on_step: OnCountedStep) -> tuple[list[Rates], list[Row]]:
-    """Return the workloads with their rates, and a row for each case. Raises BenchError when a
-    policy, a trace or a constant is not known."""
-    plan = SimulatePlan(
-        **msgspec.structs.asdict(plan)
-    )  # a preset is no class that processes can import
+class Processes:
+    """So many processes that compute side by side; the only one is this process."""
+
+    def __init__(self, number: int, on_step: OnCountedStep) -> None:
+        # Not forked: a progress display has a thread.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(number, mp_context=context) if number > 1 else None
+        self._on_step = on_step
+
+    def map(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
+        """Return what the function makes of each, in their order."""
+        if self._pool is None:
+            return [function(one) for one in self._told(given, what, len(given))]
+        futures = [self._pool.submit(function, one) for one in given]
+        for future in self._told(as_completed(futures), what, len(given)):
+            future.result()
+        return [future.result() for future in futures]
+
+    def _told(self, each: Iterator[_In] | Sequence[_In], what: str, total: int) -> Iterator[_In]:
+        for number, one in enumerate(each):
+            self._on_step(f"{what}: {number:,} of {total:,} simulations", number, total)
+            yield one
+
+    def close(self) -> None:
+        """End them; what has not begun is not computed."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def simulated(plan: SimulatePlan, on_step: OnCountedStep) -> list[Row]:
+    """Return a row for each trace with its rate, and one for each policy in each case. Raises
+    BenchError when a policy, a trace or a constant is not known."""
+    plan = SimulatePlan(**msgspec.structs.asdict(plan))  # processes cannot import a preset
     names = plan.policy or tuple(POLICIES)
     for name in names:
         policy_named(name)
+    firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
+    for first in firsts:
+        plan.workload(first.trace, 1)  # an error is told before processes are started
+    processes = Processes(plan.num_processes, on_step)
+    try:
+        traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
+        rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
+        fitted = _fitted(plan, rates, processes) if BEST_WEIGHTED in names else {}
+        tasks = list(_tasks(plan, names, rates, fitted))
+        by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
+        found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
+    finally:
+        processes.close()
+    return [*(_with_weights(row, fitted) for row in traces), *_rows(plan, tasks, found)]
+
+
+def _with_weights(row: Row, fitted: Fitted) -> Row:
+    of_trace = [
+        (load, best) for (trace, load), best in fitted.items() if trace == row.keys["trace"]
+    ]
+    said = [f"{load:.0%} {best}" for load, best in of_trace]
+    return msgspec.structs.replace(row, values={**row.values, "weights": ", ".join(said) or None})
+
+
+def _tasks(
+    plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float], fitted: Fitted
+) -> Iterator[Task]:
     for setting in plan.settings():
-        plan.workload(setting.workload, 1)  # an error is told before processes are started
-    pool = _pool(plan.num_processes) if plan.num_processes > 1 else None
-    with pool or nullcontext():
-        work = _Work(plan, pool, on_step)
-        rates = work.rates()
-        if BEST_WEIGHTED in names:
-            rates = work.fitted(rates)
-        return rates, work.rows(rates, names)
+        rate = rates[setting.trace] * setting.engines / plan.engines[0]
+        curve = plan.curve if setting.gateways == plan.gateways[0] else ()
+        for load, name in product((*(plan.load or (1.0,)), *curve), names):
+            weights = _nearest(fitted, setting.trace, load) if name == BEST_WEIGHTED else None
+            for seed in range(1, 1 + (1 if load in curve else plan.seeds)):
+                yield Task(plan, setting, load, name, seed, rate * load, weights)
 
 
-def _pool(processes: int) -> ProcessPoolExecutor:
-    # Not forked: a progress display has a thread.
-    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+def _nearest(fitted: Fitted, trace: str, load: float) -> Weights:
+    """At a load that was not fitted, those of the nearest that was."""
+    loads = [at for of, at in fitted if of == trace]
+    return fitted[trace, min(loads, key=lambda at: abs(at - load))]
 
 
-class _Work:
-    """Hands tasks to processes, and puts together what comes back."""
-
-    def __init__(
-        self, plan: SimulatePlan, pool: ProcessPoolExecutor | None, on_step: OnCountedStep
-    ) -> None:
-        self._plan = plan
-        self._pool = pool
-        self._on_step = on_step
-
-    def rates(self) -> list[Rates]:
-        """Return each workload once, with its rate."""
-        firsts = {setting[:2]: setting for setting in reversed(self._plan.settings())}
-        settings = list(reversed(firsts.values()))
-        return self._all(partial(find_rate, self._plan), settings, "finding rates")
-
-    def fitted(self, rates: Sequence[Rates]) -> list[Rates]:
-        """Return them with the best weights at each load."""
-        plan = self._plan
-        cases = [(one, load) for one in rates for load in plan.load]
-        tasks = [self._fit(*case, w, 1) for case in cases for w in grid(plan.weights)]
-        first = self._tried(tasks, "fitting weights")
-        finals = [
-            self._fit(one, load, weights, seed)
-            for one, load in cases
-            for weights in _ranked(first, one, load)[: plan.finalists]
-            for seed in range(1, plan.seeds + 1)
-        ]
-        tried = self._tried(finals, "fitting weights: finals")
-        return [
-            msgspec.structs.replace(
-                one, weights={load: _ranked(tried, one, load)[0] for load in plan.load}
-            )
-            for one in rates
-        ]
-
-    def _fit(self, one: Rates, load: float, weights: Weights, seed: int) -> Task:
-        plan = self._plan
-        setting = Setting(one.workload, one.cache, plan.engines[0], plan.fit_gateways)
-        rate = one.rate * load
-        return Task(plan, setting, load, BEST_WEIGHTED, seed, rate, weights, is_fit=True)
-
-    def _tried(self, tasks: Sequence[Task], what: str) -> list[tuple[Task, float]]:
-        """With their mean TTFT."""
-        found = self._all(perform, tasks, what)
-        return [(task, one.ttft) for task, one in zip(tasks, found, strict=True)]
-
-    def rows(self, rates: Sequence[Rates], names: Sequence[str]) -> list[Row]:
-        """Return a row for each policy at each load, with the figures of all seeds."""
-        tasks = sorted(self._tasks(rates, names), key=lambda task: task.seed)  # kept workloads
-        by_case: dict[tuple[Setting, float, str], list[tuple[Task, Figures]]] = {}
-        for task, found in zip(tasks, self._all(perform, tasks, "simulating"), strict=True):
-            by_case.setdefault((task.setting, task.load, task.policy), []).append((task, found))
-        cases = [(task.setting, task.load, task.policy) for task in self._tasks(rates, names)]
-        rows = [self._row(by_case[case]) for case in dict.fromkeys(cases)]
-        curve = [_point(row) for row in rows if row.keys["gateways"] == self._plan.gateways[0]]
-        judged = [row for row in rows if row.table == "simulations"]
-        return [*judged, *(curve if self._plan.curve else [])]
-
-    def _tasks(self, rates: Sequence[Rates], names: Sequence[str]) -> Iterator[Task]:
-        plan = self._plan
-        by_workload = {(one.workload, one.cache): one for one in rates}
-        for setting in plan.settings():
-            one = by_workload[setting[:2]]
-            curve = plan.curve if setting.gateways == plan.gateways[0] else ()
-            for load, name in product((*(plan.load or (1.0,)), *curve), names):
-                rate = one.rate * load * setting.engines / plan.engines[0]
-                weights = _weights(one, load) if name == BEST_WEIGHTED else None
-                for seed in range(1, 1 + (1 if load in curve else plan.seeds)):
-                    yield Task(plan, setting, load, name, seed, rate, weights)
-
-    def _row(self, found: Sequence[tuple[Task, Figures]]) -> Row:
-        task = found[0][0]
-        keys = {
-            "setting": self._plan.label(task.setting), **task.setting._asdict(),
-            "load": f"{task.load:.0%}" if self._plan.load else "the given load",
-            "policy": task.policy,
-        }  # fmt: skip
-        values = {
-            name: [getattr(figures, name) for _, figures in found]
+def _rows(
+    plan: SimulatePlan, tasks: Sequence[Task], found: Mapping[Task, Figures]
+) -> Iterator[Row]:
+    """A row for each case, and at last the points of the curve."""
+    by_case: dict[tuple[Setting, float, str], list[Task]] = {}
+    for task in tasks:
+        by_case.setdefault((task.setting, task.load, task.policy), []).append(task)
+    points = []
+    for (setting, load, policy), seeds in by_case.items():
+        keys = {**setting._asdict(), "load": f"{load:.0%}", "policy": policy}
+        values: dict[str, list[float]] = {
+            name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        table = "curve" if task.load in self._plan.curve else "simulations"
-        return Row(table, keys, {"rate": task.rate, **values}, is_ours=task.policy == OURS)
-
-    def _all(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
-        """In the order of what is given."""
-        total = len(given)
-        if self._pool is None:
-            found: list[_Out] = []
-            for one in given:
-                self._on_step(f"{what}: {len(found):,} of {total:,} simulations", len(found), total)
-                found.append(function(one))
-            return found
-        futures = [self._pool.submit(function, one) for one in given]
-        try:
-            self._on_step(f"{what}: 0 of {total:,} simulations", 0, total)
-            for done, future in enumerate(as_completed(futures), start=1):
-                future.result()
-                self._on_step(f"{what}: {done:,} of {total:,} simulations", done, total)
-        except BaseException:
-            self._pool.shutdown(cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
+        row = Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
+        if load not in plan.curve:
+            yield row
+        if plan.curve and setting.gateways == plan.gateways[0]:
+            points.append(point(row))
+    yield from points
 
 
-def _point(row: Row) -> Row:
+def point(row: Row) -> Row:
+    """Return what the curve has of a case."""
     values = {name: fmean(row.repeats(name)) for name in ("rate", "ttft", "cached")}
     return Row("curve", row.keys, values, row.is_ours)
 
 
-def _ranked(tried: Sequence[tuple[Task, float]], one: Rates, load: float) -> list[Weights]:
-    """By the mean over all seeds, the best first."""
-    means: dict[Weights, list[float]] = {}
-    for task, ttft in tried:
-        where = (task.setting.workload, task.setting.cache, task.load)
-        if where == (one.workload, one.cache, load) and task.weights is not None:
-            means.setdefault(task.weights, []).append(ttft)
-    return sorted(means, key=lambda weights: (fmean(means[weights]), weights))
+def _fitted(plan: SimulatePlan, rates: Mapping[str, float], processes: Processes) -> Fitted:
+    """All weights are tried with one seed, the best of them again with all seeds."""
 
+    def ranked(tried: Mapping[Case, Sequence[Weights]], seeds: int) -> dict[Case, list[Weights]]:
+        """By mean TTFT, the best first."""
+        tasks = [
+            Task(
+                plan, Setting(trace, plan.engines[0], plan.fit_gateways), load, BEST_WEIGHTED,
+                seed, rates[trace] * load, weights, is_fit=True,
+            )
+            for (trace, load), some in tried.items()
+            for weights, seed in product(some, range(1, seeds + 1))
+        ]  # fmt: skip
+        means: dict[Case, dict[Weights, list[float]]] = {case: {} for case in tried}
+        for task, found in zip(
+            tasks, processes.map(perform, tasks, "fitting weights"), strict=True
+        ):
+            assert task.weights is not None
+            of_case = means[task.setting.trace, task.load]
+            of_case.setdefault(task.weights, []).append(found.ttft)
+        return {case: sorted(of, key=lambda w: (fmean(of[w]), w)) for case, of in means.items()}
 
-def _weights(one: Rates, load: float) -> Weights:
-    """At a load that was not fitted, those of the nearest that was."""
-    return one.weights[min(one.weights, key=lambda fitted: abs(fitted - load))]
+    cases = list(product(plan.trace, plan.load or (1.0,)))
+    first = ranked(dict.fromkeys(cases, grid(plan.weights)), 1)
+    best = ranked({case: some[: plan.finalists] for case, some in first.items()}, plan.seeds)
+    return {case: some[0] for case, some in best.items()}
 
 
 def perform(task: Task) -> Figures:
     """Simulate a task in a process of the pool."""
     plan, warm_up = task.plan, task.plan.warm_up
-    workload = plan.workload(task.setting.workload, task.seed)
+    workload = plan.workload(task.setting.trace, task.seed)
     if task.is_fit:
         workload, warm_up = workload.part(len(workload.requests) // 2), _WARM_UP_OF_FIT
     make = policy_named(task.policy) if task.weights is None else weighted(task.weights)
@@ -261,36 +232,31 @@ def figures(workload: Workload, outcome: Outcome, rate: float, warm_up: float) -
     )
 
 
-def find_rate(plan: SimulatePlan, setting: Setting) -> Rates:
-    """Return how fast the requests of a workload come, in a process of the pool: the rate that is
+def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
+    """Return how fast the requests of a trace come, in a process of the pool: the rate that is
     given, the trace's own, or (for loads) the one at which round-robin's mean TTFT doubles."""
-    workload = plan.workload(setting.workload, 1)
-    rate, idle = plan.rate or workload.own_rate, None
+    workload = plan.workload(setting.trace, 1)
+    rate, idle, fleet = plan.rate or workload.own_rate, None, plan.fleet(setting)
     if plan.load and plan.rate is None:
         most = max(_MOST_SEARCHED, _MOST_EACH * setting.engines)
         num_seeds = max(_SEARCHED, _SEARCHED_REQUESTS // len(workload.requests))
         searched = [
-            plan.workload(setting.workload, seed).part(most)
+            plan.workload(setting.trace, seed).part(most)
             for seed in range(1, min(num_seeds, plan.seeds) + 1)
         ]
-        fleet = plan.fleet(setting)
         idle, rate = doubling_rate(searched, fleet, plan.bisections, plan.warm_up)
-    return Rates(
-        workload=setting.workload,
-        cache=setting.cache,
-        about=workload.about,
-        requests=len(workload.requests),
-        block_tokens=workload.block_tokens,
-        idle_ttft=idle,
-        rate=rate,
-    )
+    values = {
+        "cache": fleet.engine.cache_tokens,
+        "requests": len(workload.requests),
+        "idle_ttft": idle,
+        "rate": rate,
+        "about": f"{workload.about}; blocks of {workload.block_tokens} tokens",
+    }
+    return Row("traces", {"trace": setting.trace}, values)
 
 
 def doubling_rate(
-    workloads: Sequence[Workload],
-    fleet: FleetSpec,
-    bisections: int,
-    warm_up: float = 0.0,
+    workloads: Sequence[Workload], fleet: FleetSpec, bisections: int, warm_up: float = 0.0
 ) -> tuple[float, float]:
     """Return round-robin's mean TTFT on an idle fleet, in ms, and the rate at which it is twice
     that, in requests a second; the means are those over `workloads`, and the number of each is its
@@ -298,12 +264,11 @@ def doubling_rate(
     round_robin = policy_named("round-robin")
 
     def ttft(rate: float) -> float:
-        return fmean(
-            figures(
-                workload, simulate(workload, rate, fleet, round_robin, seed), rate, warm_up
-            ).ttft
+        outcomes = [
+            (workload, simulate(workload, rate, fleet, round_robin, seed))
             for seed, workload in enumerate(workloads, start=1)
-        )
+        ]
+        return fmean(figures(*each, rate, warm_up).ttft for each in outcomes)
 
     idle = ttft(1 / _IDLE_GAP)
     low = high = _FIRST * fleet.num_engines
@@ -313,8 +278,8 @@ def doubling_rate(
         low, high = high, high * 1.5
     else:
         raise BenchError(
-            f"round-robin's mean TTFT, {idle:,.0f} ms, does not double with any rate; the "
-            "cure: more requests, or --rate"
+            f"round-robin's mean TTFT, {idle:,.0f} ms, does not double with any rate; the cure: "
+            "more requests, or --rate"
         )
     for _ in range(bisections):
         middle = sqrt(low * high)
