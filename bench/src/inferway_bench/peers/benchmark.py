@@ -170,7 +170,7 @@ def measure_routers(
             "which a request was due; intervals are 95 % bootstrap intervals over seeds.",
             _sitting(plan.loads, plan.all_seeds, machine, after),
         ],
-        facts={**facts},
+        facts={**facts, "requests": scenario.chats.requests},
         notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
         seeds=list(plan.all_seeds),
     )
@@ -305,9 +305,8 @@ def glance(run: Run) -> str:
         for row in sorted(rows, key=lambda row: _mean(row, "ttft_ms"))
     ]
     head = ("router", "first token, mean", "90 % within", "prompt tokens from a cache")
-    requests = SIMULATED.chats.requests
     about = (
-        f"{len(run.seeds)} seeds, {requests} requests each, "
+        f"{len(run.seeds)} seeds, {run.facts['requests']} requests each, "
         f"{_GLANCE_LOAD * float(run.facts['rate']):.1f} requests/s; measured "
         f"{run.machine.date[:10]}."
     )
