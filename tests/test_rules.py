@@ -84,7 +84,7 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark ChatSpec Inferway Run World _Message
+        Answer ChatSpec Inferway World _Message
     """,
 }
 

@@ -23,7 +23,6 @@ _COLOURS = (
     "#44aa99", "#999999",
 )  # fmt: skip
 _DASHES = ("-", "-.", ":")
-_LEVEL: Mapping[str, Any] = {"color": "#999999", "linestyle": "--"}
 
 
 DOTS: Mapping[str, Any] = {"linestyle": "none"}  # a line's style: its points alone
@@ -36,38 +35,6 @@ class Line(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float | Interval]
     style: Mapping[str, Any] = {}  # matplotlib's words
-
-
-class Level(NamedTuple):
-    """A horizontal line: a goal, or what somebody else has found."""
-
-    y: float
-    label: str
-    style: Mapping[str, Any] = {}
-
-
-class Panel(NamedTuple):
-    """One pair of axes. `most` cuts what is above; `marks` are vertical lines."""
-
-    x: str
-    y: str
-    lines: Sequence[Line]
-    title: str = ""
-    levels: Sequence[Level] = ()
-    marks: Sequence[float] = ()
-    log_x: bool = False
-    log_y: bool = False
-    most: float | None = None
-    ticks: Sequence[str] = ()  # names of 0, 1, 2, … of `x`
-
-
-class Picture(NamedTuple):
-    """Rows of panels. With one legend for all of them if they show the same."""
-
-    name: str
-    title: str
-    rows: Sequence[Sequence[Panel]]
-    one_legend: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +72,27 @@ class Chart:
     split: Sequence[str] = ()
 
 
+class Panel(NamedTuple):
+    """One pair of axes, drawn as its plot says, with the texts and values that it has in a run."""
+
+    plot: Plot
+    x: str
+    y: str
+    title: str
+    lines: Sequence[Line]
+    levels: Mapping[str, float]
+    ticks: Sequence[str]  # names of 0, 1, 2, … of `x`
+
+
+class Picture(NamedTuple):
+    """Rows of panels. With one legend for all of them if they show the same."""
+
+    name: str
+    title: str
+    rows: Sequence[Sequence[Panel]]
+    one_legend: bool = False
+
+
 def drawn(run: Run, chart: Chart, name: str) -> Picture:
     """Return the picture of a run, with one legend if its panels show the same lines."""
     tables = {plot.table for plot in chart.plots}
@@ -125,21 +113,13 @@ def _panel(plot: Plot, rows: Sequence[Row], words: Mapping[str, Any]) -> Panel:
     )
     ticks = list(dict.fromkeys(names))
     y_label = plot.y_label or ", ".join(plot.y)
-    return Panel(
-        (plot.x_label or plot.x).format_map(words),
-        y_label.format_map(words),
-        list(_plotted(plot, kept, ticks)),
-        title=plot.title.format_map(words),
-        levels=[
-            Level(float(words[at] if isinstance(at, str) else at), label, _LEVEL)
-            for label, at in plot.levels.items()
-            if not isinstance(at, str) or at in words
-        ],
-        log_x=plot.log_x,
-        log_y=plot.log_y,
-        most=plot.most,
-        ticks=ticks,
-    )
+    levels = {
+        label: float(words[at] if isinstance(at, str) else at)
+        for label, at in plot.levels.items()
+        if not isinstance(at, str) or at in words
+    }
+    x, y, title = (text.format_map(words) for text in (plot.x_label or plot.x, y_label, plot.title))
+    return Panel(plot, x, y, title, list(_plotted(plot, kept, ticks)), levels, ticks)
 
 
 def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[Line]:
@@ -220,10 +200,8 @@ def _draw(axes: Any, panel: Panel) -> None:
             axes.errorbar(line.xs, middle, yerr=errors, capsize=3, label=line.label, **style)
         else:
             axes.plot(line.xs, middle, label=line.label, **style)
-    for level in panel.levels:
-        axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
-    for x in panel.marks:
-        axes.axvline(x, color="#dddddd", linewidth=0.8, zorder=0)
+    for label, y in panel.levels.items():
+        axes.axhline(y, label=label, color="#999999", linestyle="--", linewidth=1.0)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, fontsize=10)
@@ -234,13 +212,13 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    if panel.log_x:
+    if panel.plot.log_x:
         axes.set_xscale("log")
-    if panel.log_y:
+    if panel.plot.log_y:
         axes.set_yscale("log")
-    if panel.most is not None:
-        axes.set_ylim(top=panel.most)
-    for is_log, axis in ((panel.log_x, axes.xaxis), (panel.log_y, axes.yaxis)):
+    if panel.plot.most is not None:
+        axes.set_ylim(top=panel.plot.most)
+    for is_log, axis in ((panel.plot.log_x, axes.xaxis), (panel.plot.log_y, axes.yaxis)):
         if is_log:
             least, most = axis.get_view_interval()
             has_room = most <= least * 10**_FEW_DECADES
@@ -250,5 +228,5 @@ def _scale(axes: Any, panel: Panel) -> None:
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    if not panel.log_y and min(axes.get_ylim()) > 0:
+    if not panel.plot.log_y and min(axes.get_ylim()) > 0:
         axes.set_ylim(bottom=0)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from rich.table import Table as TerminalTable
 
-from inferway_bench.document import machine_line, table_lines, versions_line
 from inferway_bench.rows import Goal, Key, Row, Run, Value
 from inferway_bench.spread import (
     Form,
@@ -218,17 +217,28 @@ def _said(text: str, words: Mapping[str, Any]) -> str:
     return text.format_map(words)
 
 
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 1) -> list[str]:
+    """Return the lines of a markdown table; the first `num_left` columns are text, the others are
+    numbers."""
+    ruler = ["---"] * num_left + ["---:"] * (len(head) - num_left)
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ruler, *rows)]
+
+
 def measured_lines(run: Run) -> list[str]:
     """Return the lines that say when and on what the run was made, and by which command."""
     seeds = ", ".join(map(str, run.seeds))
     of_seeds = f", seed{'s' * (len(run.seeds) > 1)} {seeds}" if seeds else ""
     what = "Simulated" if run.is_virtual else "Measured"
-    machine = machine_line(run.machine)
+    machine = run.machine
+    load = f"; load average before the run {machine.load_before}"
+    if machine.is_busy:
+        load += ": **the machine was busy, take the figures as provisional**"
     if run.is_virtual:
-        machine = f"{machine.partition(';')[0]}. Time is virtual: a busy machine changes no figure."
+        load = ". Time is virtual: a busy machine changes no figure"
+    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return [
-        f"{what} {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}"
-        f"{of_seeds}.",
+        f"{what} {machine.date} UTC by `{run.command}` at commit {machine.commit}{of_seeds}.",
         *(["**A look with `--quick`, not a result.**"] if run.is_quick else []),
-        f"{machine} {versions_line(run.machine)}",
+        f"Machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gib} GiB, "
+        f"{machine.system}{load}. Python {machine.python}, {packages}.",
     ]

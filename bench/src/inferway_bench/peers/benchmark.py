@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inferway_bench.document import table_lines
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.machine import Machine, this_machine
@@ -28,8 +27,8 @@ from inferway_bench.peers.measuring import Cell, RouterTrials
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
-from inferway_bench.report import Column, Table
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import (
     OnlyFlag,
     PeersFlag,
@@ -99,14 +98,14 @@ class PeersPlan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(found, chats=chats)
 
 
-def measure(plan: PeersPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     or a load is not answered at all."""
     before = None if plan.more is None else load_run(plan.more)
     if before is not None:
         plan = _like(plan, before)
     policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
-    routers = all_routers(policies, ("cache_aware",), plan.peers, lambda what: on_step(what))
+    routers = all_routers(policies, ("cache_aware",), plan.peers, on_step)
     round_robin = routers[2] if plan.peers else routers[1]
     found = measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
     return found if before is None else joined(before, found)
@@ -149,7 +148,7 @@ def measure_routers(
     plan: PeersPlan,
     routers: Sequence[Router],
     round_robin: Router,
-    on_step: OnCountedStep,
+    on_step: OnStep,
 ) -> Findings:
     """Measure `routers` in front of the scenario's engines; `round_robin` finds the rate. Raises
     BenchError as `measure` does."""
