@@ -63,13 +63,9 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        chat_overhead/run.py _warm_up
         director/run.py grown_chats
-        epp/echo.py process
         index/snapshot.py _cost
         peers/fleets.py _whole
-        peers/run.py measure
-        proxy/latency.py measure_latencies
     """,
 }
 
@@ -91,8 +87,8 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case ChatSpec Cost Engine Fleet Gateway Inferway Judged Memory
-        Outcome Plan Row Run Stage System Target World _Message
+        Answer Benchmark Case ChatSpec Cost Fleet Inferway Judged Plan Row Run System Target
+        World _Message
     """,
 }
 

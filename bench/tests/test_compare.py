@@ -227,7 +227,7 @@ def test_what_is_saved_can_be_compared_with_and_the_document_is_made_anew(tmp_pa
 
     assert saved.exit_code == 0, saved.output
     assert (tmp_path / "results" / "figures.json").read_bytes() == saved.stdout_bytes
-    assert "| `inferway bench route` |" in (tmp_path / "benchmarks/README.md").read_text()
+    assert "| `inferway bench dataplane` |" in (tmp_path / "benchmarks/README.md").read_text()
     assert load_run(tmp_path / "results" / "figures.json", Figures) == run
 
 

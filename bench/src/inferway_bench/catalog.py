@@ -6,16 +6,15 @@ from typing import Any
 
 from inferway_bench import harness
 from inferway_bench.benchmark import Benchmark
-from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+from inferway_bench.dataplane.benchmark import DATAPLANE
 from inferway_bench.director.run import DIRECTOR
-from inferway_bench.epp.report import EPP
+from inferway_bench.epp.benchmark import EPP
 from inferway_bench.index.report import INDEX
 from inferway_bench.loading.run import LOAD
-from inferway_bench.peers.report import PEERS, PEERS_REAL
+from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
 from inferway_bench.prompts.report import PROMPTS
-from inferway_bench.proxy.report import PROXY
-from inferway_bench.route_report import ROUTE
-from inferway_bench.scale.report import SCALE
+from inferway_bench.scale import SCALE
 from inferway_bench.simulate.report import (
     POLICIES,
     POLICIES_FLEET,
@@ -40,5 +39,5 @@ BENCHMARKS: tuple[Benchmark[Any] | harness.Benchmark[Any], ...] = (
         SCALE,
     ),
     *(CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE),
-    *(ROUTE, PROXY, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
+    *(DATAPLANE, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
 )

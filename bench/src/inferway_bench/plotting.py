@@ -86,7 +86,7 @@ class Plot:
     y_label: str = ""
     title: str = ""
     factor: float = 1.0  # the values are drawn in another unit
-    means: bool = False  # of repeats, not their medians
+    mean: bool = False  # repeats are drawn as their mean with its interval; else as their median
     log_x: bool = False
     log_y: bool = False
     most: float | None = None  # the axis ends there
@@ -151,7 +151,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
             several = name if len(plot.y) > 1 or not label else ""
             text = ", ".join(filter(None, (label, several)))
             points = [
-                (ticks.index(at) if isinstance(at, str) else float(at), _point(plot, value))
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))
                 for row in some
                 for column in group
                 if not isinstance(value := row.values.get(column), str | None) and value != []
@@ -165,14 +165,14 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
 def _x(plot: Plot, row: Row) -> Key:
     if plot.x in row.keys:
         return row.keys[plot.x]
-    return fmean(row.repeats(plot.x)) if plot.means else row.median(plot.x)
+    return fmean(row.repeats(plot.x)) if plot.mean else row.median(plot.x)
 
 
-def _point(plot: Plot, value: Value) -> float | Interval:
-    """Repeats as their median or mean with its 95 % interval."""
+def _point(value: Value, plot: Plot) -> float | Interval:
+    """Repeats as their median, or their mean, with its 95 % interval."""
     if isinstance(value, list):
-        interval = mean_interval if plot.means else median_interval
-        value = interval(value) if len(value) > 1 else value[0]
+        of = mean_interval if plot.mean else median_interval
+        value = of(value) if len(value) > 1 else value[0]
     assert isinstance(value, float | int | Interval)
     return value.times(plot.factor) if isinstance(value, Interval) else value * plot.factor
 

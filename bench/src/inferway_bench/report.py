@@ -32,13 +32,16 @@ Better = Literal["lower", "higher"]
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
-    median alone, or with the range, the quartiles or a 95 % interval, or the mean, alone
-    or with a 95 % interval. `better` has the column compared with another run's, in `unit`."""
+    median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
+    interval, or the mean with a 95 % interval. `better` has the column compared with another run's,
+    in `unit`."""
 
     name: str
     head: str = ""  # the name, unless it is given
     form: Form = "{:,.1f}"
-    shown: Literal["median", "range", "quartiles", "interval", "mean", "mean alone"] = "median"
+    shown: Literal[
+        "median", "mean alone", "most", "sum", "range", "quartiles", "interval", "mean"
+    ] = "median"
     better: Better | None = None
     unit: str = ""
 
@@ -69,6 +72,10 @@ class Column:
                 return mean_interval(repeats).shown(self.form)
             case "mean alone":
                 return shown_number(fmean(repeats), self.form)
+            case "most":
+                return shown_number(max(repeats), self.form)
+            case "sum":
+                return shown_number(sum(repeats), self.form)
 
 
 @dataclass(frozen=True)

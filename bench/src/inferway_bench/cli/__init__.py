@@ -10,17 +10,25 @@ _HERE = "inferway_bench.cli"
 
 COMMANDS = {
     "chat-overhead": (
-        f"{_HERE}.chat_overhead", "chat_overhead",
+        "inferway_bench.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
+    ),
+    "dataplane": (
+        "inferway_bench.dataplane.benchmark", "dataplane",
+        "Measure the data plane's CPU time, latency and memory.",
     ),
     "director": (
         "inferway_bench.director.run", "director", "Measure a decision's CPU time as chats grow.",
     ),
     "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
-    "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
+    "epp": (
+        "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
+    ),
     "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
-    "peers": (f"{_HERE}.peers", "peers", "Compare routers in front of one fleet."),
+    "peers": (
+        "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
+    ),
     "policies": (
         "inferway_bench.simulate.report", "policies", "Compare policies on one simulated fleet.",
     ),
@@ -31,9 +39,7 @@ COMMANDS = {
     "prompts": (
         f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
     ),
-    "proxy": (f"{_HERE}.proxy", "proxy", "Measure the data plane's CPU, latency and memory."),
-    "route": (f"{_HERE}.route", "route", "Measure the CPU time of a routed request."),
-    "scale": (f"{_HERE}.scale", "scale", "Measure how many engines one process can serve."),
+    "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),

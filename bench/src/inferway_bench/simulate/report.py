@@ -180,7 +180,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _OVER_RATE = Plot(
     "curve", ("ttft",), x="rate", by="policy", x_label="requests per second",
-    y_label="mean TTFT, ms", title="{trace}", means=True, styles=_STYLES, log_y=True, most=_TALL,
+    y_label="mean TTFT, ms", title="{trace}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
 )  # fmt: skip
 _OVER_ENGINES = replace(
     _OVER_RATE, table="simulations", x="engines", x_label="engines", title="", log_x=True, most=None

@@ -363,7 +363,7 @@ _ROUTERS = Table(
     ),
 )  # fmt: skip
 _CACHED = Plot(
-    "routers", ("simulated_cached",), x="cached", by="router", means=True,
+    "routers", ("simulated_cached",), x="cached", by="router", mean=True,
     x_label="measured: prompt tokens from a cache, %",
     y_label="simulated: prompt tokens from a cache, %",
 )  # fmt: skip
