@@ -52,6 +52,24 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # times sends a few requests elsewhere for the noise in them, which changes what comes after.
     scatter: float = 0.0
 
+    @property
+    def step_about(self) -> str:
+        """What a step takes, in words."""
+        context = attention = beside = scatter = ""
+        if self.context_seconds:
+            context = f" (and {self.context_seconds * 1e6:.4g} µs for each token of its context)"
+        if self.attention_tokens:
+            attention = f" (twice that for one that attends to {self.attention_tokens:,} others)"
+        if self.beside != 1.0:
+            beside = f"; it takes {self.beside:.4g} times as long while another engine computes"
+        if self.scatter:
+            scatter = f"; step times have a standard deviation of {self.scatter:.1%}"
+        return (
+            f"{self.step_seconds * 1e3:.4g} ms, plus {self.decode_seconds * 1e3:.4g} ms for each "
+            f"request that decodes{context}, plus {self.prefill_seconds * 1e6:.4g} µs for each "
+            f"computed prompt token{attention}{beside}{scatter}"
+        )
+
     def slower(self, factor: float) -> EngineSpec:
         """The same, `factor` times as slow."""
         return msgspec.structs.replace(

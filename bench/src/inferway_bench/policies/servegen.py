@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway_bench.policies.azure import BLOCK_TOKENS, private_blocks
 from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.policies.traces import PRIVATE_BLOCK, private_blocks
 from inferway_bench.processes import BenchError
 
 DAY = 86_400.0
@@ -97,7 +97,7 @@ def servegen(lines: Sequence[bytes], seed: int, most: int | None = None) -> Work
         "busiest ten minutes of their day on; it names no blocks, so prompts are private and "
         "nothing can be reused"
     )
-    return Workload("servegen", about, BLOCK_TOKENS, requests)
+    return Workload("servegen", about, PRIVATE_BLOCK, requests)
 
 
 def parse_windows(trace: str) -> dict[float, Window]:

@@ -37,6 +37,19 @@ class FleetSpec(msgspec.Struct, frozen=True):
     def scrape_seconds(self) -> float:
         return max(0.2, self.num_engines * 0.002)
 
+    @property
+    def about(self) -> str:
+        """How many engines there are, what their steps take, and how late gateways hear of it."""
+        engine, slow = self.engine, "all alike"
+        if self.num_slow:
+            slow = f"{self.num_slow} of them {self.slow_factor:g} × slower"
+        return (
+            f"{self.num_engines:,} engines, {slow}. A step takes {engine.step_about}. A step has "
+            f"at most {engine.max_batched_tokens:,} tokens and {engine.max_num_seqs} requests. "
+            f"Metrics are scraped every {self.scrape_seconds * 1e3:,g} ms, KV events arrive "
+            f"{self.event_delay * 1e3:g} ms after the step that caused them."
+        )
+
     def with_beside(self, beside: float) -> FleetSpec:
         """The same, of engines that slow each other so many times."""
         engine = msgspec.structs.replace(self.engine, beside=beside)

@@ -6,10 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from inferway_bench.packed import unpacked
-from inferway_bench.policies.azure import HEAD, azure
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.servegen import servegen
-from inferway_bench.policies.traces import agentic, mooncake
+from inferway_bench.policies.traces import AZURE_HEAD, agentic, azure, mooncake
 from inferway_bench.processes import BenchError
 
 # In `traces/` of `bench/data`, whose README has more; there they are packed.
@@ -34,7 +33,7 @@ def read_trace(path: Path, seed: int, most: int | None = None) -> Workload:
     it is not there, or of no format that is known."""
     lines = _lines(path)
     first = lines[0] if lines else b""
-    if first.startswith(HEAD):
+    if first.startswith(AZURE_HEAD):
         return azure(lines, most)
     if b'"trace_csv"' in first:
         return servegen(lines, seed, most)

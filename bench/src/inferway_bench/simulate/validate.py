@@ -29,7 +29,6 @@ from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.fleet_words import step_words
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
@@ -63,33 +62,25 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     ] = False
     vllm: Annotated[
         Path | None,
-        flag(
-            "Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
-            metavar="PATH",
-        ),
+        flag("Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm."),
     ] = None
     layers: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=30)] | None,
+        int | None,
         flag(
             "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where "
-            "the CPU is slow.  [default: the model, all 30]",
+            "the CPU is slow; by default the model has all 30.",
             metavar="N",
+            ge=1,
+            le=30,
         ),
     ] = None
     only: Annotated[
-        tuple[str, ...],
-        flag(
-            "Compare only routers whose name has this text. Repeat the flag for more.",
-            metavar="TEXT",
-        ),
+        tuple[str, ...], flag("Compare only routers whose name has this text.", metavar="TEXT")
     ] = ()
-    rate: Annotated[
-        Annotated[float, msgspec.Meta(gt=0)] | None,
-        flag("Send this number of requests a second.", metavar="RATE"),
-    ] = None
+    rate: Annotated[float | None, flag("Send this number of requests a second.", gt=0)] = None
     seeds: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None,
-        flag("Send chats of this number of seeds.  [default: 1, real engines: 4]", metavar="N"),
+        int | None,
+        flag("Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1),
     ] = None
 
 
@@ -140,7 +131,7 @@ def measure(plan: ValidatePlan, on_step: OnCountedStep) -> Findings:
     try:
         with (
             TemporaryDirectory(prefix="inferway-validate-") as name,
-            started(setup.engines, _vllm(plan), Path(name), on_step) as fleet,
+            started(setup.engines, plan.vllm, Path(name), on_step) as fleet,
         ):
             tour = Tour(setup, fleet, prompts, Path(name), on_step)
             tour.measure(routers, VllmRouter(venv, "round_robin"))
@@ -148,11 +139,6 @@ def measure(plan: ValidatePlan, on_step: OnCountedStep) -> Findings:
         prompts.close()
     on_step("simulating the same")
     return findings(tour, os.getloadavg()[0])
-
-
-def _vllm(plan: ValidatePlan) -> Path | None:
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    return plan.vllm or (Path(venv) / "bin" / "vllm" if venv else None)
 
 
 def _routers(venv: Venv, *, is_real: bool) -> list[tuple[Router, str]]:
@@ -309,7 +295,7 @@ def _about(tour: Tour, fleet: FleetSpec, load_after: float) -> Iterator[str]:
     )
     yield (
         f"- constants of the simulation, {fitted}: {engine.request_seconds * 1e3:.1f} ms a "
-        f"request; a step takes {step_words(engine)}"
+        f"request; a step takes {engine.step_about}"
     )
     if engine.scatter:
         yield f"- each seed is simulated {DRAWS} times with step times drawn anew; the mean counts"
