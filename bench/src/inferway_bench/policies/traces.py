@@ -29,7 +29,7 @@ class _MooncakeLine(msgspec.Struct):
 
 
 def mooncake(lines: Sequence[bytes], most: int | None = None) -> Workload:
-    """Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
+    """Return Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
     decode = msgspec.json.Decoder(_MooncakeLine).decode
     requests = [_mooncake_request(decode(line)) for line in lines[:most] if line]
     about = (
@@ -63,8 +63,8 @@ class _AgentSession(msgspec.Struct):
 
 
 def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
-    """Sessions of a coding agent, 64,000 tokens a prompt, in an order drawn with the seed; at most
-    `most` requests."""
+    """Return sessions of a coding agent, 64,000 tokens a prompt, in an order that is drawn with the
+    seed; at most `most` requests."""
     decode = msgspec.json.Decoder(_AgentSession).decode
     sessions = [decode(line) for line in lines if line]
     order = list(range(len(sessions)))
@@ -126,7 +126,7 @@ def azure(lines: Sequence[bytes], most: int | None = None) -> Workload:
 
 
 def private_blocks(number: int, tokens: int) -> tuple[int, ...]:
-    """The whole blocks of a prompt that nobody shares."""
+    """Return the ids of the whole blocks of a prompt that nobody shares."""
     first = number * _MOST_BLOCKS
     return tuple(range(first, first + tokens // PRIVATE_BLOCK))
 
