@@ -63,8 +63,6 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        director/run.py grown_chats
-        index/snapshot.py _cost
         peers/fleets.py _whole
     """,
 }
@@ -87,8 +85,7 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer Benchmark Case ChatSpec Cost Fleet Inferway Judged Plan Row Run System Target
-        World _Message
+        Answer ChatSpec Inferway World _Message
     """,
 }
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway_bench import harness
-from inferway_bench.benchmark import Benchmark
 from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
 from inferway_bench.dataplane.benchmark import DATAPLANE
-from inferway_bench.director.run import DIRECTOR
+from inferway_bench.director.benchmark import DIRECTOR
 from inferway_bench.epp.benchmark import EPP
-from inferway_bench.index.report import INDEX
+from inferway_bench.harness import Benchmark
+from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.run import LOAD
 from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
-from inferway_bench.prompts.report import PROMPTS
+from inferway_bench.prompts.benchmark import PROMPTS
 from inferway_bench.scale import SCALE
 from inferway_bench.simulate.report import (
     POLICIES,
@@ -23,9 +22,9 @@ from inferway_bench.simulate.report import (
     SIMULATE_SEEDS,
 )
 from inferway_bench.simulate.validate import VALIDATE, VALIDATE_REAL
-from inferway_bench.structured.report import STRUCTURED
+from inferway_bench.structured.benchmark import STRUCTURED
 
-BENCHMARKS: tuple[Benchmark[Any] | harness.Benchmark[Any], ...] = (
+BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
         PEERS,
         PEERS_REAL,

@@ -16,6 +16,7 @@ from statistics import median
 import msgspec
 
 CPUINFO = Path("/proc/cpuinfo")
+_QUIET_LOAD = 0.5
 _YARDSTICKS = 15
 _PACKAGES = ("uvloop", "httptools", "msgspec", "fastokens", "numpy", "jinja2", "pyzmq")
 
@@ -34,6 +35,11 @@ class Machine(msgspec.Struct, frozen=True):
     load_before: float  # 1-minute load average
     yardstick_us: list[float] = msgspec.field(default_factory=list)
     """CPU time of the same piece of Python each time, before the run: what the machine is like."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody else was at work before anything was started."""
+        return self.load_before > _QUIET_LOAD
 
 
 def this_machine() -> Machine:

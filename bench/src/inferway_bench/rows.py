@@ -47,6 +47,13 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the median of the column's repeats. Raises BenchError when it has no number."""
         return median(self.repeats(column))
 
+    def interval(self, column: str) -> Interval:
+        """Return the interval of the column; that of a single number is this number. Raises
+        BenchError when it has neither."""
+        value = self.values.get(column)
+        number = self.median(column)
+        return value if isinstance(value, Interval) else Interval(number, number, number)
+
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """What a benchmark returns when it has measured."""

@@ -31,7 +31,7 @@ from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Row, Run, load_run
 from inferway_bench.scale_worker import Filling, Grown
@@ -67,7 +67,7 @@ class ScalePlan(msgspec.Struct, frozen=True):
     seed: int = 1
 
 
-def measure(plan: ScalePlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
     """Measure the parts, one number of engines after the other. Raises BenchError."""
     request_us, made_of = carried(load_run(plan.dataplane), this_machine())
     on_step("scraping an engine")

@@ -25,12 +25,9 @@ from inferway.model import RequestHead
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.load import load_scheduling
 from inferway.steps.match import Matcher
-from inferway_bench.director.engines import IdleEngines
-from inferway_bench.index.eight_engines import GivenTokens
-from inferway_bench.index.followed import FollowedEngine
-from inferway_bench.index.measuring import resident_bytes
-from inferway_bench.index.payloads import payload
-from inferway_bench.index.workload import VOCABULARY, Stored
+from inferway_bench.idle_engines import GivenTokens, IdleEngines
+from inferway_bench.index.events import FollowedEngine, payload, removal
+from inferway_bench.index.workload import VOCABULARY, Stored, resident_bytes
 
 MODEL = "m"
 
@@ -83,8 +80,7 @@ class Events:
             hashes = [self._random.getrandbits(64) for _ in range(_EVENT_BLOCKS)]
             tokens = [self._random.randrange(VOCABULARY), *self._tokens[number % 16][1:]]
             stored.append(payload(Stored(hashes, parent, tokens), self._size))
-            gone = {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
-            removed.append(msgspec.msgpack.encode([1700000000.5, [gone], 0]))
+            removed.append(removal(hashes))
             parent = hashes[-1]
         return stored, removed[::-1]
 

@@ -18,13 +18,16 @@ COMMANDS = {
         "Measure the data plane's CPU time, latency and memory.",
     ),
     "director": (
-        "inferway_bench.director.run", "director", "Measure a decision's CPU time as chats grow.",
+        "inferway_bench.director.benchmark", "director",
+        "Measure a decision's CPU time as chats grow.",
     ),
     "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (
         "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
-    "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
+    "index": (
+        "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
+    ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "peers": (
         "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
@@ -37,14 +40,16 @@ COMMANDS = {
         "Compare policies behind several gateways.",
     ),
     "prompts": (
-        f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
+        "inferway_bench.prompts.benchmark", "prompts",
+        "Measure rendering and tokenizing, beside transformers.",
     ),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),
     "structured": (
-        f"{_HERE}.structured", "structured", "Measure structured output beside four libraries.",
+        "inferway_bench.structured.benchmark", "structured",
+        "Measure structured output beside four libraries.",
     ),
     "validate": (
         "inferway_bench.simulate.validate", "validate",

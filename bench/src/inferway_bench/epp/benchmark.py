@@ -26,7 +26,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import answers, free_port, running, wait_until
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
@@ -76,7 +76,7 @@ class _Picker:
         return counted | msgspec.json.decode(lines[-1], type=dict[str, float])
 
 
-def measure(plan: EppPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: EppPlan, on_step: OnStep) -> Findings:
     """Measure all pickers. Raises BenchError when something cannot be started, or fails a
     request."""
     binary, model = find_envoy(), str(prepare_smollm2())

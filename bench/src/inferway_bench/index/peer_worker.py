@@ -1,7 +1,7 @@
 """Dynamo's RadixTree through its Python API. Runs in a venv with ai-dynamo-runtime and without
 our dependencies: standard library only, besides.
 
-`python -m inferway_bench.index.peer_worker TASK CORES PLAN` prints one JSON object. Its tree has a
+`python -m inferway_bench.index.peer_worker PLAN TASK CORES` prints one JSON object. Its tree has a
 thread of its own: with CORES `one` it shares a core with its caller, which makes the tree's own
 work slower and handing over faster than with `all`.
 """
@@ -15,35 +15,35 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from inferway_bench.index.measuring import (
-    median,
+from inferway_bench.index.workload import (
+    NUM_ENGINES,
+    VOCABULARY,
+    Held,
+    cases,
+    events,
     resident_bytes,
     stay_on_one_core,
     times_us,
     typical_us,
 )
-from inferway_bench.index.workload import NUM_ENGINES, SHAPES, VOCABULARY, Held, events, prompts
 
 Json = dict[str, Any]
 
 
 def main() -> None:
-    task, cores, plan = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    """Do a task, as our worker does."""
+    plan, task, cores = json.loads(sys.argv[1]), *sys.argv[2:]
     if cores == "one":
         stay_on_one_core()
     print(json.dumps(TASKS[task](plan)))
 
 
 def match(plan: Json) -> Json:
-    """µs of each length and shape, and whether the answers are right."""
+    """Return the microseconds of each length and shape, and whether the answers are right."""
     tree = _Tree()
     tree.fill(plan["filler_blocks"])
-    cases = {
-        f"{length} {shape}": prompts(shape, num_prompts, int(length), plan["seed"])
-        for length, num_prompts in plan["prompts"].items()
-        for shape in SHAPES
-    }
-    for held in cases.values():
+    made = cases(plan)
+    for held in made.values():
         tree.hold(held)
     return {
         case: {
@@ -52,54 +52,53 @@ def match(plan: Json) -> Json:
             ),
             "right": all(tree.answers_right(prompt) for prompt in held),
         }
-        for case, held in cases.items()
+        for case, held in made.items()
     }
 
 
 def apply_events(plan: Json) -> Json:
-    """Seconds for hashing, for making JSON of it, and for applying that."""
+    """Return the seconds for hashing, for making JSON of it, and for applying that."""
     hash_tokens = _core().compute_block_hash_for_seq
     size = plan["block_size"]
     found: Json = {}
     for blocks, num_events in plan["events"].items():
         stored = list(events(num_events, int(blocks), size, plan["seed"]))
-        runs = []
+        found[blocks] = []
         for _ in range(plan["event_repeats"]):
             tree = _Tree()
-            start = time.perf_counter()
+            times = [time.perf_counter()]
             hashed = [hash_tokens(event.tokens, size) for event in stored]
-            hashing = time.perf_counter() - start
-            start = time.perf_counter()
+            times.append(time.perf_counter())
             payloads = [
                 tree.stored(event.hashes, tokens, event.parent)
                 for event, tokens in zip(stored, hashed, strict=True)
             ]
-            writing = time.perf_counter() - start
-            start = time.perf_counter()
+            times.append(time.perf_counter())
             for payload in payloads:
                 tree.apply(0, payload)
             tree.wait()
-            runs.append([hashing, writing, time.perf_counter() - start])
-        found[blocks] = runs
+            times.append(time.perf_counter())
+            steps = zip(("hash", "JSON", "apply"), times, times[1:], strict=False)
+            found[blocks].append({step: end - start for step, start, end in steps})
     return found
 
 
-def keys(plan: Json) -> Json:
-    """µs to hash a prompt's tokens, which its API takes as a list."""
+def keys(plan: Json) -> float:
+    """Return the microseconds to hash a prompt's tokens, which its API takes as a list."""
     hash_tokens = _core().compute_block_hash_for_seq
     tokens = [i * 7919 % VOCABULARY for i in range(plan["key_tokens"])]
-    us = times_us(lambda t: hash_tokens(t, plan["block_size"]), [tokens] * 300)
-    return {"us": median(us)}
+    return sorted(times_us(lambda t: hash_tokens(t, plan["block_size"]), [tokens] * 300))[150]
 
 
-def memory(plan: Json) -> Json:
-    """Bytes a block, of one engine's blocks."""
+def memory(plan: Json) -> float:
+    """Return the bytes of a block, of one engine's blocks."""
     tree = _Tree()
     tree.wait()
     before = resident_bytes()
-    tree.fill(plan["peer_blocks"])
+    blocks: int = plan["peer_blocks"]
+    tree.fill(blocks)
     tree.wait()
-    return {"bytes_per_block": (resident_bytes() - before) / plan["peer_blocks"]}
+    return (resident_bytes() - before) / blocks
 
 
 class _Tree:
@@ -149,7 +148,7 @@ def _core() -> Any:
     return import_module("dynamo._core")
 
 
-TASKS: dict[str, Callable[[Json], Json]] = {
+TASKS: dict[str, Callable[[Json], object]] = {
     "match": match,
     "events": apply_events,
     "keys": keys,

@@ -28,7 +28,7 @@ from inferway_bench.loading.sources import Source, generated, of_file
 from inferway_bench.loading.workload import Session
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings
 from inferway_bench.spread import three_digits
@@ -36,7 +36,7 @@ from inferway_bench.spread import three_digits
 _REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond
 
 
-def measure_load(plan: LoadPlan, on_step: OnCountedStep) -> Findings:
+def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
     """Measure every load. SIGINT ends it with what was measured so far. Raises BenchError when that
     is nothing, and UsageError for a flag that cannot be followed."""
     target, source = target_of(plan), _source(plan)
@@ -141,7 +141,7 @@ class _LoadRun:
     source: Source
     plan: LoadPlan
     stages: list[Stage]
-    on_step: OnCountedStep
+    on_step: OnStep
     samples: list[Sample] = field(default_factory=list)  # of the load that is under way
     shown: float = 0.0  # when they were shown last, in seconds of the load
 

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inferway_bench.document import table_lines
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.machine import Machine, this_machine
@@ -29,8 +28,8 @@ from inferway_bench.peers.packages import install_peers
 from inferway_bench.peers.plan import REAL, SIMULATED, Scenario
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep, OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import (
     Inferway,
     Router,
@@ -121,7 +120,7 @@ class PeersPlan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(found, chats=chats)
 
 
-def measure(plan: PeersPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     or a load is not answered at all."""
     before = None if plan.more is None else load_run(plan.more)
@@ -180,7 +179,7 @@ def measure_routers(
     plan: PeersPlan,
     routers: Sequence[Router],
     round_robin: Router,
-    on_step: OnCountedStep,
+    on_step: OnStep,
 ) -> Findings:
     """Measure `routers` in front of the scenario's engines; `round_robin` finds the rate. Raises
     BenchError as `measure` does."""

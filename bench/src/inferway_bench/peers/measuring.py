@@ -17,7 +17,7 @@ from inferway_bench.peers.plan import Scenario
 from inferway_bench.peers.standing import Carried, Standing, standing
 from inferway_bench.peers.workload import chats
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.routers import Router, since
 
 _SEARCH_SEED = 1_000  # of chats that are not measured
@@ -41,7 +41,7 @@ class RouterTrials:
     scenario: Scenario
     fleet: Fleet
     directory: Path
-    on_step: OnCountedStep
+    on_step: OnStep
     cells: list[Cell] = field(default_factory=list)
     evidence: dict[str, str] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, goal
 from inferway_bench.simulate.beside_others import (
@@ -38,7 +38,7 @@ _TALL = 20_000  # ms; a policy that takes longer runs off the picture
 _FAR = 30  # times ours; the same
 
 
-def measure(plan: SimulatePlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
     """Simulate the plan. Raises BenchError."""
     if plan.slow > min(plan.engines):
         raise BenchError(f"--slow {plan.slow}: there are {min(plan.engines)} engines")
@@ -70,7 +70,7 @@ def about(plan: SimulatePlan) -> Iterator[str]:
 
 
 def measure_beside(
-    requirements: Sequence[Requirement], plan: SimulatePlan, on_step: OnCountedStep
+    requirements: Sequence[Requirement], plan: SimulatePlan, on_step: OnStep
 ) -> Findings:
     """Simulate the plan, and say what ours is beside the others. Raises BenchError."""
     found = measure(plan, on_step)

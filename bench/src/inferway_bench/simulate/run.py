@@ -20,7 +20,7 @@ from inferway_bench.policies.configured import Weights, grid, weighted
 from inferway_bench.policies.requests import Outcome, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.rows import Row
 from inferway_bench.simulate.plan import Setting, SimulatePlan
 
@@ -68,7 +68,7 @@ class Figures(msgspec.Struct, frozen=True):
 class Processes:
     """So many processes that compute side by side; the only one is this process."""
 
-    def __init__(self, number: int, on_step: OnCountedStep) -> None:
+    def __init__(self, number: int, on_step: OnStep) -> None:
         # Not forked: a progress display has a thread.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(number, mp_context=context) if number > 1 else None
@@ -94,7 +94,7 @@ class Processes:
             self._pool.shutdown(cancel_futures=True)
 
 
-def simulated(plan: SimulatePlan, on_step: OnCountedStep) -> list[Row]:
+def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
     """Return a row for each trace with its rate, and one for each policy in each case. Raises
     BenchError when a policy, a trace or a constant is not known."""
     plan = SimulatePlan(**msgspec.structs.asdict(plan))  # processes cannot import a preset

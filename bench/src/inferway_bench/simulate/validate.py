@@ -32,7 +32,7 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
@@ -116,7 +116,7 @@ def setup_of(plan: ValidatePlan) -> Setup:
     )
 
 
-def measure(plan: ValidatePlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
     venv = install_peers(lambda what: on_step(what))
@@ -166,7 +166,7 @@ class Tour:
     fleet: Fleet
     prompts: EnginePrompts
     directory: Path
-    on_step: OnCountedStep
+    on_step: OnStep
     sent: list[Sent] = field(default_factory=list)  # what is judged
     measured: list[Measured] = field(default_factory=list)  # and what constants are fitted to
     fitted_to: list[Sent] = field(default_factory=list)

@@ -35,7 +35,7 @@ def main() -> None:
     _warm(system, words)
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not a result
-    results.write("ready\n")
+    results.write('"ready"\n')
     results.flush()
     for line in sys.stdin:
         results.write(_forked(system, json.loads(line), seconds, words, eos) + "\n")

@@ -1,13 +1,11 @@
-"""What a choice among many endpoints costs, by who rates them.
-
-Times are medians of wall time: a choice takes microseconds, and its CPU time cannot be told.
-"""
+"""What a choice among many endpoints costs, by who rates them. It takes microseconds, too few for
+CPU time to tell, and is measured in wall time."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,13 +18,18 @@ from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import Scorer
+from inferway.scheduling.plugin import Chooser, Producer, Scorer
 from inferway.scheduling.registry import Building
-from inferway_bench.spread import Quartiles, quartiles
+from inferway_bench.director.decisions import DirectorPlan
+from inferway_bench.rows import Row, Value
+from inferway_bench.spread import Interval, median_interval
 
-MOST_US = 60.0  # of a choice with three scorers
-
-# None of their weights changes what they cost.
+_WARM_UP = 20  # choices
+_BLOCKS, _BLOCK_SIZE = 500, 16  # of the prompt
+_GIVEN: Mapping[str, dict[str, Any]] = {
+    "header-label-affinity-scorer": {"headerName": "x-zone", "labelKey": "zone"}
+}
+# Scorers by three. None of their weights changes what they cost.
 TRIPLES: Mapping[str, Sequence[str]] = {
     "ours by weights": (
         "precise-prefix-cache-scorer",
@@ -41,64 +44,34 @@ TRIPLES: Mapping[str, Sequence[str]] = {
     "adapters": ("lora-affinity-scorer", "no-hit-lru-scorer", "active-request-scorer"),
     "the dearest": ("latency-scorer", "context-length-aware", "relative-load-scorer"),
 }
-_GIVEN: Mapping[str, dict[str, Any]] = {
-    "header-label-affinity-scorer": {"headerName": "x-zone", "labelKey": "zone"}
-}
-_BLOCKS, _BLOCK_SIZE = 500, 16
-_TOKENS = _BLOCKS * _BLOCK_SIZE + 5
-_WARM_UP = 20
 
 
-class Cost(msgspec.Struct, frozen=True):
-    """Microseconds: of the choice, and of what plugins bring to the table before it."""
+def choices(plan: DirectorPlan) -> Iterator[Row]:
+    """Yield what three scorers at a time cost, and each type of scorer alone, on a fleet that is
+    busy and of which some endpoints hold some of the prompt."""
+    table, request = _candidates(plan.many_endpoints, plan.seed), _request()
+    alone = {name: [name] for name in _scorers()}
+    for kind, sets in (("three scorers", TRIPLES), ("one scorer", alone)):
+        for name, types in sets.items():
+            fields = {"plugins": [{"type": t, "parameters": _GIVEN.get(t)} for t in types]}
+            made = build(parse_config(fields, name), name, BUILTIN, {})
 
-    name: str
-    choose: float
-    produce: float
-    quartiles: tuple[float, float] | None = None  # of the choice
+            def produce(producers: Sequence[Producer] = made.producers) -> None:
+                for producer in producers:
+                    producer.produce(request, table)
 
-    @property
-    def shown(self) -> str:
-        if self.quartiles is None:
-            return f"{self.choose:.1f}"
-        low, high = self.quartiles
-        return Quartiles(low, self.choose, high).shown("{:.1f}")
+            def choose(chooser: Chooser = made.chooser) -> None:
+                chooser.choose(request, table)
 
-
-class ManyEndpoints(msgspec.Struct, frozen=True):
-    """Each type of scorer alone, and some three at a time."""
-
-    endpoints: int
-    scorers: list[Cost]
-    triples: list[Cost]
-
-
-def measure(endpoints: int, repeats: int, seed: int) -> ManyEndpoints:
-    """On a fleet that is busy, and of which some hold some of the prompt."""
-    table, request = _table(endpoints, seed), _request()
-
-    def cost(name: str, types: Sequence[str]) -> Cost:
-        fields = {"plugins": [{"type": t, "parameters": _GIVEN.get(t)} for t in types]}
-        made = build(parse_config(fields, name), name, BUILTIN, {})
-
-        def produce() -> None:
-            for producer in made.producers:
-                producer.produce(request, table)
-
-        produced = _microseconds(produce, repeats)
-        chosen = _microseconds(lambda: made.chooser.choose(request, table), repeats)
-        produced_us = produced.median if made.producers else 0.0
-        return Cost(name, chosen.median, produced_us, (chosen.low, chosen.high))
-
-    return ManyEndpoints(
-        endpoints,
-        [cost(name, [name]) for name in _scorers()],
-        [cost(name, types) for name, types in TRIPLES.items()],
-    )
+            # what producers bring is there before a choice
+            produced = _median_us(produce, plan.repeats) if made.producers else None
+            chosen = _median_us(choose, plan.repeats)
+            values: dict[str, Value] = {"choice": chosen, "producers": produced}
+            yield Row("choices", {"kind": kind, "scorers": name}, values)
 
 
 def _scorers() -> list[str]:
-    """Types that need no parameters but those of `_GIVEN`."""
+    """The types of scorers that need no parameters but those of `_GIVEN`."""
     found = []
     for name, kind in BUILTIN.items():
         with contextlib.suppress(msgspec.ValidationError):
@@ -109,18 +82,18 @@ def _scorers() -> list[str]:
     return found
 
 
-def _microseconds(call: Callable[[], object], repeats: int) -> Quartiles:
-    for _ in range(_WARM_UP):
-        call()
+def _median_us(call: Callable[[], object], repeats: int) -> Interval:
+    """Return the median wall time of a call, in microseconds."""
     times = []
-    for _ in range(repeats):
+    for repeat in range(_WARM_UP + repeats):
         started = time.perf_counter_ns()
         call()
-        times.append((time.perf_counter_ns() - started) / 1e3)
-    return quartiles(times)
+        if repeat >= _WARM_UP:
+            times.append((time.perf_counter_ns() - started) / 1e3)
+    return median_interval(times)
 
 
-def _table(size: int, seed: int) -> Candidates:
+def _candidates(size: int, seed: int) -> Candidates:
     rng = np.random.default_rng(seed)
     endpoints = [
         Endpoint(f"e{i}", f"http://e{i}", i, labels={"zone": f"z{i % 3}"}) for i in range(size)
@@ -142,6 +115,7 @@ def _table(size: int, seed: int) -> Candidates:
 
 def _request() -> LLMRequest:
     turns = [{"role": "user", "content": "Where was I? " * 250} for _ in range(9)]
+    tokens = np.zeros(_BLOCKS * _BLOCK_SIZE + 5, np.uint32)
     return LLMRequest(
         request_id="",
         target_model="adapter-3",
@@ -149,5 +123,5 @@ def _request() -> LLMRequest:
         headers=((b"host", b"gateway"), (b"x-zone", b"z1"), (b"x-session-id", b"s")),
         objectives=Objectives(ttft_ms=300.0, tpot_ms=30.0),
         raw=msgspec.json.encode(turns),
-        prompts={_BLOCK_SIZE: [Prompt(np.zeros(_TOKENS, np.uint32), range(_BLOCKS))]},
+        prompts={_BLOCK_SIZE: [Prompt(tokens, range(_BLOCKS))]},
     )
