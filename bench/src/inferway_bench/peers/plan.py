@@ -14,7 +14,7 @@ from inferway_bench.peers.workload import ChatSpec
 VllmFlag = Annotated[
     Path | None,
     flag(
-        "Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
+        "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
         metavar="PATH",
     ),
 ]
@@ -22,7 +22,7 @@ LayersFlag = Annotated[
     int | None,
     flag(
         "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
-        "CPU is slow.  [default: the model, all 30]",
+        "CPU is slow; by default the model has all 30.",
         metavar="N", ge=1, le=30,
     ),
 ]  # fmt: skip

@@ -28,7 +28,6 @@ from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.fleet_words import step_words
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
@@ -63,19 +62,12 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     vllm: VllmFlag = None
     layers: LayersFlag = None
     only: Annotated[
-        tuple[str, ...],
-        flag(
-            "Compare only routers whose name has this text. Repeat the flag for more.",
-            metavar="TEXT",
-        ),
+        tuple[str, ...], flag("Compare only routers whose name has this text.", metavar="TEXT")
     ] = ()
-    rate: Annotated[
-        Annotated[float, msgspec.Meta(gt=0)] | None,
-        flag("Send this number of requests a second.", metavar="RATE"),
-    ] = None
+    rate: Annotated[float | None, flag("Send this number of requests a second.", gt=0)] = None
     seeds: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None,
-        flag("Send chats of this number of seeds.  [default: 1, real engines: 4]", metavar="N"),
+        int | None,
+        flag("Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1),
     ] = None
 
 
@@ -114,7 +106,7 @@ def setup_of(plan: ValidatePlan) -> Setup:
 def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
-    venv = install_peers(lambda what: on_step(what))
+    venv = install_peers(on_step)
     routers = [
         (router, policy)
         for router, policy in _routers(venv, is_real=plan.real)
@@ -290,7 +282,7 @@ def _about(tour: Tour, fleet: FleetSpec, load_after: float) -> Iterator[str]:
     )
     yield (
         f"- constants of the simulation, {fitted}: {engine.request_seconds * 1e3:.1f} ms a "
-        f"request; a step takes {step_words(engine)}"
+        f"request; a step takes {engine.step_about}"
     )
     if engine.scatter:
         yield f"- each seed is simulated {DRAWS} times with step times drawn anew; the mean counts"
