@@ -63,7 +63,6 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        peers/fleets.py _whole
     """,
 }
 

@@ -132,7 +132,7 @@ class TestFlags:
         text = " ".join(asked("--help").output.split())
 
         assert "Load it this number of times. [default: 3]" in text
-        assert "So many. [default: 1, 2]" in text
+        assert "So many. Repeat the flag for more. [default: 1, 2]" in text
         assert "--words WORDS" in text
         assert "for the maintainers of Inferway" in text
         assert "warm-up" not in text

@@ -24,7 +24,7 @@ _WARM_UP_SEED = 2_000  # of chats that are not measured, and above
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of one load, and what it took of the router."""
+    """The samples of one load, and the CPU time and memory that the router took for it."""
 
     driven: Driven
     cpu_seconds: float
