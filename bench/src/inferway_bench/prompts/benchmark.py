@@ -327,85 +327,60 @@ _MOST: Sequence[tuple[str, str, dict[str, Key], float]] = (
     (LOADING, "measured", {"what": FETCH}, 5),
 )
 _RATIO = Column("ratio", "times ours (95 %)", "{:.2f}")
+_CPU = Column("CPU", form=three_digits)
 
 
-def _time(name: str, unit: str) -> Column:
+def _time(name: str = "time", unit: str = "µs") -> Column:
     return Column(name, form=three_digits, shown="quartiles", better="lower", unit=unit)
 
 
-def _table(
-    name: str, title: str, keys: Sequence[str], *columns: Column, notes: Sequence[str] = ()
-) -> Table:
-    """The columns of each system. Templates alone and loading are details."""
-    shown = [*columns, _RATIO]
-    is_detail = name != CHATS
-    return Table(name, title, keys, shown, across="system", notes=notes, in_details=is_detail)
-
-
-_CPU = Column("CPU", form=three_digits)
+TABLES = [
+    Table(
+        CHATS, "Chats, render and tokenize, µs: median (quartiles)", ["tokens", "model", "chat"],
+        [Column("prompt", "tokens in all", "{:,.0f}"), _time(), _CPU, _RATIO], across="system",
+        notes=[
+            f"*{FIRST}*: a fresh process each time; model loaded, template compiled, no word met "
+            "before",
+            f"*{MET}*: the sentences of a chat that was served, dealt anew to its turns: no turn "
+            "is known",
+            f"*{ANOTHER}*: real chats never seen, in a process that served {{served_before}} "
+            "others",
+            f"*{ONE_TURN_MORE}*: the chat of the request before, an answer and a question",
+            f"*{ENCODING}*: fastokens refuses this tokenizer; theirs is `encode_batch_fast` on the "
+            "whole text",
+        ],
+    ),
+    Table(
+        RENDERING, "Rendering, µs: median (quartiles)", ["model", "chat"], [_time(), _CPU, _RATIO],
+        across="system", in_details=True,
+    ),
+    Table(
+        PEAKS, "Rendering, most memory allocated at a time, KiB", ["model", "chat"],
+        [Column("memory", form="{:.2f}", better="lower", unit="KiB"), _RATIO],
+        across="system", in_details=True,
+    ),
+    Table(
+        LOADING, "Loading and memory, times in CPU time: median (quartiles)",
+        ["what", "model", "unit"], [_time("measured", ""), _RATIO],
+        across="system", in_details=True,
+    ),
+]  # fmt: skip
 PROMPTS = Benchmark(
     "prompts",
     "Measure what rendering and tokenizing real chats takes, beside transformers in the same run.",
-    PromptsPlan,
-    measure,
-    tables=[
-        _table(
-            CHATS,
-            "Chats, render and tokenize, µs: median (quartiles)",
-            ["tokens", "model", "chat"],
-            *(Column("prompt", "tokens in all", "{:,.0f}"), _time("time", "µs"), _CPU),
-            notes=[
-                f"*{FIRST}*: a fresh process each time; model loaded, template compiled, no word "
-                "met before",
-                f"*{MET}*: the sentences of a chat that was served, dealt anew to its turns: no "
-                "turn is known",
-                f"*{ANOTHER}*: real chats never seen, in a process that served {{served_before}} "
-                "others",
-                f"*{ONE_TURN_MORE}*: the chat of the request before, an answer and a question",
-                f"*{ENCODING}*: fastokens refuses this tokenizer; theirs is `encode_batch_fast` on "
-                "the whole text",
-            ],
-        ),
-        _table(
-            RENDERING,
-            "Rendering, µs: median (quartiles)",
-            ["model", "chat"],
-            *(_time("time", "µs"), _CPU),
-        ),
-        _table(
-            PEAKS,
-            "Rendering, most memory allocated at a time, KiB",
-            ["model", "chat"],
-            Column("memory", form="{:.2f}", better="lower", unit="KiB"),
-        ),
-        _table(
-            LOADING,
-            "Loading and memory, times in CPU time: median (quartiles)",
-            ["what", "model", "unit"],
-            _time("measured", ""),
-        ),
-    ],
-    chart=Chart(
+    PromptsPlan, measure, TABLES,
+    Chart(
         "A chat with one turn more, SmolLM2: median, 95 %",
-        [
-            Plot(
-                CHATS,
-                ["time"],
-                "tokens",
-                by="system",
-                x_label="tokens of the prompt",
-                y_label="render and tokenize, µs",
-                log_x=True,
-                log_y=True,
-                where=lambda row: (
-                    (row.keys["chat"], row.keys["model"]) == (ONE_TURN_MORE, "SmolLM2")
-                ),
-            )
-        ],
+        [Plot(
+            CHATS, ["time"], "tokens", by="system",
+            x_label="tokens of the prompt", y_label="render and tokenize, µs", log_x=True,
+            log_y=True,
+            where=lambda row: (row.keys["chat"], row.keys["model"]) == (ONE_TURN_MORE, "SmolLM2"),
+        )],
     ),
     quick={"repeats": 5, "fresh_processes": 3, "render_rounds": 5, "served_before": 10},
     goals=goals,
     question="how much time rendering and tokenizing real chats takes, compared with transformers",
     takes="3 minutes",
-)
+)  # fmt: skip
 prompts = PROMPTS.command()
