@@ -91,7 +91,7 @@ DEFINED_TWICE = {
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
         Answer Benchmark Case Cell ChatSpec Engine Gateway Inferway Load Measured
-        Memory Outcome Plan Row Run World _Message _Tour
+        Memory Outcome Plan Row Run World _Tour
     """,
 }
 

@@ -78,8 +78,8 @@ class Ours:
         return times_us(BlockHasher(block_size).keys, [buffer] * repeats)
 
 
-class Dynamo:
-    """A RadixTree through its Python API, and the numbers of its events."""
+class RadixTree:
+    """The peer through its Python API, and the numbers of its events."""
 
     def __init__(self) -> None:
         self._core = import_module("dynamo._core")
@@ -131,7 +131,7 @@ class Dynamo:
         return json.dumps({"event_id": self._event, "data": data}).encode()
 
 
-Make = Callable[[], Ours | Dynamo]
+Make = Callable[[], Ours | RadixTree]
 
 
 def match(plan: Json, make: Make) -> Json:
@@ -172,7 +172,7 @@ def keys(plan: Json, make: Make) -> float:
 def memory(plan: Json, make: Make) -> float:
     """Return the bytes of a block, of one engine's blocks in the peer."""
     system, blocks = make(), int(plan["peer_blocks"])
-    assert isinstance(system, Dynamo)
+    assert isinstance(system, RadixTree)
     system.wait()
     before = resident_bytes()
     _fill(system, blocks)
@@ -180,13 +180,13 @@ def memory(plan: Json, make: Make) -> float:
     return (resident_bytes() - before) / blocks
 
 
-def _fill(system: Ours | Dynamo, num_blocks: int) -> None:
+def _fill(system: Ours | RadixTree, num_blocks: int) -> None:
     """Other prompts' blocks, 16 to an event, of the first engine."""
     for event in events(num_blocks // 16, 16, 0, seed=0):
         system.store(0, event.hashes, event.parent)
 
 
-def _hold(system: Ours | Dynamo, prompt: Held) -> None:
+def _hold(system: Ours | RadixTree, prompt: Held) -> None:
     for engine in range(NUM_ENGINES):
         system.store(engine, prompt.blocks[: prompt.lengths[engine]])
         removed = prompt.removed[engine]
@@ -194,7 +194,7 @@ def _hold(system: Ours | Dynamo, prompt: Held) -> None:
             system.remove(engine, prompt.blocks[removed])
 
 
-def _answers_right(system: Ours | Dynamo, prompt: Held) -> bool:
+def _answers_right(system: Ours | RadixTree, prompt: Held) -> bool:
     found = system.matched(system.match(prompt.blocks))
     return all(found.get(engine, 0) == prompt.matched(engine) for engine in range(NUM_ENGINES))
 
@@ -212,7 +212,7 @@ def main() -> None:
     plan, task, system = sys.argv[1:]
     if system != PEER:
         stay_on_one_core()
-    print(json.dumps(TASKS[task](json.loads(plan), Ours if system == OURS else Dynamo)))
+    print(json.dumps(TASKS[task](json.loads(plan), Ours if system == OURS else RadixTree)))
 
 
 if __name__ == "__main__":
