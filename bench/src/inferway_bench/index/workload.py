@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 NUM_ENGINES = 8
 VOCABULARY = 128_000
@@ -52,15 +52,6 @@ class Stored:
     hashes: list[int]
     parent: int | None
     tokens: list[int]
-
-
-def cases(plan: dict[str, Any]) -> dict[str, list[Held]]:
-    """Return the prompts of each length and shape, by both: "512 whole"."""
-    return {
-        f"{length} {shape}": prompts(shape, num_prompts, int(length), plan["seed"])
-        for length, num_prompts in plan["prompts"].items()
-        for shape in SHAPES
-    }
 
 
 def prompts(shape: str, num_prompts: int, num_blocks: int, seed: int) -> list[Held]:
