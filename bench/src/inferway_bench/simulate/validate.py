@@ -102,7 +102,7 @@ def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     if plan.real:
         scenario = msgspec.structs.replace(_REAL, engines=real_engines(plan.layers))
     seeds = plan.seeds or (4 if plan.real else 1)
-    routers = _routers(install_peers(lambda what: on_step(what)), is_real=plan.real)
+    routers = _routers(install_peers(on_step), is_real=plan.real)
     round_robin = routers[1]
     prompts = EnginePrompts(str(prepare_smollm2()))
     try:
