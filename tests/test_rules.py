@@ -63,12 +63,7 @@ NESTED = {
         workers.py leave
     """,
     "inferway_bench": """
-        chat_overhead/run.py _warm_up
-        epp/echo.py process
         peers/fleets.py _whole
-        peers/run.py measure
-        policies/run.py _tasks
-        proxy/latency.py measure_latencies
     """,
 }
 
@@ -89,10 +84,7 @@ DEFINED_TWICE = {
         Source Standing Stored Tokenizer Turn Turns Waiting _Told _Watch
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
-    "inferway_bench": """
-        Answer Benchmark Case Cell ChatSpec Engine Gateway Inferway Load Measured
-        Memory Outcome Plan Row Run World _Tour
-    """,
+    "inferway_bench": "ChatSpec",
 }
 
 _NESTS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)

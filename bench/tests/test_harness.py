@@ -11,7 +11,6 @@ import pytest
 from bench.tests.runs import a_run
 from click.testing import CliRunner, Result
 
-from inferway_bench import harness
 from inferway_bench.catalog import BENCHMARKS
 from inferway_bench.compare import compare, figures
 from inferway_bench.flags import flag
@@ -19,7 +18,7 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.pages import rendered, results_of
 from inferway_bench.plotting import Chart, Plot, drawn
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table, shown_tables
 from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run, read_run, write_run
 from inferway_bench.spread import Interval, three_digits
@@ -75,7 +74,7 @@ TABLES = [
 CHART = Chart("{other} others", [Plot("cpu", ["us"], "case", "router", y_label="CPU, µs")])
 
 
-def measured(plan: SmallPlan, on_step: OnCountedStep) -> Findings:
+def measured(plan: SmallPlan, on_step: OnStep) -> Findings:
     on_step("1 of 2")
     if plan.kind == "b":
         raise BenchError("kind b: not there; the cure: kind a")
@@ -105,7 +104,7 @@ def plan_of(*arguments: str) -> SmallPlan:
     """The plan that these arguments make."""
     seen: list[SmallPlan] = []
 
-    def keep(plan: SmallPlan, _: OnCountedStep) -> Findings:
+    def keep(plan: SmallPlan, _: OnStep) -> Findings:
         seen.append(plan)
         return Findings(rows=[])
 
@@ -374,11 +373,7 @@ class TestPages:
             rendered(tmp_path, [SMALL])
 
 
-STORED = [
-    one
-    for one in BENCHMARKS
-    if isinstance(one, harness.Benchmark) and results_of(one.name, DOCS).is_file()
-]
+STORED = [one for one in BENCHMARKS if results_of(one.name, DOCS).is_file()]
 
 
 @pytest.mark.parametrize("one", STORED, ids=lambda one: str(one.name))

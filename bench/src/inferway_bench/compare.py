@@ -15,21 +15,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import exp, hypot, log
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import NamedTuple
 
 import msgspec
 from rich.table import Table as TerminalTable
 
-from inferway_bench.document import is_busy
 from inferway_bench.machine import times_as_slow
 from inferway_bench.report import Better, Table
 from inferway_bench.rows import Run
 from inferway_bench.spread import Interval, ratio_of_medians
-
-if TYPE_CHECKING:
-    from inferway_bench.results import Run as OldRun
-
-_AnyRun = Union[Run, "OldRun"]
 
 _LEAST_REPEATS = 3
 _TIMES = ("s", "ms", "µs")
@@ -96,18 +90,12 @@ def figures(run: Run, tables: Iterable[Table]) -> list[Figure]:
     return list(found.values())
 
 
-def compare(old: Run, new: Run, tables: Iterable[Table]) -> Comparison:
+def compare(old: Run, new: Run, tables: Sequence[Table]) -> Comparison:
     """Return the change of every figure that both runs have, in the new run's order."""
-    tables = list(tables)
-    return compare_figures(old, new, figures(old, tables), figures(new, tables))
-
-
-def compare_figures(
-    old: _AnyRun, new: _AnyRun, old_figures: Sequence[Figure], new_figures: Sequence[Figure]
-) -> Comparison:
-    """Return the change of every figure that both lists have, in the new run's order."""
-    before = {figure.name: figure for figure in old_figures}
-    pairs = [(before[f.name], f) for f in new_figures if f.name in before and _is_filled(f)]
+    before = {figure.name: figure for figure in figures(old, tables)}
+    pairs = [
+        (before[f.name], f) for f in figures(new, tables) if f.name in before and _is_filled(f)
+    ]
     pairs = [(a, b) for a, b in pairs if _is_filled(a)]
     ratios = [(b, _ratio(a, b)) for a, b in pairs]
     drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
@@ -168,7 +156,7 @@ def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:
     return {unit: median(values) for unit, values in by_unit.items()}
 
 
-def _yardstick(old: _AnyRun, new: _AnyRun) -> dict[str, float]:
+def _yardstick(old: Run, new: Run) -> dict[str, float]:
     """What times have become; nothing where a run is older than the yardstick."""
     times = times_as_slow(new.machine, old.machine)
     return {} if times is None else dict.fromkeys(_TIMES, times)
@@ -181,7 +169,7 @@ def _worse(figure: Figure, ratio: Interval, drift: float) -> Interval:
     return Interval(1 / value, 1 / high, 1 / low)
 
 
-def _warnings(old: _AnyRun, new: _AnyRun, drift: dict[str, float]) -> Iterator[str]:
+def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
     """Why the two may not be comparable."""
     a, b = old.machine, new.machine
     for field in ("cpu", "cores", "memory_gib", "system", "python"):
@@ -194,7 +182,7 @@ def _warnings(old: _AnyRun, new: _AnyRun, drift: dict[str, float]) -> Iterator[s
             yield f"{name}: {before} then, {now} now"
     for when, run in (("then", old), ("now", new)):
         machine = run.machine
-        if is_busy(machine) and not run.is_virtual:
+        if machine.is_busy and not run.is_virtual:
             yield f"the machine was busy {when}: load average {machine.load_before}"
     before, now = (_OF_OUTPUT.sub("", run.command) for run in (old, new))
     if before != now:

@@ -40,6 +40,7 @@ def flag(
     parse: Parse | None = None,
     section: Section | None = None,
     is_argument: bool = False,
+    is_repeated: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -50,11 +51,13 @@ def flag(
     given; `name` gives it another. `parse` makes the value from the text, or is click's type. A
     tuple without `parse` is a flag that may be repeated. `ge`, `gt` and `le` are the bounds of a
     number, or of each number. `section` is a part of the help.
-    `is_argument` has the value given without a flag.
+    `is_argument` has the value given without a flag; `is_repeated` has `parse` make one value of a
+    tuple.
     """
     extra = {
         "description": description, "name": name, "metavar": metavar, "parse": parse,
-        "section": section, "is_argument": is_argument, "bounds": {"ge": ge, "gt": gt, "le": le},
+        "section": section, "is_argument": is_argument,
+        "is_repeated": is_repeated, "bounds": {"ge": ge, "gt": gt, "le": le},
     }  # fmt: skip
     return msgspec.Meta(extra=extra)
 
@@ -89,16 +92,16 @@ def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Paramet
             type=extra["parse"] or _click_type(kind, extra["bounds"]),
             metavar=extra["metavar"],
         )
-    how: dict[str, Any] = {"help": extra["description"] + _default(field), "default": None}
+    how: dict[str, Any] = {"help": _help(field, extra["description"]), "default": None}
     inner = _without_none(kind)
     if isinstance(inner, BoolType):
         prefix = "--no-" if field.default is True else "--"
         how |= {"is_flag": True, "flag_value": field.default is not True}
     else:
         prefix = "--"
-        is_many = isinstance(inner, VarTupleType | ListType) and extra["parse"] is None
-        if isinstance(inner, VarTupleType | ListType) and is_many:
-            inner = inner.item_type
+        is_many = extra["is_repeated"]
+        if isinstance(inner, VarTupleType | ListType) and extra["parse"] is None:
+            is_many, inner = True, inner.item_type
         how |= {"type": extra["parse"] or _click_type(inner, extra["bounds"]), "multiple": is_many}
         how |= {"metavar": extra["metavar"]}
     name = extra["name"] or prefix + field.name.replace("_", "-")
@@ -128,10 +131,14 @@ def _without_none(kind: Type) -> Type:
     return kind
 
 
-def _default(field: Field) -> str:
-    """What stands at the end of its help; nothing for a switch and for what is empty."""
+def _help(field: Field, description: str) -> str:
+    """With the default at the end, unless it is said or empty, or the flag is a switch."""
     value = field.default
-    if value in (msgspec.NODEFAULT, None, "", ()) or isinstance(value, bool):
-        return ""
+    if (
+        "[default:" in description
+        or value in (msgspec.NODEFAULT, None, "", ())
+        or isinstance(value, bool)
+    ):
+        return description
     values = value if isinstance(value, tuple | list) else [value]
-    return f"  [default: {', '.join(map(str, values))}]"
+    return f"{description}  [default: {', '.join(map(str, values))}]"

@@ -8,7 +8,7 @@ and compares runs; all of that is here.
         repeats: Annotated[int, flag("Load each router this number of times.", ge=1)] = 7
         warm_up_seconds: int = 2  # without `flag`: none
 
-    def measure(plan: RoutePlan, on_step: OnCountedStep) -> Findings: ...
+    def measure(plan: RoutePlan, on_step: OnStep) -> Findings: ...
 
     ROUTE = Benchmark("route", "Measure the CPU time of a routed request.", RoutePlan, measure, …)
     route = ROUTE.command()  # the one that `cli/__init__.py` names
@@ -33,7 +33,7 @@ from inferway_bench import flags, pages, plotting
 from inferway_bench.compare import Comparison, compare, comparison_table
 from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
-from inferway_bench.progress import OnCountedStep, shown_progress
+from inferway_bench.progress import OnStep, shown_progress
 from inferway_bench.report import Table, measured_lines, shown_tables
 from inferway_bench.rows import Findings, Goal, Run, load_run, write_run
 
@@ -57,7 +57,7 @@ class Benchmark(Generic[P]):
     name: str
     help: str  # of the command: what it measures, and what it needs
     plan: type[P]
-    measure: Callable[[P, OnCountedStep], Findings]
+    measure: Callable[[P, OnStep], Findings]
     tables: Sequence[Table]
     chart: Chart | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the plan with --quick
@@ -71,7 +71,7 @@ class Benchmark(Generic[P]):
     times: Literal["this machine", "another machine", "virtual"] = "this machine"
     run_name: Callable[[P], str] | None = None  # what a run is stored as, if not as `name`
 
-    def run(self, plan: P, on_step: OnCountedStep) -> Run:
+    def run(self, plan: P, on_step: OnStep) -> Run:
         """Measure. Raises BenchError."""
         machine = this_machine()
         found = self.measure(plan, on_step)

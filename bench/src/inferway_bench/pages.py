@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from inferway_bench.document import marks, replaced, table_lines
+from inferway_bench.processes import BenchError
+from inferway_bench.report import table_lines
 from inferway_bench.rows import Goal
+
+if TYPE_CHECKING:
+    from inferway_bench.harness import Benchmark
 
 _PAGES = "benchmarks"
 _INDEX = "README.md"
@@ -26,26 +30,6 @@ class StoredRun:
     glance: str | None = None  # the table for README.md
 
 
-class Documented(Protocol):
-    """A benchmark that has a page."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def question(self) -> str: ...
-
-    @property
-    def takes(self) -> str: ...
-
-    @property
-    def arguments(self) -> str: ...
-
-    def stored(self, docs: Path) -> StoredRun | None:
-        """Return what is stored of it below the documents; None if nothing is. Raises BenchError
-        when a stored run cannot be read."""
-
-
 def file_of(name: str) -> str:
     """Return the name of a benchmark's results and page, without a suffix."""
     return "_".join(name.replace("-", " ").split())
@@ -56,7 +40,7 @@ def results_of(name: str, docs: Path) -> Path:
     return docs / "results" / f"{file_of(name)}.json"
 
 
-def rendered(docs: Path, benchmarks: Sequence[Documented]) -> dict[Path, str]:
+def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str]:
     """Return each document as it ought to be. One that is not there yet is begun with its marks.
 
     Raises BenchError when a result cannot be read, or a document has no marks for one.
@@ -81,7 +65,7 @@ def rendered(docs: Path, benchmarks: Sequence[Documented]) -> dict[Path, str]:
     return pages
 
 
-def write(docs: Path, benchmarks: Sequence[Documented]) -> list[Path]:
+def write(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> list[Path]:
     """Write each document that is not as it ought to be; return their paths. Raises BenchError as
     `rendered` does."""
     changed = []
@@ -123,7 +107,7 @@ def _requirements(runs: Sequence[tuple[str, StoredRun]]) -> Iterator[str]:
     )
 
 
-def _commands(benchmarks: Sequence[Documented], stored: set[str]) -> Iterator[str]:
+def _commands(benchmarks: Sequence[Benchmark[Any]], stored: set[str]) -> Iterator[str]:
     rows = []
     for one in benchmarks:
         command = " ".join(filter(None, ("inferway bench", one.name, one.arguments)))
@@ -133,3 +117,24 @@ def _commands(benchmarks: Sequence[Documented], stored: set[str]) -> Iterator[st
             results = f"{page}, [json](../{results_of(one.name, Path())})"
         rows.append([f"`{command}`", one.question, one.takes, results])
     yield from table_lines(("command", "what it answers", "takes", "results"), rows, num_left=4)
+
+
+def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
+    """The document with `text` between the marks of `benchmark`.
+
+    Raises BenchError when it has no marks; `path` is where it lies.
+    """
+    begin_mark, end_mark = marks(benchmark)
+    before, begin, rest = document.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
+    if not begin or not end:
+        raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; the cure: add these lines")
+    return f"{before}{begin_mark}\n{text}{end_mark}{after}"
+
+
+def marks(benchmark: str) -> tuple[str, str]:
+    """The lines before and behind what `inferway bench BENCHMARK` writes."""
+    return (
+        f"<!-- begin: inferway bench {benchmark} -->",
+        f"<!-- end: inferway bench {benchmark} -->",
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from inferway_bench.report import split_by
 from inferway_bench.rows import Key, Row, Run, Value
-from inferway_bench.spread import Interval, median_interval
+from inferway_bench.spread import Interval, mean_interval, median_interval
 
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
@@ -85,6 +86,7 @@ class Plot:
     y_label: str = ""
     title: str = ""
     factor: float = 1.0  # the values are drawn in another unit
+    mean: bool = False  # repeats are drawn as their mean with its interval; else as their median
     log_x: bool = False
     log_y: bool = False
     most: float | None = None  # the axis ends there
@@ -149,7 +151,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
             several = name if len(plot.y) > 1 or not label else ""
             text = ", ".join(filter(None, (label, several)))
             points = [
-                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot.factor))
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))
                 for row in some
                 for column in group
                 if not isinstance(value := row.values.get(column), str | None) and value != []
@@ -163,15 +165,16 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
 def _x(plot: Plot, row: Row) -> Key:
     if plot.x in row.keys:
         return row.keys[plot.x]
-    return row.median(plot.x)
+    return fmean(row.repeats(plot.x)) if plot.mean else row.median(plot.x)
 
 
-def _point(value: Value, factor: float) -> float | Interval:
-    """Repeats as their median with its 95 % interval."""
+def _point(value: Value, plot: Plot) -> float | Interval:
+    """Repeats as their median, or their mean, with its 95 % interval."""
     if isinstance(value, list):
-        value = median_interval(value) if len(value) > 1 else value[0]
+        of = mean_interval if plot.mean else median_interval
+        value = of(value) if len(value) > 1 else value[0]
     assert isinstance(value, float | int | Interval)
-    return value.times(factor) if isinstance(value, Interval) else value * factor
+    return value.times(plot.factor) if isinstance(value, Interval) else value * plot.factor
 
 
 def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:

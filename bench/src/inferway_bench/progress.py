@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-OnStep = Callable[[str], None]
 
-
-class OnCountedStep(Protocol):
-    """Called with what is under way, and how much of it is done where that is known."""
-
-    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None: ...
+OnStep = Callable[..., None]
+"""Called with what is under way, and how much of it is done, and of how much, where that is known:
+`on_step("short chat")`, `on_step("requests", 35, 100)`."""
 
 
 @contextmanager
-def shown_progress() -> Iterator[OnCountedStep]:
+def shown_progress() -> Iterator[OnStep]:
     """Show on standard error what is under way. Nothing is drawn between two calls: a thread that
     draws would take time from what is measured."""
     from rich.console import Console

@@ -9,32 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import Any, Literal
 
 from rich.table import Table as TerminalTable
 
-from inferway_bench.document import machine_line, table_lines, versions_line
 from inferway_bench.rows import Goal, Key, Row, Run, Value
 from inferway_bench.spread import (
     Form,
     Interval,
+    Quartiles,
     mean_interval,
     median_interval,
     quartiles,
     shown_number,
-    shown_range,
 )
 
 Better = Literal["lower", "higher"]
-Shown = Literal["median", "range", "quartiles", "interval", "mean", "value"]
+Shown = Literal[
+    "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
+]
+
+_SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval | Quartiles]] = {
+    "median": median,
+    "mean alone": fmean,
+    "most": max,
+    "sum": sum,
+    "value": median,
+    "range": lambda values: Quartiles(min(values), median(values), max(values)),
+    "quartiles": quartiles,
+    "interval": median_interval,
+    "mean": mean_interval,
+}
 
 
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
-    median alone, or with the range, the quartiles or a 95 % interval, or the mean with a 95 %
-    interval; "value" leaves the bounds of an interval out. `better` has the column compared with
-    another run's, in `unit`."""
+    median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
+    interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out.
+    `better` has the column compared with another run's, in `unit`."""
 
     name: str
     head: str = ""  # the name, unless it is given
@@ -49,27 +63,15 @@ class Column:
             return ""
         if isinstance(value, str):
             return value
-        if isinstance(value, Interval) and self.shown == "value":
-            value = value.value
-        if isinstance(value, Interval):
-            return value.shown(self.form)
-        repeats = value if isinstance(value, list) else [value]
-        if len(repeats) == 1:
-            return shown_number(repeats[0], self.form)
-        return self._spread(repeats)
+        found = self._summary(value) if isinstance(value, list) else value
+        if isinstance(found, Interval) and self.shown == "value":
+            found = found.value
+        if isinstance(found, Interval | Quartiles):
+            return found.shown(self.form)
+        return shown_number(found, self.form)
 
-    def _spread(self, repeats: list[float]) -> str:
-        match self.shown:
-            case "median" | "value":
-                return shown_number(quartiles(repeats).median, self.form)
-            case "range":
-                return shown_range(repeats, self.form)
-            case "quartiles":
-                return quartiles(repeats).shown(self.form)
-            case "interval":
-                return median_interval(repeats).shown(self.form)
-            case "mean":
-                return mean_interval(repeats).shown(self.form)
+    def _summary(self, repeats: list[float]) -> float | Interval | Quartiles:
+        return repeats[0] if len(repeats) == 1 else _SUMMARIES[self.shown](repeats)
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,10 @@ def _columns(
         above = _key_cell(key)
         heads.append(head if not table.across else above if is_alone else f"{above}: {head}")
     lines = []
-    for keys, group in split_by(table.keys, rows):
+    parts = list(split_by(table.keys, rows))
+    if not table.across:  # then each row is a line of its own, whatever its keys
+        parts = [(part, [row]) for row in rows for part, _ in split_by(table.keys, [row])]
+    for keys, group in parts:
         cells = [_cell(table, group, key, column) for key, column in shown]
         lines.append([*map(_key_cell, keys.values()), *cells])
     return heads, lines
@@ -212,17 +217,28 @@ def _said(text: str, words: Mapping[str, Any]) -> str:
     return text.format_map(words)
 
 
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 1) -> list[str]:
+    """Return the lines of a markdown table; the first `num_left` columns are text, the others are
+    numbers."""
+    ruler = ["---"] * num_left + ["---:"] * (len(head) - num_left)
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ruler, *rows)]
+
+
 def measured_lines(run: Run) -> list[str]:
     """Return the lines that say when and on what the run was made, and by which command."""
     seeds = ", ".join(map(str, run.seeds))
     of_seeds = f", seed{'s' * (len(run.seeds) > 1)} {seeds}" if seeds else ""
     what = "Simulated" if run.is_virtual else "Measured"
-    machine = machine_line(run.machine)
+    machine = run.machine
+    load = f"; load average before the run {machine.load_before}"
+    if machine.is_busy:
+        load += ": **the machine was busy, take the figures as provisional**"
     if run.is_virtual:
-        machine = f"{machine.partition(';')[0]}. Time is virtual: a busy machine changes no figure."
+        load = ". Time is virtual: a busy machine changes no figure"
+    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return [
-        f"{what} {run.machine.date} UTC by `{run.command}` at commit {run.machine.commit}"
-        f"{of_seeds}.",
+        f"{what} {machine.date} UTC by `{run.command}` at commit {machine.commit}{of_seeds}.",
         *(["**A look with `--quick`, not a result.**"] if run.is_quick else []),
-        f"{machine} {versions_line(run.machine)}",
+        f"Machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gib} GiB, "
+        f"{machine.system}{load}. Python {machine.python}, {packages}.",
     ]

@@ -24,7 +24,7 @@ from inferway_bench.director.decisions import (
 )
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.spread import Interval, median_interval, quartiles
@@ -33,7 +33,7 @@ _BORDERS = (0, 1, 1_000, 2_000, 4_000, 8_000, 16_000, 1_000_000)  # tokens of hi
 _DRAWS = 2000  # of the bootstrap
 
 
-def measure(plan: DirectorPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: DirectorPlan, on_step: OnStep) -> Findings:
     """Measure with the chats of the plan. Raises BenchError, with the cure, without them."""
     data = plan.data or default_data_dir()
     conversations = chats.load_conversations(data / "chat")

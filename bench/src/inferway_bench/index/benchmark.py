@@ -23,7 +23,7 @@ from inferway_bench.index.plan import QUICK, IndexPlan
 from inferway_bench.index.workload import SHAPES
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value, goal
 from inferway_bench.spread import median_interval, ratio_of_medians, three_digits
@@ -38,7 +38,7 @@ Keys = dict[str, Key]
 Found = Mapping[str, Any]  # system -> what each round has found, of one task
 
 
-def measure(plan: IndexPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: IndexPlan, on_step: OnStep) -> Findings:
     """Measure all tasks. Raises BenchError, with the cure, when the peer cannot be had or an answer
     is wrong."""
     tasks = _Tasks(plan, on_step)
@@ -84,7 +84,7 @@ def stall_notes(growth: Mapping[str, Any], loading: Mapping[str, Any]) -> list[s
 class _Tasks:
     """Runs each task in a fresh process."""
 
-    def __init__(self, plan: IndexPlan, on_step: OnCountedStep) -> None:
+    def __init__(self, plan: IndexPlan, on_step: OnStep) -> None:
         self._plan = plan
         self._on_step = on_step
         self._peer = ""

@@ -8,16 +8,20 @@ at which a request was meant to be sent: a server that stalls is charged with al
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import uvloop
+
 from inferway_bench.loading.answers import Answer, read_answer
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.workload import Conversation, Session
+from inferway_bench.loading.workload import Conversation, Session, Turn
 
 OnSample = Callable[[Sample], None]
 
@@ -88,6 +92,32 @@ async def drive(
     driven.cpu_share = (time.process_time() - cpu) / driven.seconds
     stage.read_rest()
     return driven
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Let no garbage be looked for meanwhile: a collection would be somebody's latency."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def send_at(
+    target: Target, requests: Sequence[tuple[float, Mapping[str, Any]]]
+) -> tuple[list[Sample], float]:
+    """Send each body at its time, in seconds from the start, whether or not others are answered.
+    Return the samples in the order of `requests`, and the share of a core that sending took."""
+    sessions = [
+        Session(number, [Turn(fields=body)], (at,)) for number, (at, body) in enumerate(requests)
+    ]
+    with without_collections():
+        driven = uvloop.run(drive(target, sessions, Pacing(), model="", fields={}, reads_late=True))
+    return sorted(driven.samples, key=lambda sample: sample.session), driven.cpu_share
 
 
 class _Asked(NamedTuple):

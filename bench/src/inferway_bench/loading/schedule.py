@@ -39,12 +39,6 @@ def first_times(times: Iterator[float], *, seconds: float | None, count: int | N
     return found
 
 
-def starting(sessions: Iterable[Session], times: Iterable[float]) -> Iterator[Session]:
-    """Each session begins at one of `times`; its further turns follow the answers before."""
-    for session, at in zip(sessions, times, strict=False):
-        yield replace(session, at=(at,))
-
-
 def scaled(sessions: Iterable[Session], factor: float) -> Iterator[Session]:
     """Times of their own, in `factor` of the time: 0.5 is twice as fast. The first one's first
     turn comes at once."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
+from math import gcd
 from typing import Any
+
+import msgspec
 
 from inferway.scheduling.builtin import BUILTIN, ELSEWHERE
 from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.pickers.max_score import MaxScore
 from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
+from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.prompt_tokens import BYTES_PER_TOKEN
+from inferway.scheduling.scorers.kv_cache_utilization import KVCacheUtilization
+from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers.queue import Queue
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import CHARS_A_BLOCK
 from inferway_bench.policies.simulate import World
@@ -72,3 +81,33 @@ def expected_ttft(world: World) -> Policy:
 
 
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
+
+
+class Weights(msgspec.Struct, frozen=True, order=True):
+    """The weights of queue-scorer, kv-cache-utilization-scorer and prefix-cache-scorer."""
+
+    queue: int
+    kv: int
+    prefix: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}:{self.kv}:{self.prefix}"
+
+
+def grid(weights: tuple[int, ...]) -> list[Weights]:
+    """Return all combinations of `weights` that differ by more than a factor."""
+    return [Weights(*w) for w in product(weights, repeat=3) if gcd(*w) == 1]
+
+
+def weighted(weights: Weights) -> Callable[[World], Policy]:
+    """Return llm-d's three scorers, weighted, told by KV events what the engines hold."""
+
+    def make(_: World) -> Policy:
+        scorers = (
+            Weighted(Queue(), weights.queue),
+            Weighted(KVCacheUtilization(), weights.kv),
+            Weighted(PrefixMatch(), weights.prefix),
+        )
+        return Policy(Profile(MaxScore(), scorers), sees_blocks=True)
+
+    return make

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from inferway_bench.policies.requests import SimRequest
 
 
-class EngineSpec(msgspec.Struct, frozen=True):
+class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an engine can do."""
 
     step_seconds: float = 0.008

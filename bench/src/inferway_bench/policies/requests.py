@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,26 +37,13 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
     think: float = 0.0  # seconds from that answer's end; does not shrink
 
 
-class Columns:
-    """Arrays by request."""
+class Columns(NamedTuple):
+    """The fields of all requests as arrays."""
 
     start: NDArray[np.float64]
-
-    def __init__(
-        self,
-        start: Sequence[float],
-        follows: Sequence[int],
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-    ) -> None:
-        self.start = np.array(start)
-        self.follows = np.array(follows, np.int64)  # -1: none
-        self.prompt_tokens = np.array(prompt_tokens, np.int64)
-        self.output_tokens = np.array(output_tokens, np.int64)
-
-
-def _tokens(request: SimRequest) -> tuple[int, int]:
-    return request.prompt_tokens, request.output_tokens
+    follows: NDArray[np.int64]  # -1: none
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +70,11 @@ class Workload:
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in one pass: there may be a million."""
-        return Columns(
-            *zip(
-                *(
-                    (r.start, -1 if r.follows is None else r.follows, *_tokens(r))
-                    for r in self.requests
-                ),
-                strict=True,
-            )
+        fields = (
+            (r.start, -1 if r.follows is None else r.follows, r.prompt_tokens, r.output_tokens)
+            for r in self.requests
         )
+        return Columns(*map(np.array, zip(*fields, strict=True)))
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:

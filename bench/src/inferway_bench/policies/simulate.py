@@ -70,21 +70,12 @@ class World(msgspec.Struct, frozen=True):
 MakePolicy = Callable[[World], Policy]
 
 
-TellArrived = Callable[[int], None]  # how many requests have arrived, now and then
-_TELL_EVERY = 2_000
-
-
 def simulate(
-    workload: Workload,
-    rate: float,
-    fleet: FleetSpec,
-    make_policy: MakePolicy,
-    seed: int,
-    tell: TellArrived | None = None,
+    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
 ) -> Outcome:
     """Run `workload` at `rate` requests a second until all have ended. Raises BenchError for a
     request that no engine could ever hold."""
-    return _Run(workload, rate, fleet, make_policy, seed).run(tell)
+    return _Run(workload, rate, fleet, make_policy, seed).run()
 
 
 class _Run:
@@ -144,10 +135,9 @@ class _Run:
         random = Random(self._random.random())
         return World(self._engines, requests, size, random, lambda: self.now)
 
-    def run(self, tell: TellArrived | None = None) -> Outcome:
+    def run(self) -> Outcome:
         began = process_time()
         arrivals, due = self._arrivals, self._due
-        num_arrived = 0
         coming = self._coming
         while arrivals or due or coming:
             at = arrivals[0][0] if arrivals else math.inf
@@ -163,9 +153,6 @@ class _Run:
                 self._scrape(tick, at)
             else:
                 self._arrive()
-                num_arrived += 1
-                if tell is not None and num_arrived % _TELL_EVERY == 0:
-                    tell(num_arrived)
         self._outcome.cpu_seconds = process_time() - began
         return self._outcome
 

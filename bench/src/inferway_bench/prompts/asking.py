@@ -13,7 +13,7 @@ from typing import Any
 from inferway_bench.chats import Message
 from inferway_bench.json_worker import JsonWorker
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.prompts import worker as worker_file
 from inferway_bench.prompts.models import BenchModel
 
@@ -30,7 +30,7 @@ Given = dict[str, list[Mapping[str, Any]]]  # system -> its answers to the same 
 class Workers:
     """The processes of both systems."""
 
-    def __init__(self, transformers: Path, on_step: OnCountedStep) -> None:
+    def __init__(self, transformers: Path, on_step: OnStep) -> None:
         self.on_step = on_step
         self._pythons = {OURS: Path(sys.executable), THEIRS: transformers}
 

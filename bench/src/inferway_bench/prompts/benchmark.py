@@ -23,7 +23,7 @@ from inferway_bench.flags import data_flag, flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.prompts.asking import (
     HI,
     OURS,
@@ -70,9 +70,7 @@ class PromptsPlan(msgspec.Struct, frozen=True):
     ] = True
 
 
-def measure(
-    plan: PromptsPlan, on_step: OnCountedStep, transformers: Path | None = None
-) -> Findings:
+def measure(plan: PromptsPlan, on_step: OnStep, transformers: Path | None = None) -> Findings:
     """Measure beside the transformers of the interpreter `transformers`, or else of a virtual
     environment that is made for it. Raises BenchError, with the cure, when something cannot be had
     or the two disagree."""
@@ -98,7 +96,7 @@ def measure(
     return Findings(rows=rows, about=[about, *([] if plan.npm else [left_out])])
 
 
-def _install_transformers(on_step: OnCountedStep) -> Path:
+def _install_transformers(on_step: OnStep) -> Path:
     """The interpreter that has it, with the same libraries below it and no torch."""
     same = [f"{name}=={version(name)}" for name in ("tokenizers", "jinja2")]
     wanted = [f"transformers=={TRANSFORMERS}", *same]

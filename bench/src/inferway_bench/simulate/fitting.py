@@ -10,7 +10,7 @@ By how much equal requests differ says how a step's time scatters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from math import log
 from statistics import median
@@ -29,6 +29,7 @@ _PAIR_MEDIAN = 0.9539
 # A constant that makes up less of the times than this, on average, was not measured: the solver's
 # rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
 _SMALLEST_SHARE = 1e-6
+_MOST_BESIDE, _CLOSE = 4.0, 0.002
 
 
 class First(NamedTuple):
@@ -78,6 +79,28 @@ def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
         request_seconds=max(0.0, begin - step),
         scatter=round(_scatter(measured), 4),
     )
+
+
+def fit_beside(waited: float, simulated: Callable[[float], float]) -> float:
+    """Return by how much engines that share a machine slow each other: how many times as long a
+    step takes while another engine computes, so that the mean TTFT which is `simulated` with it is
+    `waited`, in seconds; 1 if it is longer without. Raises BenchError when four times is not
+    enough.
+
+    It is the only constant that cannot be measured on an engine alone: the router and the clients
+    want the processors as well, so `waited` is that of chats that went through a router.
+    """
+    low, high = 1.0, _MOST_BESIDE
+    if simulated(high) < waited:
+        raise BenchError(
+            f"fitting: first tokens came after {waited * 1e3:,.0f} ms; with engines that slow each "
+            f"other {high:g} times it is {simulated(high) * 1e3:,.0f}: something else was in the "
+            "way; the cure: a quieter machine"
+        )
+    while high - low > _CLOSE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
+    return round(low, 3)
 
 
 def _scatter(measured: Sequence[Measured]) -> float:

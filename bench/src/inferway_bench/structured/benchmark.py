@@ -25,7 +25,7 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
-from inferway_bench.progress import OnCountedStep
+from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
@@ -70,7 +70,7 @@ class StructuredPlan(msgspec.Struct, frozen=True):
         return self.model or PACKAGED_SMOLLM2
 
 
-def measure(plan: StructuredPlan, on_step: OnCountedStep) -> Findings:
+def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     """Judge every schema by every system. Raises BenchError, with the cure."""
     engine, model = _engine(), plan.model_directory
     if not (model / "tokenizer.json").is_file():
