@@ -83,7 +83,7 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer ChatSpec Inferway World
+        ChatSpec
     """,
 }
 

@@ -120,8 +120,9 @@ class _TimedScheduling:
         return choice
 
 
-class World:
-    """One gateway's memory: what it has tokenized, and what its engines hold. Must be closed."""
+class MeasuredDirector:
+    """A director with the memory of one gateway: what it has tokenized, and what its engines hold.
+    Must be closed."""
 
     def __init__(self, root: Path, plan: DirectorPlan) -> None:
         self._renderer = Renderer()
@@ -181,15 +182,15 @@ def _cpu_us(step: Callable[[], object]) -> float:
 async def grown_chats(root: Path, plan: DirectorPlan, turns: Turns) -> list[Decision]:
     """Return the decisions for chats from their first turn to the longest, all in the memory of one
     gateway."""
-    with closing(World(root, plan)) as world:
-        grown = [await _grown(world, plan, turns) for _ in range(plan.chats)]
+    with closing(MeasuredDirector(root, plan)) as director:
+        grown = [await _grown(director, plan, turns) for _ in range(plan.chats)]
     return [decision for chat in grown for decision in chat]
 
 
-async def _grown(world: World, plan: DirectorPlan, turns: Turns) -> list[Decision]:
+async def _grown(director: MeasuredDirector, plan: DirectorPlan, turns: Turns) -> list[Decision]:
     history, decisions = 0, []
     for messages in _growing(turns, plan):
-        decisions.append(await world.decide(messages, history))
+        decisions.append(await director.decide(messages, history))
         history += decisions[-1].new
         if history >= plan.longest:
             break
@@ -202,15 +203,18 @@ async def probed_chats(
     """Return the decisions for the next turn of chats, in a gateway that has seen a tenth of
     `others`, and in one that has seen them all. They take turns: what else the machine does meets
     both."""
-    with closing(World(root, plan)) as few, closing(World(root, plan)) as many:
-        decisions: dict[World, list[Decision]] = {few: [], many: []}
+    with (
+        closing(MeasuredDirector(root, plan)) as few,
+        closing(MeasuredDirector(root, plan)) as many,
+    ):
+        decisions: dict[MeasuredDirector, list[Decision]] = {few: [], many: []}
         for number, other in enumerate(others):
-            for world in (few, many) if number < plan.few_others else (many,):
-                await world.decide(other, 0)
+            for director in (few, many) if number < plan.few_others else (many,):
+                await director.decide(other, 0)
         for number, messages in enumerate(probes):
-            for world in (few, many) if number % 2 else (many, few):
-                before = await world.decide(messages[:-2], 0)
-                decisions[world].append(await world.decide(messages, before.new))
+            for director in (few, many) if number % 2 else (many, few):
+                before = await director.decide(messages[:-2], 0)
+                decisions[director].append(await director.decide(messages, before.new))
     return decisions[few], decisions[many]
 
 

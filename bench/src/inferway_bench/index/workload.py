@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 NUM_ENGINES = 8
 VOCABULARY = 128_000
@@ -51,7 +51,7 @@ class Stored:
 
     hashes: list[int]
     parent: int | None
-    tokens: list[int]
+    tokens: Any  # a list of token ids, or one that is encoded
 
 
 def prompts(shape: str, num_prompts: int, num_blocks: int, seed: int) -> list[Held]:
