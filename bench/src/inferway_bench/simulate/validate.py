@@ -23,8 +23,13 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
-from inferway_bench.peers.packages import install_peers
-from inferway_bench.peers.plan import RealEngines, Scenario, SimulatedEngines
+from inferway_bench.peers.plan import (
+    LayersFlag,
+    RealEngines,
+    Scenario,
+    SimulatedEngines,
+    VllmFlag,
+)
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
@@ -34,7 +39,7 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, chosen
+from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, chosen, install_peers
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
@@ -59,20 +64,8 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     real: Annotated[
         bool, flag("Compare with real vLLM on the CPU, with constants that are fitted to it.")
     ] = False
-    vllm: Annotated[
-        Path | None,
-        flag("Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm."),
-    ] = None
-    layers: Annotated[
-        int | None,
-        flag(
-            "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where "
-            "the CPU is slow; by default the model has all 30.",
-            metavar="N",
-            ge=1,
-            le=30,
-        ),
-    ] = None
+    vllm: VllmFlag = None
+    layers: LayersFlag = None
     only: Annotated[
         tuple[str, ...], flag("Compare only routers whose name has this text.", metavar="TEXT")
     ] = ()
