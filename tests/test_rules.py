@@ -62,8 +62,7 @@ NESTED = {
         valid.py _validator
         workers.py leave
     """,
-    "inferway_bench": """
-    """,
+    "inferway_bench": "",
 }
 
 # Classes whose name ends with one of SUFFIXES.
@@ -84,7 +83,7 @@ DEFINED_TWICE = {
     """,
     "inferway_structured": "Held Judged Limits Node Verdict _Answer _Choice",
     "inferway_bench": """
-        Answer ChatSpec Inferway World _Message
+        ChatSpec
     """,
 }
 

@@ -18,14 +18,12 @@ from inferway_bench.index.benchmark import (
     INDEX,
     LOADING,
     LOADS,
-    OURS,
-    PEER,
-    PEER_ON_ONE,
     event_rows,
     goals,
     losses,
     match_rows,
 )
+from inferway_bench.index.beside import OURS, PEER, PEER_ON_ONE
 from inferway_bench.index.events import FollowedEngine, endless_payloads, payload
 from inferway_bench.index.plan import IndexPlan
 from inferway_bench.index.workload import NUM_ENGINES, SHAPES, events, prompts
@@ -44,8 +42,6 @@ TINY = IndexPlan(
     growth_blocks=1_600,
     quiet_seconds=0.1,
     memory_blocks=3_200,
-    engines=(1, 3),
-    engine_blocks=1_280,
     snapshot_blocks=3_200,
 )
 
@@ -124,7 +120,7 @@ def test_as_many_blocks_are_removed_as_are_stored_beyond_what_is_held() -> None:
 def test_the_peers_side_needs_nothing_of_ours_but_the_workload() -> None:
     """It runs in a venv without our dependencies."""
     code = (
-        "import sys; before = set(sys.modules); import inferway_bench.index.peer_worker;"
+        "import sys; before = set(sys.modules); import inferway_bench.index.beside;"
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}"
         " - set(sys.stdlib_module_names)))"
     )
@@ -159,7 +155,6 @@ def test_a_tiny_run_measures_everything() -> None:
         (length, shape) for length in (32, 64) for shape in SHAPES
     ]
     assert run.distinct("events", "blocks of an event") == [16, 1]
-    assert run.distinct("engines", "engines") == [1, 3]
     assert [row.keys["when"] for row in run.select("stalls")] == [
         *("before", GROWING, "before", LOADING, COMPACTING)
     ]
@@ -203,7 +198,7 @@ def run_of(late: float = 0.9, p99: float = 0.5, peak: float = 230.0, ours_us: fl
         Row("stalls", {"loop": LOADS, "when": COMPACTING}, {"late": late}),
         Row("journal", {"applying": "16 blocks"}, {"ratio": 1.1}),
     ]
-    words = {"prompts": {"512": 1, "1024": 1}, "filler_blocks": 7, "engine_blocks": 7}
+    words = {"prompts": {"512": 1, "1024": 1}, "filler_blocks": 7}
     return a_run("index", Findings(rows=rows), plan={**words, "memory_blocks": 7})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ class JsonWorker:
     """A process that answers each JSON line on its standard input with one on its standard output.
     It lives as long as the `with`. Not for several threads."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[object], env: Mapping[str, str]) -> None:
         self.name = name
         self._errors = TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(

@@ -16,6 +16,8 @@ from inferway_bench.spread import Interval, mean_interval, median_interval
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
 _LETTERS_AN_INCH = 13
+_LEGEND_LETTERS = 8  # the width of a label's line in the legend
+_TICK_LETTERS = 55  # that have room below a panel
 _FEW_DECADES = 3  # that have room for numbers between the powers of ten
 # Paul Tol's, that the colour-blind can tell apart.
 _COLOURS = (
@@ -137,7 +139,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
                 if not isinstance(value := row.values.get(column), str | None) and value != []
                 for at in [_x(plot, row) if plot.x else column]
             ]
-            style = {**(DOTS if ticks else {}), **plot.styles.get(text, {})}
+            style = {**plot.styles.get(text, {}), **(DOTS if ticks else {})}
             if points:
                 yield Line(text, [x for x, _ in points], [y for _, y in points], style)
 
@@ -175,7 +177,9 @@ def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "s
             axes.set_visible(False)
     if picture.one_legend:
         named = grid[0][0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+        widest = max(map(len, named[1]), default=0) + _LEGEND_LETTERS
+        columns = max(1, min(4, int(size[0] * _LETTERS_AN_INCH / widest)))
+        figure.legend(*named, loc="outside lower center", ncols=columns, fontsize=8)
     figure.suptitle(fill(picture.title, int(size[0] * _LETTERS_AN_INCH)), fontsize=10)
     paths = [directory / f"{picture.name}.{suffix}" for suffix in formats]
     with matplotlib.rc_context({"svg.hashsalt": picture.name}):
@@ -226,7 +230,8 @@ def _scale(axes: Any, panel: Panel) -> None:
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.ticks:
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        turn = {"rotation": 20, "ha": "right"} if len("".join(panel.ticks)) > _TICK_LETTERS else {}
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks, **turn)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
     if not panel.plot.log_y and min(axes.get_ylim()) > 0:
         axes.set_ylim(bottom=0)

@@ -17,7 +17,7 @@ from inferway.prompts.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import simulated_fleet
-from inferway_bench.peers.plan import SimulatedEngines
+from inferway_bench.peers.plan import Scenario, SimulatedEngines
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
@@ -31,13 +31,11 @@ from inferway_bench.simulate.fitting import First, Measured, Tokens, fit, fit_be
 from inferway_bench.simulate.validate import (
     VALIDATE,
     VALIDATE_REAL,
-    Setup,
     Tour,
     ValidatePlan,
     engine_like,
     findings,
     router_row,
-    setup_of,
 )
 
 TRUE = EngineSpec(
@@ -355,29 +353,16 @@ def test_a_run_with_real_engines_is_kept_by_itself(is_real: bool, name: str) -> 
     assert VALIDATE.run_name(ValidatePlan(real=is_real)) == name
 
 
-def test_the_seeds_and_the_rate_may_be_given() -> None:
-    usual, other = setup_of(ValidatePlan()), setup_of(ValidatePlan(rate=3.0, seeds=2))
-
-    assert (usual.rate, usual.seeds) == (25.0, 1)
-    assert (other.rate, other.seeds) == (3.0, 2)
-    assert setup_of(ValidatePlan(real=True, layers=2)).engines.about.count("2 layers") == 1
-
-
 @pytest.mark.slow
 def test_chats_through_a_router_are_compared_with_simulated_ones(tmp_path: Path) -> None:
     engines = SimulatedEngines(engines=2, prefill_us_per_token=1.0, inter_token_ms=1.0)
-    setup = Setup(
-        engines,
-        ChatSpec(sessions=6, turns=2, systems=2, apart=1),
-        rate=50.0,
-        seeds=1,
-        warm_up_requests=2,
-    )
+    few = ChatSpec(sessions=6, turns=2, systems=2, apart=1)
+    scenario = Scenario(engines, few, warm_up_requests=2, bisections=1)
     prompts = EnginePrompts(str(prepare_smollm2()))
     try:
         with simulated_fleet(engines, tmp_path) as fleet:
-            tour = Tour(setup, fleet, prompts, tmp_path, unseen)
-            tour.measure([(RoundRobin(), "round-robin")], RoundRobin())
+            tour = Tour(scenario, fleet, prompts, tmp_path, unseen)
+            tour.measure([RoundRobin()], RoundRobin(), rate=50.0, seeds=1)
     finally:
         prompts.close()
 

@@ -54,7 +54,7 @@ def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -
 
     ready, *said = done.stdout.splitlines()
     one, _, two = map(json.loads, said)
-    assert ready == b'"ready"'
+    assert "llguidance" in json.loads(ready)
     assert one["taken"] == [False, False]  # the third is too long
     assert one["ordered"] == [True, False]
     assert one["unenforced"] == []
@@ -77,7 +77,7 @@ def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> N
     cases = read(path, vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str, max_tokens=4_000)
 
     with judge("inferway", Path(sys.executable), StructuredPlan(file=path)) as worker:
-        assert worker.read() == "ready"
+        worker.read()
         answers = [worker.ask(msgspec.to_builtins(case)) for case in cases]
     rows = {(row.table, *row.keys.values()): row for row in rows_of(cases, {"inferway": answers})}
 

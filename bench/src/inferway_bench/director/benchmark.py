@@ -152,64 +152,54 @@ def goals(run: Run) -> list[Goal]:
     return [*found, goal(what, slowest, most=60, form="{:.1f}", unit=" µs")]
 
 
+TABLES = [
+    Table(
+        "lengths",
+        "CPU time of a decision in µs: median over the turns, with quartiles for the whole",
+        ["tokens of history"],
+        [
+            Column("turns", form="{:,.0f}"),
+            *(Column(step, shown="value", better="lower", unit="µs") for step in STEPS),
+            Column("quartiles", "quartiles of the whole"),
+        ],
+    ),
+    Table(
+        "growth",
+        "CPU time by the chat's own history, and by the number of other chats that were served "
+        "before (the same turns)",
+        ["step"],
+        [
+            Column("growth", "ns for each token of history (95 %)", "{:.2f}"),
+            Column("few", "µs, after {few_others:,} chats"),
+            Column("many", "µs, after {others:,} chats"), Column("ratio", "ratio (95 %)", "{:.2f}"),
+        ],
+    ),
+    Table(
+        "choices", "Wall time of a choice among {many_endpoints:,} endpoints, µs, by {kind}",
+        ["scorers"],
+        [
+            Column("choice", shown="value", better="lower", unit="µs"),
+            Column("producers", "their producers, before it", shown="value"),
+        ],
+        split=["kind"], in_details=True,
+    ),
+]  # fmt: skip
 DIRECTOR = Benchmark(
     "director",
     "Measure what a decision costs while chats grow turn by turn: the CPU time of each step, and a "
     "choice among 1,000 endpoints.",
-    DirectorPlan,
-    measure,
-    tables=[
-        Table(
-            "lengths",
-            "CPU time of a decision in µs: median over the turns, with quartiles for the whole",
-            ["tokens of history"],
-            [
-                Column("turns", form="{:,.0f}"),
-                *(Column(step, shown="value", better="lower", unit="µs") for step in STEPS),
-                Column("quartiles", "quartiles of the whole"),
-            ],
-        ),
-        Table(
-            "growth",
-            "CPU time by the chat's own history, and by the number of other chats that were served "
-            "before (the same turns)",
-            ["step"],
-            [
-                Column("growth", "ns for each token of history (95 %)", "{:.2f}"),
-                Column("few", "µs, after {few_others:,} chats"),
-                Column("many", "µs, after {others:,} chats"),
-                Column("ratio", "ratio (95 %)", "{:.2f}"),
-            ],
-        ),
-        Table(
-            "choices",
-            "Wall time of a choice among {many_endpoints:,} endpoints, µs, by {kind}",
-            ["scorers"],
-            [
-                Column("choice", shown="value", better="lower", unit="µs"),
-                Column("producers", "their producers, before it", shown="value"),
-            ],
-            split=["kind"],
-            in_details=True,
-        ),
-    ],
-    chart=Chart(
+    DirectorPlan, measure, TABLES,
+    Chart(
         "A decision for a chat that grows turn by turn",
-        [
-            Plot(
-                "lengths",
-                STEPS,
-                "prompt",
-                x_label="tokens of the prompt",
-                y_label="CPU of a decision, µs, median",
-                styles={"whole": {"color": "black", "linewidth": 2.0}},
-            )
-        ],
+        [Plot(
+            "lengths", STEPS, "prompt",
+            x_label="tokens of the prompt", y_label="CPU of a decision, µs, median",
+            styles={"whole": {"color": "black", "linewidth": 2.0}},
+        )],
     ),
-    quick={"chats": 2, "longest": 8_000, "probes": 8, "others": 50, "repeats": 50},
-    goals=goals,
+    quick={"chats": 2, "longest": 8_000, "probes": 8, "others": 50, "repeats": 50}, goals=goals,
     question="how much CPU time a routing decision takes, by length of the chat and number of "
     "engines",
     takes="half a minute",
-)
+)  # fmt: skip
 director = DIRECTOR.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Found, Store
 from inferway.model import BlockKey, Candidates, Choice, RequestHead, Tokenized
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import ChatRequest, PromptBody, parse_chat
+from inferway.openai_api.requests import PromptBody, parse_chat
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
@@ -75,24 +76,17 @@ class Decision(msgspec.Struct, frozen=True):
         return self.whole - self.parse - self.render - self.encode - self.match - self.schedule
 
 
-class _TimedPrompts:
-    """A model's own prompt source, with a stopwatch."""
-
-    def __init__(self, local: ModelPrompts) -> None:
-        self.local = local
-        self.ns = 0
+class _TimedPrompts(ModelPrompts):
+    ns = 0
 
     def within(self, contexts: object) -> _TimedPrompts:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         started = time.process_time_ns()
-        tokenized = await self.local.tokenize(body)
+        tokenized = await super().tokenize(body)
         self.ns = time.process_time_ns() - started
         return tokenized
-
-    def rendered_text(self, body: ChatRequest) -> str | None:
-        return self.local.rendered_text(body)
 
 
 class _TimedIndex(MemoryIndex):
@@ -126,15 +120,16 @@ class _TimedScheduling:
         return choice
 
 
-class World:
-    """One gateway's memory: what it has tokenized, and what its engines hold. Must be closed."""
+class MeasuredDirector:
+    """A director with the memory of one gateway: what it has tokenized, and what its engines hold.
+    Must be closed."""
 
     def __init__(self, root: Path, plan: DirectorPlan) -> None:
         self._renderer = Renderer()
         key = self._renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(str(root)))
         self._template = self._renderer.loaded(key).template()
         self._variables = self._renderer.loaded(key).tokenizer.special_tokens
-        self._prompts = _TimedPrompts(ModelPrompts(self._renderer, key))
+        self._prompts = _TimedPrompts(self._renderer, key)
         self._index = _TimedIndex()
         director = idle_director(self._index, self._prompts, plan.engines, plan.block_size)
         timed = self._scheduling = _TimedScheduling(director.scheduling)
@@ -187,19 +182,15 @@ def _cpu_us(step: Callable[[], object]) -> float:
 async def grown_chats(root: Path, plan: DirectorPlan, turns: Turns) -> list[Decision]:
     """Return the decisions for chats from their first turn to the longest, all in the memory of one
     gateway."""
-    world, decisions = World(root, plan), list[Decision]()
-    try:
-        for _ in range(plan.chats):
-            decisions += await _grown(world, plan, turns)
-    finally:
-        world.close()
-    return decisions
+    with closing(MeasuredDirector(root, plan)) as director:
+        grown = [await _grown(director, plan, turns) for _ in range(plan.chats)]
+    return [decision for chat in grown for decision in chat]
 
 
-async def _grown(world: World, plan: DirectorPlan, turns: Turns) -> list[Decision]:
+async def _grown(director: MeasuredDirector, plan: DirectorPlan, turns: Turns) -> list[Decision]:
     history, decisions = 0, []
     for messages in _growing(turns, plan):
-        decisions.append(await world.decide(messages, history))
+        decisions.append(await director.decide(messages, history))
         history += decisions[-1].new
         if history >= plan.longest:
             break
@@ -212,19 +203,18 @@ async def probed_chats(
     """Return the decisions for the next turn of chats, in a gateway that has seen a tenth of
     `others`, and in one that has seen them all. They take turns: what else the machine does meets
     both."""
-    few, many = worlds = [World(root, plan) for _ in range(2)]
-    decisions: dict[World, list[Decision]] = {few: [], many: []}
-    try:
+    with (
+        closing(MeasuredDirector(root, plan)) as few,
+        closing(MeasuredDirector(root, plan)) as many,
+    ):
+        decisions: dict[MeasuredDirector, list[Decision]] = {few: [], many: []}
         for number, other in enumerate(others):
-            for world in worlds if number < plan.few_others else (many,):
-                await world.decide(other, 0)
+            for director in (few, many) if number < plan.few_others else (many,):
+                await director.decide(other, 0)
         for number, messages in enumerate(probes):
-            for world in worlds if number % 2 else reversed(worlds):
-                before = await world.decide(messages[:-2], 0)
-                decisions[world].append(await world.decide(messages, before.new))
-    finally:
-        for world in worlds:
-            world.close()
+            for director in (few, many) if number % 2 else (many, few):
+                before = await director.decide(messages[:-2], 0)
+                decisions[director].append(await director.decide(messages, before.new))
     return decisions[few], decisions[many]
 
 

@@ -1,7 +1,7 @@
 """`inferway bench index`: the same blocks in our index and in Dynamo's RadixTree, and what only a
 gateway has: an index that grows beside decisions, is kept on disk, or is in Redis.
 
-Each task is a process of its own (`worker`, `peer_worker`).
+Each task is a process of its own (`beside`, `worker`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,6 +18,7 @@ import msgspec
 
 from inferway.prompts.prepare import cache_dir
 from inferway_bench.harness import Benchmark
+from inferway_bench.index.beside import OURS, PEER, PEER_ON_ONE
 from inferway_bench.index.plan import QUICK, IndexPlan
 from inferway_bench.index.workload import SHAPES
 from inferway_bench.plotting import Chart, Plot
@@ -30,12 +30,6 @@ from inferway_bench.spread import median_interval, ratio_of_medians, three_digit
 from inferway_bench.venvs import install_venv
 
 PEER_PACKAGE = "ai-dynamo-runtime==1.6.1"
-OURS, PEER, PEER_ON_ONE = "Inferway", "Dynamo", "Dynamo, one core"
-KINDS = {
-    "own": "every engine has prompts of its own",
-    "shared": "every prompt is held by one to three engines, its first eighth by all",
-    "same": "all engines have the same prompts",
-}
 GROWS, LOADS = "the index grows", "snapshots are loaded"
 GROWING, LOADING = "while it grows", "while they are loaded"
 COMPACTING = "afterwards, while a journal is compacted twice"
@@ -53,7 +47,7 @@ def measure(plan: IndexPlan, on_step: OnStep) -> Findings:
         *match_rows(plan, found["match"]),
         *event_rows(plan, found["events"]),
         *_key_rows(plan, found["keys"]),
-        *_memory_rows(plan, tasks),
+        *_memory_rows(tasks),
     ]
     growth = tasks.ours("growing")
     journal = tasks.with_folder("journal_cost")
@@ -93,22 +87,20 @@ class _Tasks:
     def __init__(self, plan: IndexPlan, on_step: OnStep) -> None:
         self._plan = plan
         self._on_step = on_step
-        self._peer: Path | None = None
+        self._peer = ""
         if plan.peer:
             cure = "let this machine reach PyPI, or leave the peer out with --no-peer"
             venv = install_venv(cache_dir() / "dynamo", [PEER_PACKAGE], on_step, cure)
-            self._peer = venv.executable("python")
+            self._peer = str(venv.executable("python"))
 
     def in_turns(self, task: str) -> Found:
         """Return what each round has found, by system; who is first changes."""
-        systems = [OURS] if self._peer is None else [OURS, PEER, PEER_ON_ONE]
+        systems = [OURS, PEER, PEER_ON_ONE] if self._peer else [OURS]
         found: dict[str, list[Any]] = {system: [] for system in systems}
         for number in range(self._plan.rounds):
             self._on_step(f"{task}, round {number + 1} of {self._plan.rounds}")
             for system in systems if number % 2 == 0 else systems[::-1]:
-                cores = "one" if system == PEER_ON_ONE else "all"
-                once = self.ours(task) if system == OURS else self.peers(task, cores)
-                found[system].append(once)
+                found[system].append(self.beside(task, system))
         return found
 
     def ours(self, task: str, *words: str) -> Any:
@@ -121,11 +113,10 @@ class _Tasks:
         with TemporaryDirectory(prefix="inferway-index-") as folder:
             return [self.ours(task, folder) for task in tasks][-1]
 
-    def peers(self, task: str, cores: str = "all") -> Any:
-        """Return what the peer's worker finds; None without a peer."""
-        if self._peer is None:
-            return None
-        return self._ask(str(self._peer), "inferway_bench.index.peer_worker", task, cores)
+    def beside(self, task: str, system: str) -> Any:
+        """Return what a system finds at a task of both; None of a peer that is left out."""
+        python = sys.executable if system == OURS else self._peer
+        return python and self._ask(python, "inferway_bench.index.beside", task, system)
 
     def _ask(self, python: str, module: str, *words: str) -> Any:
         plan = msgspec.json.encode(self._plan).decode()
@@ -189,15 +180,11 @@ def _key_rows(plan: IndexPlan, found: Found) -> Iterator[Row]:
             yield Row("keys", keys, {"µs": us}, is_ours=system == OURS)
 
 
-def _memory_rows(plan: IndexPlan, tasks: _Tasks) -> Iterator[Row]:
+def _memory_rows(tasks: _Tasks) -> Iterator[Row]:
     yield Row("growth", {"system": OURS}, tasks.ours("growth"))
-    peers = tasks.peers("memory")
-    if peers is not None:
+    peers = tasks.beside("memory", PEER)
+    if peers:
         yield Row("growth", {"system": PEER}, {"peak": peers}, is_ours=False)
-    for kind, what in KINDS.items():
-        for engines in plan.engines:
-            values = tasks.ours("by_engines", kind, str(engines))
-            yield Row("engines", {"blocks": what, "engines": engines}, values)
 
 
 # what is required, and what is shown
@@ -288,129 +275,96 @@ def _ms(name: str, head: str, better: Better | None = None) -> Column:
 
 
 _RATIO = Column("ratio", "times ours", "{:.1f}", shown="value")
+TABLES = [
+    Table(
+        "match",
+        "Time of a match in µs, in an index with {filler_blocks:,} other blocks: mean over all "
+        "prompts of each prompt's median (lowest to highest of the rounds)",
+        ["blocks", "held"], [_us(), _RATIO, Column("answers")], across="system",
+        notes=[
+            *(f"*{shape}*: {what}" for shape, what in SHAPES.items()),
+            "Inferway's answers equal those of a plain walk over every prompt",
+        ],
+    ),
+    Table(
+        "keys",
+        "Time to compute the block keys of a prompt, in µs: Inferway from a buffer, the peer from "
+        "a list",
+        ["tokens"], [_us()], across="system", in_details=True,
+    ),
+    Table(
+        "events",
+        "Time of an event in µs, medians (lowest to highest): Inferway from the engine's payload "
+        "to the index, the peer from a list of tokens",
+        ["blocks of an event", "system"],
+        [
+            *(Column(step) for step in ("hash", "JSON", "apply")), _us(head="all but JSON"),
+            Column("blocks/s", form="{:,.0f}", shown="value", better="higher"), _RATIO,
+        ],
+    ),
+    Table(
+        "growth",
+        "Memory of one engine's blocks while its index grows to {memory_blocks:,}, in bytes for "
+        "each block, and what forgetting them takes",
+        ["system"],
+        [
+            Column("peak", form="{:.0f}", better="lower", unit="bytes"),
+            Column("at the end", form="{:.0f}"),
+            Column("forgetting", "CPU time, s", better="lower", unit="s"),
+            Column("longest slice", "longest slice, ms"),
+            Column("kept", "memory kept, %", "{:.0f}"),
+        ],
+    ),
+    Table(
+        "stalls", "Stalls in ms, while {loop}: one event loop (one run)", ["when"],
+        [
+            _ms("decision p50", "decision p50"), _ms("decision p99", "p99", "lower"),
+            _ms("decision", "longest"), _ms("late p99", "other tasks late by, p99", "lower"),
+            _ms("late", "longest"), _ms("own p99", "without other processes, p99"),
+            _ms("own", "longest"),
+        ],
+        split=["loop"], in_details=True,
+    ),
+    Table(
+        "journal",
+        "`--state-dir` ([reliability.md](../reliability.md#snapshots)): µs of CPU time to apply a "
+        "batch, with a journal and without, in turns (lowest to highest)",
+        ["applying"],
+        [
+            _us("with"), _us("without"), Column("ratio", form="{:.2f}"),
+            Column("bytes", "bytes of a block in the journal"),
+            Column("compaction", "s of a compaction"),
+        ],
+        in_details=True,
+    ),
+    Table(
+        "redis",
+        "An index in Redis ([redis.md](../redis.md); a Unix socket): a prompt of 512 blocks that "
+        "eight engines hold, in µs: medians, and the CPU time of a match",
+        ["index"],
+        [
+            _us("match"), _us("match p99", head="p99"), _us("at once", head="32 at once, each"),
+            _us("decision"), _us("own CPU", head="CPU time, gateway"),
+            Column("server CPU", "CPU time, Redis"),
+        ],
+        in_details=True,
+    ),
+]  # fmt: skip
 INDEX = Benchmark(
     "index",
     "Measure the index beside Dynamo's RadixTree: matching, events, memory, and how long the event "
     "loop is held.",
-    IndexPlan,
-    measure,
-    tables=[
-        Table(
-            "match",
-            "Time of a match in µs, in an index with {filler_blocks:,} other blocks: mean over all "
-            "prompts of each prompt's median (lowest to highest of the rounds)",
-            ["blocks", "held"],
-            [_us(), _RATIO, Column("answers")],
-            across="system",
-            notes=[
-                *(f"*{shape}*: {what}" for shape, what in SHAPES.items()),
-                "Inferway's answers equal those of a plain walk over every prompt",
-            ],
-        ),
-        Table(
-            "keys",
-            "Time to compute the block keys of a prompt, in µs: Inferway from a buffer, the peer "
-            "from a list",
-            ["tokens"],
-            [_us()],
-            across="system",
-            in_details=True,
-        ),
-        Table(
-            "events",
-            "Time of an event in µs, medians (lowest to highest): Inferway from the engine's "
-            "payload to the index, the peer from a list of tokens",
-            ["blocks of an event", "system"],
-            [
-                *(Column(step) for step in ("hash", "JSON", "apply")),
-                _us(head="all but JSON"),
-                Column("blocks/s", form="{:,.0f}", shown="value", better="higher"),
-                _RATIO,
-            ],
-        ),
-        Table(
-            "engines",
-            "Memory by number of engines, in bytes for each held block; all engines together hold "
-            "{engine_blocks:,} blocks (one process for each figure)",
-            ["blocks"],
-            [Column("bytes", form="{:.0f}", better="lower", unit="bytes")],
-            across="engines",
-        ),
-        Table(
-            "growth",
-            "Memory of one engine's blocks while its index grows to {memory_blocks:,}, in bytes "
-            "for each block, and what forgetting them takes",
-            ["system"],
-            [
-                Column("peak", form="{:.0f}", better="lower", unit="bytes"),
-                Column("at the end", form="{:.0f}"),
-                Column("forgetting", "CPU time, s", better="lower", unit="s"),
-                Column("longest slice", "longest slice, ms"),
-                Column("kept", "memory kept, %", "{:.0f}"),
-            ],
-            in_details=True,
-        ),
-        Table(
-            "stalls",
-            "Stalls in ms, while {loop}: one event loop (one run)",
-            ["when"],
-            [
-                *(_ms("decision p50", "decision p50"), _ms("decision p99", "p99", "lower")),
-                *(_ms("decision", "longest"), _ms("late p99", "other tasks late by, p99", "lower")),
-                *(_ms("late", "longest"), _ms("own p99", "without other processes, p99")),
-                _ms("own", "longest"),
-            ],
-            split=["loop"],
-            in_details=True,
-        ),
-        Table(
-            "journal",
-            "`--state-dir` ([reliability.md](../reliability.md#snapshots)): µs of CPU time to "
-            "apply a batch, with a journal and without, in turns (lowest to highest)",
-            ["applying"],
-            [
-                *(_us("with"), _us("without"), Column("ratio", form="{:.2f}")),
-                Column("bytes", "bytes of a block in the journal"),
-                Column("compaction", "s of a compaction"),
-            ],
-            in_details=True,
-        ),
-        Table(
-            "redis",
-            "An index in Redis ([redis.md](../redis.md); a Unix socket): a prompt of 512 blocks "
-            "that eight engines hold, in µs: medians, and the CPU time of a match",
-            ["index"],
-            [
-                *(_us("match"), _us("match p99", head="p99")),
-                *(_us("at once", head="32 at once, each"), _us("decision")),
-                *(
-                    _us("own CPU", head="CPU time, gateway"),
-                    Column("server CPU", "CPU time, Redis"),
-                ),
-            ],
-            in_details=True,
-        ),
-    ],
-    chart=Chart(
+    IndexPlan, measure, TABLES,
+    Chart(
         "A match in a full index: median, 95 %",
-        [
-            Plot(
-                "match",
-                ["µs"],
-                "blocks",
-                by="held",
-                y_label="match, µs",
-                log_x=True,
-                log_y=True,
-                where=lambda row: row.is_ours,
-            )
-        ],
+        [Plot(
+            "match", ["µs"], "blocks", by="held", y_label="match, µs", log_x=True, log_y=True,
+            where=lambda row: row.is_ours,
+        )],
     ),
-    quick=QUICK,
-    goals=goals,
-    losses=losses,
+    quick=QUICK, goals=goals, losses=losses,
     question="how fast the index matches prompts and applies events, how much memory it takes and "
     "how long it stalls, compared with Dynamo's RadixTree",
     takes="10 minutes",
-)
+)  # fmt: skip
 index = INDEX.command()

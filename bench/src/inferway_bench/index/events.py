@@ -6,6 +6,7 @@ import random
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 
 import msgspec
 
@@ -22,9 +23,7 @@ from inferway_bench.index.workload import VOCABULARY, Stored
 BLOCKS = 16  # of an event
 CHAIN = 32  # events of a prompt
 _ENCODER = msgspec.msgpack.Encoder()
-_HASH = struct.Struct(">BQ")  # 0xcf: an unsigned integer of 64 bits
-_TOKEN = struct.Struct(">BI")  # 0xce: one of 32 bits
-_MARK, _PARENT, _FIRST = 0x1122334455667788, 0x1122334455667789, 0x11223344
+_ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an integer of 32 bits
 
 
 class FollowedEngine:
@@ -114,22 +113,21 @@ def endless_payloads(
     """Yield batches that store BLOCKS new blocks each, `chain` of them to a prompt; beyond
     `max_held` blocks, also batches that remove as many old ones.
 
-    They are made from a few templates, so that making them costs little beside applying them.
+    Their tokens are encoded beforehand, all but the first, so that making them costs little beside
+    applying them.
     """
     numbers = random.Random(seed)
-    templates = [_template(numbers, block_size) for _ in range(64)]
+    num_tokens = BLOCKS * block_size
+    texts = [[numbers.randrange(VOCABULARY) for _ in range(num_tokens - 1)] for _ in range(64)]
+    encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
     held: deque[list[int]] = deque()
-    parent, count = b"\xc0", 0
-    while True:
-        before, upto_parent, upto_tokens, after = templates[count & 63]
-        if count % chain == 0:
-            parent = b"\xc0"
+    parent: int | None = None
+    for number in count():
+        first = _ARRAY_AND_TOKEN.pack(0xDC, num_tokens, 0xCE, number)
+        tokens = msgspec.Raw(first + encoded[number & 63])
         hashes = [numbers.getrandbits(64) for _ in range(BLOCKS)]
-        packed = b"".join([_HASH.pack(0xCF, block_hash) for block_hash in hashes])
-        first_token = _TOKEN.pack(0xCE, count)
-        yield b"".join((before, packed, upto_parent, parent, upto_tokens, first_token, after))
-        parent = _HASH.pack(0xCF, hashes[-1])
-        count += 1
+        yield payload(Stored(hashes, parent if number % chain else None, tokens), block_size)
+        parent = hashes[-1]
         if max_held is not None:
             held.append(hashes)
             if len(held) * BLOCKS > max_held:
@@ -143,13 +141,3 @@ def removal(hashes: list[int]) -> bytes:
 
 def _batch(event: Mapping[str, object]) -> bytes:
     return _ENCODER.encode([1700000000.5, [event], 0])
-
-
-def _template(numbers: random.Random, block_size: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """A payload cut at its hashes, its parent and its first token."""
-    tokens = [_FIRST, *(numbers.randrange(VOCABULARY) for _ in range(BLOCKS * block_size - 1))]
-    encoded = payload(Stored([_MARK] * BLOCKS, _PARENT, tokens), block_size)
-    before, _, rest = encoded.partition(_HASH.pack(0xCF, _MARK) * BLOCKS)
-    upto_parent, _, rest = rest.partition(_HASH.pack(0xCF, _PARENT))
-    upto_tokens, _, after = rest.partition(_TOKEN.pack(0xCE, _FIRST))
-    return before, upto_parent, upto_tokens, after

@@ -29,8 +29,6 @@ class IndexPlan(msgspec.Struct, frozen=True):
     blocks_per_second: int = 100_000
     quiet_seconds: float = 10.0  # before an index grows, to compare with
     memory_blocks: int = 6_000_000
-    engines: tuple[int, ...] = (1, 10, 100, 1000)
-    engine_blocks: int = 1_000_000  # held, all engines together
     peer_blocks: int = 1_000_000
     snapshot_blocks: int = 5_000_000  # of eight engines, loaded
 
@@ -45,8 +43,6 @@ QUICK = {
     "growth_blocks": 500_000,
     "quiet_seconds": 2.0,
     "memory_blocks": 500_000,
-    "engines": (1, 10, 100),
-    "engine_blocks": 200_000,
     "peer_blocks": 200_000,
     "snapshot_blocks": 400_000,
 }

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
@@ -61,60 +62,54 @@ async def redis_cost(plan: IndexPlan, folder: Path) -> dict[str, object] | None:
 
 
 class _Side:
-    """One of the two indexes, and what was seen of it."""
+    """One of the two indexes, and what was seen of it, in seconds."""
 
     def __init__(
         self, index: Index, tokens: Sequence[TokenIds], plan: IndexPlan, server: int | None = None
     ) -> None:
         hasher = BlockHasher(plan.block_size)
         self._keys = [hasher.keys(prompt) for prompt in tokens]
-        self._index = index
         self._tokens = tokens
+        self._index = index
         self._given = GivenTokens(tokens[0])
         self._director = idle_director(index, self._given, NUM_ENGINES, plan.block_size)
         self._server = server
-        self._matches: list[float] = []
-        self._decisions: list[float] = []
-        self._at_once: list[float] = []
-        self._own_cpu = self._server_cpu = 0.0
+        self._times: dict[str, list[float]] = defaultdict(list)
 
     async def round(self) -> None:
         """Match and decide every prompt once."""
-        own, server = time.process_time(), self._server_seconds()
+        cpu = self._cpu()
         for keys in self._keys:
-            self._matches.append(await self._match(keys))
-        self._own_cpu += time.process_time() - own
-        self._server_cpu += self._server_seconds() - server
+            self._times["match"].append(await self._match(keys))
+        for name, seconds in self._cpu().items():
+            self._times[name].append((seconds - cpu[name]) / len(self._keys))
         for prompt in self._tokens:
             self._given.token_ids = prompt
             start = time.perf_counter()
             await decide(self._director)
-            self._decisions.append(time.perf_counter() - start)
+            self._times["decision"].append(time.perf_counter() - start)
         start = time.perf_counter()
         await asyncio.gather(*(self._match(keys) for keys in self._keys[:_AT_ONCE]))
-        self._at_once.append((time.perf_counter() - start) / _AT_ONCE)
+        self._times["at once"].append((time.perf_counter() - start) / _AT_ONCE)
 
     def microseconds(self) -> dict[str, float]:
-        """Return medians, and the mean CPU time (user and system) of a match."""
-        num = len(self._matches)
-        seconds = {
-            "match": median(self._matches),
-            "match p99": sorted(self._matches)[num * 99 // 100],
-            "at once": median(self._at_once),
-            "decision": median(self._decisions),
-            "own CPU": self._own_cpu / num,
-            "server CPU": self._server_cpu / num,
+        """Return the medians, the 99th percentile of a match, and the mean CPU time of a match."""
+        matches = sorted(self._times["match"])
+        found = {
+            name: fmean(times) if "CPU" in name else median(times)
+            for name, times in self._times.items()
         }
-        return {name: value * 1e6 for name, value in seconds.items()}
+        found["match p99"] = matches[len(matches) * 99 // 100]
+        return {name: seconds * 1e6 for name, seconds in found.items()}
 
     async def _match(self, keys: Sequence[BlockKey]) -> float:
         """Seconds. Raises IndexAwayError."""
         start = time.perf_counter()
         found = await self._index.match(keys)
         seconds = time.perf_counter() - start
-        if found.blocks != dict.fromkeys(range(NUM_ENGINES), PROMPT_BLOCKS):
-            raise AssertionError(f"{self._index}: a wrong answer: {found.blocks}")
+        assert found.blocks == dict.fromkeys(range(NUM_ENGINES), PROMPT_BLOCKS), found.blocks
         return seconds
 
-    def _server_seconds(self) -> float:
-        return 0.0 if self._server is None else cpu_seconds(self._server)
+    def _cpu(self) -> dict[str, float]:
+        server = 0.0 if self._server is None else cpu_seconds(self._server)
+        return {"own CPU": time.process_time(), "server CPU": server}

@@ -51,16 +51,7 @@ class Stored:
 
     hashes: list[int]
     parent: int | None
-    tokens: list[int]
-
-
-def cases(plan: dict[str, Any]) -> dict[str, list[Held]]:
-    """Return the prompts of each length and shape, by both: "512 whole"."""
-    return {
-        f"{length} {shape}": prompts(shape, num_prompts, int(length), plan["seed"])
-        for length, num_prompts in plan["prompts"].items()
-        for shape in SHAPES
-    }
+    tokens: Any  # a list of token ids, or one that is encoded
 
 
 def prompts(shape: str, num_prompts: int, num_blocks: int, seed: int) -> list[Held]:

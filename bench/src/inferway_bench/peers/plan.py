@@ -38,6 +38,7 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
     inter_token_ms: float = 20.0
     max_num_seqs: int = 32
     time_factor_under_load: float = 2.0
+    prefills_in_turn: bool = True  # one prompt at a time
 
     @property
     def about(self) -> str:
@@ -54,7 +55,8 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
         """Return the flags of `inferway simulate`."""
         return [
             *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
-            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us", "--prefill-in-turn"),
+            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us"),
+            *(["--prefill-in-turn"] if self.prefills_in_turn else []),
             *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
             *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
             *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),

@@ -135,6 +135,19 @@ def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMReques
     )
 
 
+class Figures(msgspec.Struct, frozen=True):
+    """The means of a run's requests that count: times in ms, shares in %."""
+
+    ttft: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    itl: float
+    cached: float
+    cpu_seconds: float  # of the simulation
+    cpu_us: float  # of each request
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a run's requests, as arrays by request in seconds and tokens."""
@@ -145,14 +158,25 @@ class Outcome:
     cached_tokens: NDArray[np.int64]
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
-    slow: NDArray[np.bool_]  # by engine
     cpu_seconds: float = 0.0
 
-    def cached_share(self, workload: Workload) -> float:
-        """Return the share of the prompt tokens of all requests that came from a cache."""
-        return float(self.cached_tokens.sum() / workload.columns.prompt_tokens.sum())
-
-    def token_seconds(self, workload: Workload) -> float:
-        """Return the mean seconds from a token of an answer to the next, over all answers."""
-        num_gaps = (workload.columns.output_tokens - 1).sum()
-        return float((self.latency - self.ttft).sum() / num_gaps)
+    def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
+        """Return the figures of the requests that arrive behind the first share `warm_up` of the
+        run, and before its end."""
+        end = len(workload.requests) / rate * (1 + 1e-9)  # the last one's time has been rounded
+        judged = np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
+        prompt = workload.columns.prompt_tokens[judged]
+        gaps = workload.columns.output_tokens[judged] - 1
+        ttft = self.ttft[judged]
+        p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
+        decoded = self.latency[judged] - ttft
+        return Figures(
+            ttft=float(ttft.mean()) * 1e3,
+            ttft_p50=float(p50),
+            ttft_p90=float(p90),
+            ttft_p99=float(p99),
+            itl=float(decoded.sum() / max(1, gaps.sum())) * 1e3,
+            cached=float(self.cached_tokens[judged].sum() / prompt.sum()) * 100,
+            cpu_seconds=self.cpu_seconds,
+            cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
+        )

@@ -128,7 +128,6 @@ class _Run:
             cached_tokens=np.zeros(num, np.int64),
             engine=np.zeros(num, np.int32),
             num_ended=np.zeros(num, np.int32),
-            slow=np.array([engine.spec != fleet.engine for engine in self._engines]),
         )
 
     def _check_room(self) -> None:

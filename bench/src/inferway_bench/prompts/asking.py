@@ -36,7 +36,7 @@ class Workers:
 
     def fresh(self, system: str) -> JsonWorker:
         """Return a process that has loaded nothing."""
-        command: list[str | Path] = [self._pythons[system], "-P", str(worker_file.__file__), system]
+        command = [self._pythons[system], "-P", str(worker_file.__file__), system]
         return JsonWorker(system, command, {**os.environ, **_ENVIRONMENT})
 
     @contextmanager

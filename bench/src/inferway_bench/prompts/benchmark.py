@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -80,9 +80,8 @@ def measure(plan: PromptsPlan, on_step: OnStep, transformers: Path | None = None
     with TemporaryDirectory(prefix="inferway-prompts-") as work:
         models = gather_models(Path(work), on_step, npm=plan.npm)
         workers = Workers(python, on_step)
-        source = _Chats(plan, conversations, models)
         rows = [
-            *_chat_rows(plan, source, models, workers),
+            *_Chats(plan, conversations, models, workers).rows(),
             *_rendering_rows(plan, models, workers),
             *_loading_rows(plan, models, workers),
         ]
@@ -131,95 +130,80 @@ def beside(table: str, keys: Mapping[str, Key], found: Mapping[str, Series]) -> 
 
 
 class _Chats:
-    """The run's chats, each drawn once."""
+    """The run's chats, each drawn once, and what they cost."""
 
     def __init__(
-        self, plan: PromptsPlan, conversations: Sequence[Chat], models: BenchModels
+        self,
+        plan: PromptsPlan,
+        conversations: Sequence[Chat],
+        models: BenchModels,
+        workers: Workers,
     ) -> None:
+        self._plan = plan
         self._turns = Turns(conversations, plan.seed)
+        self._models = models
+        self._workers = workers
         with_chats = [model for model in (models.plain, models.fallback) if model is not None]
         self._sizes = {model: chats.sizes(str(model.directory)) for model in with_chats}
 
-    def new(self, model: BenchModel, num_tokens: int) -> Chat:
+    def rows(self) -> Iterator[Row]:
+        """Yield what short chats and long ones cost in processes that have met this and that."""
+        plan, plain, tokens = self._plan, self._models.plain, self._plan.chat_tokens
+        yield from _chat_row(tokens, plain, FIRST, self._first_in_process())
+        with self._workers.both(plain) as both:
+            self._workers.on_step(MET)
+            chat = self._new(plain, tokens)
+            # several times, so that pieces at a turn's edge have been met too
+            before = (chats.reshuffled(chat, _WARM_UP_SEED + i) for i in range(4))
+            asked(both, "tokenize", before)
+            dealt = (chats.reshuffled(chat, repeat) for repeat in range(plan.repeats))
+            yield from _chat_row(tokens, plain, MET, asked(both, "tokenize", dealt))
+            self._workers.on_step(ANOTHER)
+            new = (self._new(plain, tokens) for _ in count())
+            asked(both, "tokenize", islice(new, plan.served_before))
+            another = asked(both, "tokenize", islice(new, plan.repeats))
+            yield from _chat_row(tokens, plain, ANOTHER, another)
+            yield from self._grown(both, plain, tokens)
+        for model in self._sizes:
+            with self._workers.both(model) as both:
+                yield from self._grown(both, model, plan.growing_tokens)
+
+    def _first_in_process(self) -> Given:
+        given: Given = {system: [] for system in SYSTEMS}
+        for repeat in range(self._plan.fresh_processes):
+            self._workers.on_step(FIRST, repeat, self._plan.fresh_processes)
+            chat = self._new(self._models.plain, self._plan.chat_tokens)
+            for system in in_turn(repeat):
+                with self._workers.prepared(system, self._models.plain) as worker:
+                    given[system].append(ask(worker, "tokenize", chat=chat))
+        check_same(FIRST, given)
+        return given
+
+    def _grown(
+        self, both: Mapping[str, JsonWorker], model: BenchModel, tokens: int
+    ) -> Iterator[Row]:
+        """A chat with one turn more. Each turn comes once: a chat's second measurement is not one
+        of growth."""
+        self._workers.on_step(f"{ONE_TURN_MORE}, {model.label}")
+        growing = self._growing(self._new(model, tokens))
+        asked(both, "tokenize", [next(growing)])
+        if model is self._models.fallback:
+            encoded = asked(both, "encode", islice(growing, self._plan.repeats))
+            yield from _chat_row(tokens, model, ENCODING, encoded)
+        more = asked(both, "tokenize", islice(growing, self._plan.repeats))
+        yield from _chat_row(tokens, model, ONE_TURN_MORE, more)
+
+    def _new(self, model: BenchModel, num_tokens: int) -> Chat:
         sizes = self._sizes[model]
         return chats.chat_of(self._turns, num_tokens, sizes.count, sizes.around_turn)
 
-    def growing(self, chat: Chat) -> Iterator[Chat]:
-        """The chat with one answer and one question more each time, which are the turns that come
-        next in the conversations."""
+    def _growing(self, chat: Chat) -> Iterator[Chat]:
+        """The chat, and then with one answer and one question more each time, which are the turns
+        that come next in the conversations."""
         while True:
+            yield chat
             answer, question = next(self._turns), next(self._turns)
             chat = [*chat, {**answer, "role": "assistant"}, {**question, "role": "user"}]
-            yield chat
-
-
-def _chat_rows(
-    plan: PromptsPlan, source: _Chats, models: BenchModels, workers: Workers
-) -> Iterator[Row]:
-    plain, tokens = models.plain, plan.chat_tokens
-    first: Given = {system: [] for system in SYSTEMS}
-    for repeat in range(plan.fresh_processes):
-        workers.on_step("first chat in a process", repeat, plan.fresh_processes)
-        chat = source.new(plain, tokens)
-        for system in in_turn(repeat):
-            with workers.prepared(system, plain) as worker:
-                first[system].append(ask(worker, "tokenize", chat=chat))
-    check_same(FIRST, first)
-    yield from _chat_row(tokens, plain, FIRST, first)
-    with workers.both(plain) as both:
-        yield from _warm_rows(plan, source, plain, both, workers.on_step)
-    yield from _growing_rows(plan, source, plain, workers)
-    if models.fallback is not None:
-        yield from _growing_rows(plan, source, models.fallback, workers, encode=True)
-
-
-def _warm_rows(
-    plan: PromptsPlan,
-    source: _Chats,
-    plain: BenchModel,
-    both: Mapping[str, JsonWorker],
-    on_step: OnStep,
-) -> Iterator[Row]:
-    """One process of each system; what it met before differs."""
-    tokens, repeats = plan.chat_tokens, plan.repeats
-    on_step(MET)
-    chat = source.new(plain, tokens)
-    # several times, so that pieces at a turn's edge have been met too
-    asked(both, "tokenize", (chats.reshuffled(chat, _WARM_UP_SEED + i) for i in range(4)))
-    met = asked(both, "tokenize", (chats.reshuffled(chat, repeat) for repeat in range(repeats)))
-    yield from _chat_row(tokens, plain, MET, met)
-    on_step(ANOTHER)
-    asked(both, "tokenize", (source.new(plain, tokens) for _ in range(plan.served_before)))
-    another = asked(both, "tokenize", (source.new(plain, tokens) for _ in range(repeats)))
-    yield from _chat_row(tokens, plain, ANOTHER, another)
-    on_step(ONE_TURN_MORE)
-    chat = source.new(plain, tokens)
-    asked(both, "tokenize", [chat])
-    more = asked(both, "tokenize", islice(source.growing(chat), repeats))
-    yield from _chat_row(tokens, plain, ONE_TURN_MORE, more)
-
-
-def _growing_rows(
-    plan: PromptsPlan,
-    source: _Chats,
-    model: BenchModel,
-    workers: Workers,
-    *,
-    encode: bool = False,
-) -> Iterator[Row]:
-    """A long chat with one turn more. Each turn comes once: a chat's second measurement is not one
-    of growth. `encode`: the encoder alone, too, beside the same encoder on the whole text."""
-    tokens, repeats = plan.growing_tokens, plan.repeats
-    chat = source.new(model, tokens)
-    growing = source.growing(chat)
-    with workers.both(model) as both:
-        workers.on_step(f"{ONE_TURN_MORE}, {model.label}")
-        asked(both, "tokenize", [chat])
-        if encode:
-            encoded = asked(both, "encode", islice(growing, repeats))
-            yield from _chat_row(tokens, model, ENCODING, encoded)
-        more = asked(both, "tokenize", islice(growing, repeats))
-        yield from _chat_row(tokens, model, ONE_TURN_MORE, more)
 
 
 def _chat_row(tokens: int, model: BenchModel, chat: str, given: Given) -> Iterator[Row]:
@@ -241,12 +225,9 @@ def _rendering_rows(plan: PromptsPlan, models: BenchModels, workers: Workers) ->
                 keys = {"model": model.label, "chat": name}
                 given = asked(both, "render", [chat] * plan.render_rounds)
                 yield from beside(RENDERING, keys, _series(given))
-                peaks = {
-                    system: [ask(worker, "render_bytes", chat=chat)["bytes"] for _ in range(3)]
-                    for system, worker in both.items()
-                }
                 kib = {
-                    s: {"memory": [round(n / 1024, 2) for n in peak]} for s, peak in peaks.items()
+                    system: {"memory": [ask(worker, "render_bytes", chat=chat)["bytes"] / 1024]}
+                    for system, worker in both.items()
                 }
                 yield from beside(PEAKS, keys, kib)
 
@@ -325,85 +306,60 @@ _MOST: Sequence[tuple[str, str, dict[str, Key], float]] = (
     (LOADING, "measured", {"what": FETCH}, 5),
 )
 _RATIO = Column("ratio", "times ours (95 %)", "{:.2f}")
+_CPU = Column("CPU", form=three_digits)
 
 
-def _time(name: str, unit: str) -> Column:
+def _time(name: str = "time", unit: str = "µs") -> Column:
     return Column(name, form=three_digits, shown="quartiles", better="lower", unit=unit)
 
 
-def _table(
-    name: str, title: str, keys: Sequence[str], *columns: Column, notes: Sequence[str] = ()
-) -> Table:
-    """The columns of each system. Templates alone and loading are details."""
-    shown = [*columns, _RATIO]
-    is_detail = name != CHATS
-    return Table(name, title, keys, shown, across="system", notes=notes, in_details=is_detail)
-
-
-_CPU = Column("CPU", form=three_digits)
+TABLES = [
+    Table(
+        CHATS, "Chats, render and tokenize, µs: median (quartiles)", ["tokens", "model", "chat"],
+        [Column("prompt", "tokens in all", "{:,.0f}"), _time(), _CPU, _RATIO], across="system",
+        notes=[
+            f"*{FIRST}*: a fresh process each time; model loaded, template compiled, no word met "
+            "before",
+            f"*{MET}*: the sentences of a chat that was served, dealt anew to its turns: no turn "
+            "is known",
+            f"*{ANOTHER}*: real chats never seen, in a process that served {{served_before}} "
+            "others",
+            f"*{ONE_TURN_MORE}*: the chat of the request before, an answer and a question",
+            f"*{ENCODING}*: fastokens refuses this tokenizer; theirs is `encode_batch_fast` on the "
+            "whole text",
+        ],
+    ),
+    Table(
+        RENDERING, "Rendering, µs: median (quartiles)", ["model", "chat"], [_time(), _CPU, _RATIO],
+        across="system", in_details=True,
+    ),
+    Table(
+        PEAKS, "Rendering, most memory allocated at a time, KiB", ["model", "chat"],
+        [Column("memory", form="{:.2f}", better="lower", unit="KiB"), _RATIO],
+        across="system", in_details=True,
+    ),
+    Table(
+        LOADING, "Loading and memory, times in CPU time: median (quartiles)",
+        ["what", "model", "unit"], [_time("measured", ""), _RATIO],
+        across="system", in_details=True,
+    ),
+]  # fmt: skip
 PROMPTS = Benchmark(
     "prompts",
     "Measure what rendering and tokenizing real chats takes, beside transformers in the same run.",
-    PromptsPlan,
-    measure,
-    tables=[
-        _table(
-            CHATS,
-            "Chats, render and tokenize, µs: median (quartiles)",
-            ["tokens", "model", "chat"],
-            *(Column("prompt", "tokens in all", "{:,.0f}"), _time("time", "µs"), _CPU),
-            notes=[
-                f"*{FIRST}*: a fresh process each time; model loaded, template compiled, no word "
-                "met before",
-                f"*{MET}*: the sentences of a chat that was served, dealt anew to its turns: no "
-                "turn is known",
-                f"*{ANOTHER}*: real chats never seen, in a process that served {{served_before}} "
-                "others",
-                f"*{ONE_TURN_MORE}*: the chat of the request before, an answer and a question",
-                f"*{ENCODING}*: fastokens refuses this tokenizer; theirs is `encode_batch_fast` on "
-                "the whole text",
-            ],
-        ),
-        _table(
-            RENDERING,
-            "Rendering, µs: median (quartiles)",
-            ["model", "chat"],
-            *(_time("time", "µs"), _CPU),
-        ),
-        _table(
-            PEAKS,
-            "Rendering, most memory allocated at a time, KiB",
-            ["model", "chat"],
-            Column("memory", form="{:.2f}", better="lower", unit="KiB"),
-        ),
-        _table(
-            LOADING,
-            "Loading and memory, times in CPU time: median (quartiles)",
-            ["what", "model", "unit"],
-            _time("measured", ""),
-        ),
-    ],
-    chart=Chart(
+    PromptsPlan, measure, TABLES,
+    Chart(
         "A chat with one turn more, SmolLM2: median, 95 %",
-        [
-            Plot(
-                CHATS,
-                ["time"],
-                "tokens",
-                by="system",
-                x_label="tokens of the prompt",
-                y_label="render and tokenize, µs",
-                log_x=True,
-                log_y=True,
-                where=lambda row: (
-                    (row.keys["chat"], row.keys["model"]) == (ONE_TURN_MORE, "SmolLM2")
-                ),
-            )
-        ],
+        [Plot(
+            CHATS, ["time"], "tokens", by="system",
+            x_label="tokens of the prompt", y_label="render and tokenize, µs", log_x=True,
+            log_y=True,
+            where=lambda row: (row.keys["chat"], row.keys["model"]) == (ONE_TURN_MORE, "SmolLM2"),
+        )],
     ),
     quick={"repeats": 5, "fresh_processes": 3, "render_rounds": 5, "served_before": 10},
     goals=goals,
     question="how much time rendering and tokenizing real chats takes, compared with transformers",
     takes="3 minutes",
-)
+)  # fmt: skip
 prompts = PROMPTS.command()

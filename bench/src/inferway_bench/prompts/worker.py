@@ -25,7 +25,7 @@ _FETCHES = 2_000
 _RENDERINGS = 50
 
 
-class Inferway:
+class InferwayRenderer:
     """Ours, as a library. What both systems have: `tokenize` is template and tokenizer, `render`
     the template alone, `encode` the encoder alone; `ids` are those of what two of these return.
     `fetch` is what a request does to get at the loaded model."""
@@ -109,7 +109,7 @@ class Transformers:
 class Worker:
     """One method for each question. Times are nanoseconds: wall clock, CPU of all threads."""
 
-    def __init__(self, system: Inferway | Transformers) -> None:
+    def __init__(self, system: InferwayRenderer | Transformers) -> None:
         self._system = system
 
     def hello(self) -> Json:
@@ -191,7 +191,7 @@ def _peak(call: Callable[[], object]) -> int:
 def main(system: str) -> None:
     """Answer until standard input ends. An error is an answer, too."""
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
-    worker = Worker(Inferway() if system == "Inferway" else Transformers())
+    worker = Worker(InferwayRenderer() if system == "Inferway" else Transformers())
     for line in sys.stdin:
         question = json.loads(line)
         try:

@@ -64,32 +64,28 @@ class Sent:
 
     def simulated_ttft(self, fleet: FleetSpec) -> float:
         """Return the mean of what is simulated on a fleet, in seconds."""
-        return _mean_ttft(self.simulated(fleet))
+        return fmean(float(outcome.ttft.mean()) for outcome in self.simulated(fleet))
 
 
 def compared(sent: Sent, fleet: FleetSpec) -> dict[str, float]:
     """Return the mean figures of the chats, measured and simulated; times in ms, shares in %.
     `apart_ttft` is simulated with engines that do not slow each other."""
     samples, workload = sent.samples, sent.workload
-    outcomes = sent.simulated(fleet)
+    simulated = [one.figures(workload, workload.own_rate) for one in sent.simulated(fleet)]
     cached = sum(s.cached_tokens or 0 for s in samples) / sum(s.prompt_tokens or 0 for s in samples)
     found = {
         "requests": len(samples),
         "rate": workload.own_rate,
         "ttft": sent.ttft * 1e3,
-        "simulated_ttft": _mean_ttft(outcomes) * 1e3,
+        "simulated_ttft": fmean(one.ttft for one in simulated),
         "itl": fmean(s.itl for s in samples if s.itl is not None) * 1e3,
-        "simulated_itl": fmean(one.token_seconds(workload) for one in outcomes) * 1e3,
+        "simulated_itl": fmean(one.itl for one in simulated),
         "cached": cached * 100,
-        "simulated_cached": fmean(one.cached_share(workload) for one in outcomes) * 100,
+        "simulated_cached": fmean(one.cached for one in simulated),
     }
     if fleet.engine.beside != 1.0:
         found["apart_ttft"] = sent.simulated_ttft(fleet.with_beside(1.0)) * 1e3
     return found
-
-
-def _mean_ttft(outcomes: Sequence[Outcome]) -> float:
-    return fmean(float(outcome.ttft.mean()) for outcome in outcomes)
 
 
 def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:

@@ -66,7 +66,8 @@ def about(plan: SimulatePlan) -> Iterator[str]:
         "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
         "proportion to the number of engines."
     )
-    yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
+    if plan.warm_up:
+        yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
 
 
 def measure_beside(

@@ -13,11 +13,10 @@ from statistics import fmean
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
 from inferway_bench.policies.catalog import BEST_WEIGHTED, OURS, POLICIES, policy_named
 from inferway_bench.policies.configured import Weights, grid, weighted
-from inferway_bench.policies.requests import Outcome, Workload
+from inferway_bench.policies.requests import Figures, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
@@ -50,19 +49,6 @@ class Task(msgspec.Struct, frozen=True):
     rate: float
     weights: Weights | None = None
     is_fit: bool = False  # of the first half
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """What one simulation has found, of the requests that count; times in ms, shares in %."""
-
-    ttft: float
-    ttft_p50: float
-    ttft_p90: float
-    ttft_p99: float
-    itl: float
-    cached: float
-    cpu_seconds: float  # of the simulation
-    cpu_us: float  # of each request
 
 
 class Processes:
@@ -207,29 +193,7 @@ def perform(task: Task) -> Figures:
         workload, warm_up = workload.part(len(workload.requests) // 2), _WARM_UP_OF_FIT
     make = policy_named(task.policy) if task.weights is None else weighted(task.weights)
     outcome = simulate(workload, task.rate, plan.fleet(task.setting), make, task.seed)
-    return figures(workload, outcome, task.rate, warm_up)
-
-
-def figures(workload: Workload, outcome: Outcome, rate: float, warm_up: float) -> Figures:
-    """Return what a run has found of the requests that arrive behind its first `warm_up`, as a
-    share, and before its end."""
-    end = len(workload.requests) / rate * (1 + 1e-9)  # the last one's time has been rounded
-    judged = np.flatnonzero((outcome.arrived >= warm_up * end) & (outcome.arrived <= end))
-    prompt = workload.columns.prompt_tokens[judged]
-    gaps = workload.columns.output_tokens[judged] - 1
-    ttft = outcome.ttft[judged]
-    p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
-    decoded = outcome.latency[judged] - ttft
-    return Figures(
-        ttft=float(ttft.mean()) * 1e3,
-        ttft_p50=float(p50),
-        ttft_p90=float(p90),
-        ttft_p99=float(p99),
-        itl=float(decoded.sum() / max(1, gaps.sum())) * 1e3,
-        cached=float(outcome.cached_tokens[judged].sum() / prompt.sum()) * 100,
-        cpu_seconds=outcome.cpu_seconds,
-        cpu_us=outcome.cpu_seconds / len(workload.requests) * 1e6,
-    )
+    return outcome.figures(workload, task.rate, warm_up)
 
 
 def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
@@ -264,11 +228,10 @@ def doubling_rate(
     round_robin = policy_named("round-robin")
 
     def ttft(rate: float) -> float:
-        outcomes = [
-            (workload, simulate(workload, rate, fleet, round_robin, seed))
-            for seed, workload in enumerate(workloads, start=1)
-        ]
-        return fmean(figures(*each, rate, warm_up).ttft for each in outcomes)
+        return fmean(
+            simulate(each, rate, fleet, round_robin, seed).figures(each, rate, warm_up).ttft
+            for seed, each in enumerate(workloads, start=1)
+        )
 
     idle = ttft(1 / _IDLE_GAP)
     low = high = _FIRST * fleet.num_engines

@@ -23,17 +23,23 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
-from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
+from inferway_bench.peers.plan import (
+    LayersFlag,
+    RealEngines,
+    Scenario,
+    SimulatedEngines,
+    VllmFlag,
+)
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
+from inferway_bench.policies.catalog import OURS
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
-from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, install_peers
+from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, chosen, install_peers
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
@@ -44,13 +50,12 @@ from inferway_bench.venvs import Venv
 TTFT_PERCENT, CACHED_POINTS = 15.0, 2.0  # how far off a simulation may be
 _FITTED_SEED = 3_000  # of chats that are not judged, and above
 _REAL_BATCHED_TOKENS = 2_048  # of vLLM's API server on the CPU
-_ROUND_ROBIN, _BY_SESSION = "round-robin", "consistent-hash"  # policies
+_BY_SESSION = "consistent-hash"
 # Of the rate at which round-robin's mean TTFT doubles: the lowest load of `bench peers`. Near that
 # rate engines that are 5 % slower answer 15 % later, and the machine's minutes would be judged: at
 # 0.75 five runs of round-robin, simulated with the same constants, were off by -25 to +15 %.
 _LOAD = 0.5
 _BESIDE = 1.2  # as long as it is not known
-_BISECTIONS = 4
 
 
 class ValidatePlan(msgspec.Struct, frozen=True):
@@ -71,85 +76,58 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     ] = None
 
 
-class Setup(msgspec.Struct, frozen=True):
-    """The engines, and the chats that are sent to them."""
-
-    engines: SimulatedEngines | RealEngines
-    chats: ChatSpec
-    rate: float | None  # requests a second; None: half of what the machine can do is looked for
-    seeds: int
-    warm_up_requests: int
-
-
 # 2,000 requests; eight engines hold half of what the chats have said when they end. They are fast:
 # only what is cached is judged, and a policy that piles requests up must not take hours.
-_SIMULATED = Setup(
+_SIMULATED = Scenario(
     SimulatedEngines(blocks=768, prefill_us_per_token=60.0, inter_token_ms=5.0),
     ChatSpec(sessions=200, turns=10, systems=8, apart=30),
-    rate=25.0,
-    seeds=1,
     warm_up_requests=40,
+    bisections=4,
 )
-_REAL = Setup(RealEngines(), ChatSpec(), rate=None, seeds=4, warm_up_requests=20)
-
-
-def setup_of(plan: ValidatePlan) -> Setup:
-    """Return what the plan asks for."""
-    setup = _SIMULATED
-    if plan.real:
-        setup = msgspec.structs.replace(_REAL, engines=real_engines(plan.layers))
-    return msgspec.structs.replace(
-        setup, rate=plan.rate or setup.rate, seeds=plan.seeds or setup.seeds
-    )
+_SIMULATED_RATE = 25.0  # requests a second
+_REAL = Scenario(RealEngines(), ChatSpec(), warm_up_requests=20, bisections=4)
 
 
 def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
-    venv = install_peers(on_step)
-    routers = [
-        (router, policy)
-        for router, policy in _routers(venv, is_real=plan.real)
-        if not plan.only or any(text in router.label for text in plan.only)
-    ]
-    if not routers:
-        raise BenchError(f"--only {' '.join(plan.only)}: no such router")
-    setup, prompts = setup_of(plan), EnginePrompts(str(prepare_smollm2()))
+    scenario, rate = _SIMULATED, plan.rate or (None if plan.real else _SIMULATED_RATE)
+    if plan.real:
+        scenario = msgspec.structs.replace(_REAL, engines=real_engines(plan.layers))
+    seeds = plan.seeds or (4 if plan.real else 1)
+    routers = _routers(install_peers(on_step), is_real=plan.real)
+    round_robin = routers[1]
+    prompts = EnginePrompts(str(prepare_smollm2()))
     try:
         with (
             TemporaryDirectory(prefix="inferway-validate-") as name,
-            started(setup.engines, plan.vllm, Path(name), on_step) as fleet,
+            started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
         ):
-            tour = Tour(setup, fleet, prompts, Path(name), on_step)
-            tour.measure(routers, VllmRouter(venv, "round_robin"))
+            tour = Tour(scenario, fleet, prompts, Path(name), on_step)
+            tour.measure(chosen(routers, plan.only), round_robin, rate, seeds)
     finally:
         prompts.close()
     on_step("simulating the same")
     return findings(tour, os.getloadavg()[0])
 
 
-def _routers(venv: Venv, *, is_real: bool) -> list[tuple[Router, str]]:
-    """Each with the policy that stands for it."""
-    found: list[tuple[Router, str]] = [
-        (Inferway(scoring=True), "expected-ttft"),
-        (VllmRouter(venv, "round_robin"), _ROUND_ROBIN),
-        (VllmRouter(venv, "consistent_hash"), _BY_SESSION),
-    ]
-    if is_real:
-        return found
-    return [
-        *found,
-        (VllmRouter(venv, "cache_aware"), "cache-aware"),
-        (SglangRouter(venv, "cache_aware"), "cache-aware"),
-    ]
+def _routers(venv: Venv, *, is_real: bool) -> list[Router]:
+    policies = ("round_robin", "consistent_hash", *(() if is_real else ("cache_aware",)))
+    ours, theirs = Inferway(scoring=True), [VllmRouter(venv, policy) for policy in policies]
+    return [ours, *theirs, *([] if is_real else [SglangRouter(venv, "cache_aware")])]
+
+
+def policy_of(router: Router) -> str:
+    """Return the policy that simulates a router, which is the last word of its name."""
+    is_ours = isinstance(router, Inferway)
+    return OURS if is_ours else router.label.split()[-1].replace("_", "-")
 
 
 @dataclass(slots=True)
 class Tour:
-    """One fleet, and what all routers have carried to it. It fills `sent`, `measured`, `fitted_to`
-    and a rate that is to be found."""
+    """One fleet, and what all routers have carried to it. `measure` fills the lists."""
 
-    setup: Setup
+    scenario: Scenario
     fleet: Fleet
     prompts: EnginePrompts
     directory: Path
@@ -158,27 +136,28 @@ class Tour:
     measured: list[Measured] = field(default_factory=list)  # and what constants are fitted to
     fitted_to: list[Sent] = field(default_factory=list)
 
-    def measure(self, routers: Sequence[tuple[Router, str]], round_robin: Router) -> None:
-        """Send the chats of all seeds through `routers`, each with the policy that simulates it.
-        The machine does not stay as fast as it was: each router meets it early and late, and the
-        constants are of the whole time."""
-        if self.setup.rate is None:
-            self.setup = msgspec.structs.replace(self.setup, rate=self._find_rate())
-        for seed in range(1, self.setup.seeds + 1):
-            self._measure_engines(round_robin)
-            self.sent += [self._send(router, policy, seed) for router, policy in routers]
-        self._measure_engines(round_robin)
+    def measure(
+        self, routers: Sequence[Router], round_robin: Router, rate: float | None, seeds: int
+    ) -> None:
+        """Send the chats of all seeds through `routers`, at half of the rate that round-robin can
+        carry if none is given. The machine does not stay as fast as it was: each router meets it
+        early and late, and the constants are of the whole time."""
+        rate = rate or self._find_rate()
+        for seed in range(1, seeds + 1):
+            self._measure_engines(round_robin, rate)
+            self.sent += [self._send(router, seed, rate) for router in routers]
+        self._measure_engines(round_robin, rate)
 
     def _find_rate(self) -> float:
         """What an engine alone takes says where round-robin's mean TTFT doubles: _LOAD of that."""
         self._measure_alone()
         fleet = self._fitted().with_beside(_BESIDE)
-        workload = self._workload(chats(self.setup.chats, _FITTED_SEED, "search", 1.0))
-        return round(_LOAD * doubling_rate([workload], fleet, _BISECTIONS)[1], 3)
+        workload = self._workload(chats(self.scenario.chats, _FITTED_SEED, "search", 1.0))
+        return round(_LOAD * doubling_rate([workload], fleet, self.scenario.bisections)[1], 3)
 
     def simulated_fleet(self) -> FleetSpec:
         """Return the fleet with its constants: as given to simulated engines, or fitted."""
-        engines = self.setup.engines
+        engines = self.scenario.engines
         if isinstance(engines, SimulatedEngines):
             return FleetSpec(engines.engines, num_slow=0, engine=engine_like(engines))
         fleet = self._fitted()
@@ -192,19 +171,19 @@ class Tour:
 
     def _fitted(self) -> FleetSpec:
         """To what an engine alone took."""
-        engines = self.setup.engines
+        engines = self.scenario.engines
         like = EngineSpec(
             max_batched_tokens=_REAL_BATCHED_TOKENS,
             cache_tokens=(engines.blocks - 1) * engines.block_size,  # one of vLLM's stays empty
         )
         return FleetSpec(engines.engines, num_slow=0, engine=fit(self.measured, like))
 
-    def _measure_engines(self, round_robin: Router) -> None:
-        if isinstance(self.setup.engines, RealEngines):
+    def _measure_engines(self, round_robin: Router, rate: float) -> None:
+        if isinstance(self.scenario.engines, RealEngines):
             if len(self.measured) == len(self.fitted_to):  # else the rate has just been looked for
                 self._measure_alone()
             seed = _FITTED_SEED + len(self.fitted_to)
-            self.fitted_to.append(self._send(round_robin, _ROUND_ROBIN, seed))
+            self.fitted_to.append(self._send(round_robin, seed, rate))
 
     def _measure_alone(self) -> None:
         self.on_step("measuring an engine")
@@ -212,21 +191,20 @@ class Tour:
         self.measured.append(measure_engine(self.fleet.engines[0].url, MODEL, seed))
 
     def _workload(self, sessions: Sequence[Session]) -> Workload:
-        return as_workload(sessions, self.prompts, self.setup.engines.block_size)
+        return as_workload(sessions, self.prompts, self.scenario.engines.block_size)
 
-    def _send(self, router: Router, policy: str, seed: int) -> Sent:
-        setup, fleet, rows = self.setup, self.fleet, None
-        assert setup.rate is not None
+    def _send(self, router: Router, seed: int, rate: float) -> Sent:
+        scenario, fleet, policy, rows = self.scenario, self.fleet, policy_of(router), None
         place = self.directory / f"{router.label}-{seed}".replace(" ", "-")
         with standing(router, fleet, place) as one:
             self.on_step(f"warming up {router.label}")
-            one.warm_up(setup.chats, seed, setup.rate, setup.warm_up_requests)
-            sessions = chats(setup.chats, seed, f"{policy}-{seed}", setup.rate)
+            one.warm_up(scenario.chats, seed, rate, scenario.warm_up_requests)
+            sessions = chats(scenario.chats, seed, f"{policy}-{seed}", rate)
             # of simulated engines the policy itself is judged, of real ones the engines' times
-            if policy == _BY_SESSION and isinstance(setup.engines, RealEngines):
+            if policy == _BY_SESSION and isinstance(scenario.engines, RealEngines):
                 rows = division(one.place.url, fleet, sessions)
             fleet.reset()
-            self.on_step(f"{router.label}, seed {seed}: {setup.chats.requests:,} requests")
+            self.on_step(f"{router.label}, seed {seed}: {scenario.chats.requests:,} requests")
             samples = one.carry(sessions).driven.samples
         return Sent(router.label, policy, seed, samples, self._workload(sessions), rows)
 
@@ -246,15 +224,15 @@ def engine_like(engines: SimulatedEngines) -> EngineSpec:
 
 def findings(tour: Tour, load_after: float) -> Findings:
     """Return what was measured beside what is simulated."""
-    setup, fleet = tour.setup, tour.simulated_fleet()
+    fleet = tour.simulated_fleet()
     by_router: dict[tuple[str, str], list[dict[str, float]]] = {}
     for one in tour.sent:
         by_router.setdefault((one.router, one.policy), []).append(compared(one, fleet))
     return Findings(
         rows=[router_row(*key, seeds) for key, seeds in by_router.items()],
         about=list(_about(tour, fleet, load_after)),
-        facts={"engines": setup.engines.about, **msgspec.structs.asdict(fleet.engine)},
-        seeds=list(range(1, setup.seeds + 1)),
+        facts={"engines": tour.scenario.engines.about, **msgspec.structs.asdict(fleet.engine)},
+        seeds=sorted({one.seed for one in tour.sent}),
     )
 
 
@@ -273,9 +251,9 @@ def router_row(router: str, policy: str, seeds: Sequence[dict[str, float]]) -> R
 
 
 def _about(tour: Tour, fleet: FleetSpec, load_after: float) -> Iterator[str]:
-    spec, engine = tour.setup.chats, fleet.engine
+    spec, engine = tour.scenario.chats, fleet.engine
     fitted = "fitted to requests without a router" if tour.measured else "as given to the engines"
-    yield f"- {tour.setup.engines.about}"
+    yield f"- {tour.scenario.engines.about}"
     yield (
         f"- {spec.requests:,} requests of {spec.sessions} chats that share {spec.systems} system "
         f"prompts; load average {load_after:.2f} after the run"
@@ -340,6 +318,10 @@ _CACHED = Plot(
     x_label="measured: prompt tokens from a cache, %",
     y_label="simulated: prompt tokens from a cache, %",
 )  # fmt: skip
+_TTFT = replace(
+    _CACHED, y=("simulated_ttft",), x="ttft", x_label="measured: mean TTFT, ms",
+    y_label="simulated: mean TTFT, ms",
+)  # fmt: skip
 
 VALIDATE = Benchmark(
     "validate",
@@ -348,7 +330,7 @@ VALIDATE = Benchmark(
     ValidatePlan,
     measure,
     (_ROUTERS,),
-    Chart("{engines}", (_CACHED,)),
+    Chart("{engines}", (_CACHED, _TTFT)),
     goals=lambda run: list(_goals(run)),
     question="how close simulated policies come to the cached share of the real routers",
     takes="8 minutes",
@@ -358,17 +340,7 @@ VALIDATE = Benchmark(
 VALIDATE_REAL = replace(
     VALIDATE,
     name="validate --real",
-    chart=Chart(
-        "{engines}",
-        (
-            _CACHED,
-            replace(
-                _CACHED, y=("simulated_ttft",), x="ttft", x_label="measured: mean TTFT, ms",
-                y_label="simulated: mean TTFT, ms",
-            ),
-        ),
-    ),
     question="how close a simulation with fitted constants comes to real engines",
     takes="27 minutes",
-)  # fmt: skip
+)
 validate = VALIDATE.command()

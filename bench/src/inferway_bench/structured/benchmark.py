@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +26,7 @@ from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
 from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
@@ -44,9 +42,8 @@ _CPU_STEPS = (
     *(("check",), ("verdict",), ("compile",), ("check", "compile")),
     ("check", "verdict", "compile"),
 )
-_LIMITS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000)
+WALL = "schema to first mask, wall time"
 _CONTAINS = frozenset({"contains", "minContains", "maxContains"})  # one rule
-_PACKAGES, _ENGINE_PACKAGES = ("llguidance", "outlines_core", "jsonschema_rs"), ("vllm", "xgrammar")
 
 Answer = Mapping[str, Any]  # a worker's, of one schema
 
@@ -75,23 +72,31 @@ class StructuredPlan(msgspec.Struct, frozen=True):
 
 def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     """Judge every schema by every system. Raises BenchError, with the cure."""
-    engine = _engine()
-    model = plan.model_directory
+    engine, model = _engine(), plan.model_directory
     if not (model / "tokenizer.json").is_file():
         raise BenchError(f"{model}: no tokenizer.json; the cure: --model with a model's directory")
     on_step("tokenizing")
     tokenize = vocabulary_of(str(model)).ll_tokenizer.tokenize_str
     cases = read(plan.file, tokenize, plan.max_tokens, plan.max_schemas)
-    answers = _judged(plan, engine, cases, on_step)
-    versions = {name: version(name) for name in _PACKAGES} | _engine_versions(engine)
-    words = ", ".join(f"{name} {number}" for name, number in versions.items())
+    answers: dict[str, list[Answer]] = {name: [] for name in SYSTEMS}
+    versions: dict[str, str] = {}
+    with ExitStack() as stack:
+        on_step("starting")
+        pythons = {
+            name: engine if name in BESIDE_ENGINE else Path(sys.executable) for name in SYSTEMS
+        }
+        workers = [stack.enter_context(judge(name, pythons[name], plan)) for name in SYSTEMS]
+        for worker in workers:  # until it is ready: to start is no part of a compile
+            versions |= worker.read()
+        for done, case in enumerate(cases):
+            on_step("schemas", done, len(cases))
+            first = done % len(workers)
+            for worker in (*workers[first:], *workers[:first]):
+                answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
+    words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    about = f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}."
     return Findings(
-        rows=list(rows_of(cases, answers)),
-        about=[
-            f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}. Load "
-            f"average after the run: {os.getloadavg()[0]:.2f}."
-        ],
-        facts={"schemas": len(cases)},
+        rows=list(rows_of(cases, answers)), about=[about], facts={"schemas": len(cases)}
     )
 
 
@@ -106,67 +111,13 @@ def _engine() -> Path:
     return python
 
 
-def _judged(
-    plan: StructuredPlan, engine: Path, cases: Sequence[Case], on_step: OnStep
-) -> dict[str, list[Answer]]:
-    answers: dict[str, list[Answer]] = {name: [] for name in SYSTEMS}
-    with ExitStack() as stack:
-        on_step("starting")
-        workers = [
-            stack.enter_context(
-                judge(name, engine if name in BESIDE_ENGINE else Path(sys.executable), plan)
-            )
-            for name in SYSTEMS
-        ]
-        for worker in workers:
-            worker.read()  # when it is ready: what a process costs to start is no part of a compile
-        for done, case in enumerate(cases):
-            on_step("schemas", done, len(cases))
-            first = done % len(workers)
-            for worker in (*workers[first:], *workers[:first]):
-                answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
-    return answers
-
-
 def judge(name: str, python: Path, plan: StructuredPlan) -> JsonWorker:
-    """Return the worker of a system. It says when it is ready, and then answers each case."""
+    """Return the worker of a system. It says the versions of its libraries when it is ready, and
+    then answers each case."""
     seconds = plan.outlines_seconds if name.startswith("outlines") else plan.compile_seconds
-    module = "inferway_bench.structured.worker"
-    command: list[str | Path] = [
-        python,
-        "-m",
-        module,
-        name,
-        plan.model_directory,
-        str(seconds),
-        str(plan.memory_gib),
-    ]
+    words = (name, plan.model_directory, seconds, plan.memory_gib)
+    command = [python, "-m", "inferway_bench.structured.worker", *words]
     return JsonWorker(name, command, with_sources())
-
-
-def _engine_versions(engine: Path) -> dict[str, str]:
-    code = (
-        "import json; from importlib.metadata import version;"
-        f"print(json.dumps({{name: version(name) for name in {_ENGINE_PACKAGES!r}}}))"
-    )
-    found: dict[str, str] = json.loads(_said(engine, ["-c", code]))
-    return found
-
-
-def _said(python: Path, words: Sequence[str]) -> str:
-    done = subprocess.run(
-        [str(python), *words],
-        capture_output=True,
-        text=True,
-        env=with_sources(),
-        check=False,
-        timeout=600,
-    )
-    if done.returncode != 0:
-        raise BenchError(
-            f"{python} {' '.join(words[:2])}: ended with {done.returncode}: {done.stderr[-500:]}"
-        )
-    return done.stdout
 
 
 # what was judged, counted
@@ -218,9 +169,7 @@ def _is_compiled(answer: Answer) -> bool:
 
 
 def _kept(tallies: Sequence[Counter[str]]) -> dict[str, Value]:
-    total: Counter[str] = Counter()
-    for one in tallies:
-        total.update(one)
+    total = sum(tallies, Counter[str]())
     return {
         "compiled": total["compiled"],
         "valid accepted": f"{total['valid accepted']}/{total['valid']}",
@@ -249,11 +198,8 @@ def _compile_rows(
     """CPU times are of the schemas that llguidance compiles, too."""
     is_ours = name == OURS
     ms = [answer["seconds"] * 1000 for answer in answers if _is_compiled(answer)]
-    keys = {"system": name, "step": "schema to first mask, wall time"}
+    keys = {"system": name, "step": WALL}
     yield Row("compile", keys, percentiles(ms, "p50", "p95", "max"), is_ours)
-    for limit in _LIMITS_MS:
-        share = 100 * sum(one <= limit for one in ms) / len(answers)
-        yield Row("within", {"system": name, "ms": limit}, {"schemas": share}, is_ours)
     pairs = list(zip(answers, llguidances, strict=True))
     steps = [a["cpu_ms"] for a, b in pairs if _is_compiled(a) and _is_compiled(b)]
     theirs = [b["cpu_ms"]["compile"] for _, b in pairs if _is_compiled(b)]
@@ -276,7 +222,8 @@ def _mask_rows(name: str, answers: Sequence[Answer]) -> Iterator[Row]:
 
 def percentiles(values: Sequence[float], *names: str) -> dict[str, Value]:
     """Return the percentiles of these names; nothing of no values."""
-    return {name: percentile(values, PERCENTILES[name]) for name in names} if values else {}
+    ordered = sorted(values)
+    return {name: percentile(ordered, PERCENTILES[name]) for name in names} if values else {}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -350,9 +297,36 @@ def goals(run: Run) -> Iterator[Goal]:
 
 
 def _time(name: str, unit: str) -> Column:
-    return Column(name, form="{:,.1f}", better="lower", unit=unit)
+    return Column(name, better="lower", unit=unit)
 
 
+def _count(name: str, head: str = "", better: Better | None = None) -> Column:
+    return Column(name, head, "{:.0f}", better=better)
+
+
+TABLES = [
+    Table(
+        "kept", "Schemas of {schemas}, with instances {instances}", ["system"],
+        [
+            _count("compiled"), Column("valid accepted"), Column("invalid rejected"),
+            _count("all right", better="higher"), *map(_count, COUNTED[1:3]),
+            _count("unnamed", "… with its keyword not named"),
+        ],
+        split=["instances"],
+    ),
+    Table(
+        "gained", "Schemas that only Inferway judges rightly, and that only the best library does",
+        ["instances", "best library"], [_count("gained"), _count("lost")], in_details=True,
+    ),
+    Table(
+        "compile", "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
+        ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
+    ),
+    Table(
+        "masks", "Time of a mask, µs", ["clock", "system"],
+        [_time(name, "µs") for name in PERCENTILES],
+    ),
+]  # fmt: skip
 STRUCTURED = Benchmark(
     "structured",
     "Measure which of the JSON schemas in FILE are enforced, and how fast, beside llguidance, "
@@ -363,69 +337,16 @@ STRUCTURED = Benchmark(
     "scripts/jsonschemabench_sample.py of Inferway's repository writes this file from a clone. The "
     "environment variable INFERWAY_VLLM_VENV names the virtual environment that has vLLM and "
     "xgrammar.",
-    StructuredPlan,
-    measure,
-    tables=[
-        Table(
-            "kept",
-            "Schemas of {schemas}, with instances {instances}",
-            ["system"],
-            [
-                Column("compiled", form="{:.0f}"),
-                Column("valid accepted"),
-                Column("invalid rejected"),
-                Column("all right", form="{:.0f}", better="higher"),
-                *(Column(name, form="{:.0f}") for name in COUNTED[1:3]),
-                Column("unnamed", "… with its keyword not named", "{:.0f}"),
-            ],
-            split=["instances"],
-        ),
-        Table(
-            "gained",
-            "Schemas that only Inferway judges rightly, and that only the best library does",
-            ["instances", "best library"],
-            [Column("gained", form="{:.0f}"), Column("lost", form="{:.0f}")],
-            in_details=True,
-        ),
-        Table(
-            "compile",
-            "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
-            ["step", "system"],
-            [*(_time(name, "ms") for name in ("p50", "p95", "max"))],
-        ),
-        Table(
-            "within",
-            "Schemas compiled within so many ms, %",
-            ["system"],
-            [Column("schemas", form="{:.0f}")],
-            across="ms",
-            in_details=True,
-        ),
-        Table(
-            "masks",
-            "Time of a mask, µs",
-            ["clock", "system"],
-            [*(_time(name, "µs") for name in PERCENTILES)],
-        ),
-    ],
-    chart=Chart(
+    StructuredPlan, measure, TABLES,
+    Chart(
         "{schemas} schemas",
         [
             Plot(
-                "within",
-                ["schemas"],
-                "ms",
-                by="system",
-                x_label="compile, at most ms",
-                y_label="schemas, %",
-                log_x=True,
+                "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
+                where=lambda row: row.keys["step"] == WALL,
             ),
             Plot(
-                "masks",
-                list(PERCENTILES),
-                by="system",
-                y_label="mask, µs",
-                log_y=True,
+                "masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True,
                 where=lambda row: row.keys["clock"] == "wall",
             ),
         ],
@@ -436,5 +357,5 @@ STRUCTURED = Benchmark(
     "libraries",
     takes="half an hour",
     arguments="FILE",
-)
+)  # fmt: skip
 structured = STRUCTURED.command()

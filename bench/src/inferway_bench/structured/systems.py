@@ -19,7 +19,7 @@ from inferway_structured.spec import Kind, Spec
 
 
 @dataclass(frozen=True)
-class Answer:
+class GrammarState:
     """One instance under judgement: `fill` writes a mask into a row, `accept` takes a token."""
 
     fill: Callable[[Any], object]
@@ -30,7 +30,7 @@ class Answer:
 class Prepared:
     """One schema, compiled. `cpu_ms` is the CPU time by step, where there are several."""
 
-    start: Callable[[], Answer]
+    start: Callable[[], GrammarState]
     unenforced: Sequence[Unenforced] = ()
     cpu_ms: dict[str, float] = field(default_factory=dict)
 
@@ -58,9 +58,9 @@ def ours(vocabulary: Vocabulary, _: str) -> System:
         steps = zip(("check", "verdict", "compile"), times, times[1:], strict=False)
         cpu_ms = {step: (after - before) * 1000 for step, before, after in steps}
 
-        def start() -> Answer:
+        def start() -> GrammarState:
             grammar = made.start()
-            return Answer(grammar.fill, lambda token: grammar.accept([token]))
+            return GrammarState(grammar.fill, lambda token: grammar.accept([token]))
 
         return Prepared(start, made.unenforced, cpu_ms)
 
@@ -82,13 +82,13 @@ def llguidance(**options: bool) -> Make:
             if made.is_error():
                 raise ValueError(made.get_error())
 
-            def start() -> Answer:
+            def start() -> GrammarState:
                 matcher: Any = made.deep_copy()
 
                 def fill(row: Any) -> None:
                     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
-                return Answer(fill, matcher.consume_token)
+                return GrammarState(fill, matcher.consume_token)
 
             return Prepared(start)
 
@@ -112,7 +112,7 @@ def xgrammar(vocabulary: Vocabulary, _: str) -> System:
     def compiled(schema: str) -> Prepared:
         made = compiler.compile_json_schema(schema, any_whitespace=True, separators=None)
 
-        def start() -> Answer:
+        def start() -> GrammarState:
             matcher = xgrammar.GrammarMatcher(made)
 
             def fill(row: Any) -> None:
@@ -120,7 +120,7 @@ def xgrammar(vocabulary: Vocabulary, _: str) -> System:
                 matcher.fill_next_token_bitmask(bitmask, 0)
                 row[:] = bitmask.numpy()[0]
 
-            return Answer(fill, matcher.accept_token)
+            return GrammarState(fill, matcher.accept_token)
 
         return Prepared(start)
 
@@ -138,7 +138,7 @@ def outlines(vocabulary: Vocabulary, _: str) -> System:
     def compiled(schema: str) -> Prepared:
         index = outlines_core.Index(build_regex_from_schema(schema), words)
 
-        def start() -> Answer:
+        def start() -> GrammarState:
             guide = outlines_core.Guide(index)
 
             def accept(token: int) -> bool:
@@ -150,7 +150,7 @@ def outlines(vocabulary: Vocabulary, _: str) -> System:
             def fill(row: Any) -> None:
                 guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
 
-            return Answer(fill, accept)
+            return GrammarState(fill, accept)
 
         return Prepared(start)
 
