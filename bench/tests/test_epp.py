@@ -16,27 +16,28 @@ from inferway_bench.epp.benchmark import (
     EPP,
     OURS,
     TIMED,
+    Figures,
     chunk_rows,
     goals,
     pick_rows,
 )
 from inferway_bench.epp.envoy import configuration
 from inferway_bench.epp.pickers import EchoStream, Stopwatch, TimedJourney
-from inferway_bench.rows import Findings, Row, Run
+from inferway_bench.rows import Findings, Run
 
 
-def request(name: str, echo: float, ours: float, messages: float = 6.0) -> list[Row]:
+def figures(echo: float, ours: float, messages: float) -> Figures:
     def picker(us: float) -> dict[str, list[float]]:
         return {"cpu_us": [us - 10, us, us + 10], "messages": [messages] * 3}
 
     route = {"route_us": [190.0, 200.0, 210.0]}
-    figures = {ECHO: picker(echo), BARE: picker(200), OURS: picker(ours), TIMED: route}
-    return pick_rows(name, 700, figures)
+    return {ECHO: picker(echo), BARE: picker(200), OURS: picker(ours), TIMED: route}
 
 
 def run(ours: float = 750, streamed: float = 4750) -> Run:
-    rows = request("a chat", 500, ours) + request("the first, streamed", 4500, streamed, 56.0)
-    found = Findings(rows=[*rows, *chunk_rows(rows)], facts={"envoy": "Envoy 1.40.0"})
+    plain, stream = figures(500, ours, 6.0), figures(4500, streamed, 56.0)
+    rows = pick_rows("a chat", 700, plain) + pick_rows("the first, streamed", 700, stream)
+    found = Findings(rows=[*rows, *chunk_rows(plain, stream)], facts={"envoy": "Envoy 1.40.0"})
     return a_run("epp", found)
 
 

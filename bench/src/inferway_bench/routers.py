@@ -94,10 +94,6 @@ class Router(Protocol):
     def matches_events(self) -> bool:
         """Whether it is expected to match prompts against the engines' KV events."""
 
-    @property
-    def engines_render(self) -> bool:
-        """Whether it needs engines that serve /render, as vLLM does with --enable-scale-out."""
-
     def command(self, place: Place) -> list[str]:
         """The command that starts it."""
 
@@ -120,7 +116,6 @@ class Inferway:
 
     scoring: bool
     is_ours: bool = True
-    engines_render: bool = False
     version: str = __version__
 
     @property
@@ -187,10 +182,6 @@ class VllmRouter:
 
     @property
     def matches_events(self) -> bool:
-        return self.policy == "kv_aware"
-
-    @property
-    def engines_render(self) -> bool:
         return self.policy == "kv_aware"
 
     def command(self, place: Place) -> list[str]:

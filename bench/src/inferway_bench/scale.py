@@ -89,9 +89,17 @@ def findings(
 ) -> Findings:
     """Return what the parts come to: those that grow with the engines, carrying a request, and
     scraping an engine."""
+    costs = [
+        Row("costs", {"engines": engines}, msgspec.structs.asdict(one))
+        for engines, one in grown.items()
+    ]
     shares = share_rows(plan, request_us, median(scrape_us), grown)
+    most = end(shares)
+    reaches = (
+        "does not reach this" if most is None else f"reaches this at about **{most:,.0f} engines**"
+    )
     return Findings(
-        rows=[*cost_rows(grown), *shares],
+        rows=[*costs, *shares],
         about=[
             "The figures are sums of parts that were measured one by one; no fleet of this size "
             "was run. A process for each number of engines runs the production event path "
@@ -105,7 +113,7 @@ def findings(
             f"- carrying a request takes {request_us:,.0f} µs ({made_of}); scraping the metrics of "
             f"an engine takes {median(scrape_us):,.0f} µs of CPU time (a simulated engine with "
             f"{page_bytes:,} bytes of metrics)",
-            f"- one process uses at most one core; it {_ends(shares)}",
+            f"- one process uses at most one core; it {reaches}",
         ],
     )
 
@@ -126,14 +134,6 @@ def carried(dataplane: Run, here: Machine) -> tuple[float, str]:
     if round(times, 2) != 1.0:
         made_of = f"{times:.2f} times, as the yardstick is now: {made_of}"
     return round(us * times, 1), made_of
-
-
-def cost_rows(grown: dict[int, Grown]) -> list[Row]:
-    """Return a row for each number of engines: what was measured of it."""
-    return [
-        Row("costs", {"engines": engines}, msgspec.structs.asdict(one))
-        for engines, one in grown.items()
-    ]
 
 
 def share_rows(
@@ -168,13 +168,6 @@ def end(shares: Sequence[Row]) -> float | None:
         return None
     slope = (used[-1] - used[-2]) / (engines[-1] - engines[-2])
     return engines[-1] + (1.0 - used[-1]) / slope
-
-
-def _ends(shares: Sequence[Row]) -> str:
-    engines = end(shares)
-    if engines is None:
-        return "does not reach this"
-    return f"reaches this at about **{engines:,.0f} engines**"
 
 
 def _ask(plan: ScalePlan, engines: int) -> Grown:

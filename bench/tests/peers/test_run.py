@@ -34,7 +34,6 @@ class RoundRobin:
     label: str = "double round_robin"
     version: str = "1"
     is_ours: bool = False
-    engines_render: bool = False
     matches_events: bool = False
 
     def command(self, place: Place) -> list[str]:

@@ -101,10 +101,9 @@ def started_routers(
         ready = []
         for i, router in enumerate(routers):
             on_step(f"starting {router.label}")
+            can_render = router.matches_events and not router.is_ours  # peers let engines render
             engines = [
-                stack.enter_context(
-                    trivial_engine(model, directory / f"{i}-{j}.log", router.engines_render)
-                )
+                stack.enter_context(trivial_engine(model, directory / f"{i}-{j}.log", can_render))
                 for j in range(NUM_ENGINES)
             ]
             place = place_for(engines, model, directory / str(i))

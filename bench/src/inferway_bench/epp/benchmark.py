@@ -39,6 +39,9 @@ MOST_TIMES_A_CHUNK = 1.3  # of echo
 _KINDS = {ECHO: "echo", BARE: "bare", OURS: "ours", TIMED: "timed"}  # names of processes
 _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of its own
 
+# picker -> "cpu_us", "messages" and "route_us" of a request, by repeat
+Figures = Mapping[str, Mapping[str, list[float]]]
+
 
 class EppPlan(msgspec.Struct, frozen=True):
     """How long and how often each picker is loaded."""
@@ -89,7 +92,7 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
         ),
     }
     numbers = iter(range(1, 10**9, 10**6))
-    rows: list[Row] = []
+    found: dict[str, Figures] = {}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="inferway-epp-")))
         on_step("starting engines, pickers and Envoy")
@@ -106,11 +109,16 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
                 pickers, Load(templates, plan.connections), name, plan.seconds, plan.repeats,
                 numbers, _Picker.counters, on_step,
             )  # fmt: skip
-            figures = {
+            found[name] = {
                 picker.label: _figures(repeats, idle[picker.label])
                 for picker, repeats in zip(pickers, measured, strict=True)
             }
-            rows += pick_rows(name, len(templates[0].body(0)), figures)
+    picks = (
+        row
+        for name, figures in found.items()
+        for row in pick_rows(name, len(cases[name][0].body(0)), figures)
+    )
+    plain, _, stream = found.values()
     about = (
         f"{version(binary)}, one worker; {plan.connections} connections, {plan.repeats} repeats of "
         f"{plan.seconds} s in turns. Without requests, Inferway's picker takes "
@@ -118,7 +126,7 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
         f"takes {idle[ECHO] * 1e3:.1f} ms; this idle time is subtracted from the figures."
     )
     return Findings(
-        rows=[*rows, *chunk_rows(rows)], about=[about], facts={"envoy": version(binary)}
+        rows=[*picks, *chunk_rows(plain, stream)], about=[about], facts={"envoy": version(binary)}
     )
 
 
@@ -144,9 +152,7 @@ def _figures(repeats: Sequence[Repeat], idle: float) -> dict[str, list[float]]:
     return found
 
 
-def pick_rows(
-    name: str, body_bytes: int, figures: Mapping[str, Mapping[str, list[float]]]
-) -> list[Row]:
+def pick_rows(name: str, body_bytes: int, figures: Figures) -> list[Row]:
     """Return a row for each picker but the timed one. Ours has the route's CPU time, and how many
     times it takes an echo and the route together: of the medians, with the interval of the
     repeats."""
@@ -178,27 +184,22 @@ def _times(value: float, ours: Sequence[float], others: Sequence[float]) -> Inte
     return Interval(value, spread.low, spread.high)
 
 
-def chunk_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return what a streamed chunk costs each picker: of the first request and the last, which is
-    the same, streamed, the difference in CPU time by that in messages."""
-    first, last = rows[0].keys["request"], rows[-1].keys["request"]
-    median_us, repeats = {}, {}
+def chunk_rows(plain: Figures, stream: Figures) -> list[Row]:
+    """Return what a streamed chunk costs each picker: the difference in CPU time of a request and
+    of the same, streamed, by that in messages."""
+    us, repeats = {}, {}
     for picker in (ECHO, BARE, OURS):
-        plain, stream = (_row(rows, request, picker) for request in (first, last))
-        more = stream.median("messages") - plain.median("messages")
-        pairs = zip(plain.repeats("cpu_us"), stream.repeats("cpu_us"), strict=True)
+        one, many = plain[picker], stream[picker]
+        more = median(many["messages"]) - median(one["messages"])
+        pairs = zip(one["cpu_us"], many["cpu_us"], strict=True)
         repeats[picker] = [(b - a) / more for a, b in pairs]
-        median_us[picker] = (stream.median("cpu_us") - plain.median("cpu_us")) / more
-    times = _times(median_us[OURS] / median_us[ECHO], repeats[OURS], repeats[ECHO])
+        us[picker] = (median(many["cpu_us"]) - median(one["cpu_us"])) / more
+    times = _times(us[OURS] / us[ECHO], repeats[OURS], repeats[ECHO])
     return [
-        Row("chunk", {"picker": ECHO}, {"us": median_us[ECHO]}, is_ours=False),
-        Row("chunk", {"picker": BARE}, {"us": median_us[BARE]}, is_ours=False),
-        Row("chunk", {"picker": OURS}, {"us": median_us[OURS], "times": times}),
+        Row("chunk", {"picker": ECHO}, {"us": us[ECHO]}, is_ours=False),
+        Row("chunk", {"picker": BARE}, {"us": us[BARE]}, is_ours=False),
+        Row("chunk", {"picker": OURS}, {"us": us[OURS], "times": times}),
     ]
-
-
-def _row(rows: Sequence[Row], request: object, picker: str) -> Row:
-    return next(r for r in rows if (r.keys["request"], r.keys["picker"]) == (request, picker))
 
 
 @contextmanager
