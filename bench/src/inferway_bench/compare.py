@@ -57,7 +57,8 @@ class Change(NamedTuple):
         return self.worse.low > 1 or self.worse.high < 1
 
     def is_regression(self, tolerance: float) -> bool:
-        """Of ours: worse by more than `tolerance`, and by more than the repeats' noise."""
+        """Return whether a figure of ours is worse by more than `tolerance`, and by more than the
+        noise of the repeats."""
         return self.figure.is_ours and self.worse.value > 1 + tolerance and self.worse.low > 1
 
 

@@ -72,7 +72,7 @@ class Benchmark(Generic[P]):
     run_name: Callable[[P], str] | None = None  # what a run is stored as, if not as `name`
 
     def run(self, plan: P, on_step: OnStep) -> Run:
-        """Measure. Raises BenchError."""
+        """Measure, and return the run. Raises BenchError."""
         machine = this_machine()
         found = self.measure(plan, on_step)
         values = {name: getattr(found, name) for name in Findings.__struct_fields__}

@@ -84,14 +84,15 @@ def _without_place(argument: str) -> str:
 
 
 def times_as_slow(now: Machine, then: Machine) -> float | None:
-    """By the yardstick; None where a machine is of a run older than that."""
+    """Return how many times as slow `now` is as `then`, by the yardstick; None where a machine is
+    of a run older than the yardstick."""
     if not now.yardstick_us or not then.yardstick_us:
         return None
     return median(now.yardstick_us) / median(then.yardstick_us)
 
 
 def take_yardstick() -> float:
-    """CPU time, us, of words to a dict and back: interpreter, allocator and caches."""
+    """Return the CPU time, us, of words to a dict and back: interpreter, allocator and caches."""
     started = time.thread_time_ns()
     counts: dict[str, int] = {}
     for i in range(20_000):

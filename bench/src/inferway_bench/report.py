@@ -97,7 +97,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ShownTable:
-    """One table in words."""
+    """One table whose cells are words, for the terminal and for documents."""
 
     title: str
     head: Sequence[str]

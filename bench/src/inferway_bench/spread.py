@@ -29,7 +29,7 @@ class Interval(msgspec.Struct, frozen=True):
     high: float
 
     def times(self, factor: float) -> Interval:
-        """In another unit."""
+        """Return the interval in another unit."""
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
     def shown(self, form: Form = "{:.2f}") -> str:
@@ -73,7 +73,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """median(above) / median(below); the two are drawn independently."""
+    """Return median(above) / median(below), whose samples are drawn independently."""
     rng = np.random.default_rng(0)
     over, under = np.array(above), np.array(below)
     drawn = _medians(over, rng) / _medians(under, rng)
@@ -81,7 +81,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of paired differences, or of anything else that is one value per pair."""
+    """Return the mean of paired differences, or of anything else that is one value per pair."""
     return _bootstrapped(np.array(values), lambda drawn: drawn.mean(axis=1))
 
 

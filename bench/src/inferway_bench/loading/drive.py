@@ -45,7 +45,7 @@ class Pacing:
 
 @dataclass(slots=True)
 class Driven:
-    """What `drive` has measured; samples in the order in which they ended."""
+    """The samples that `drive` has measured, in the order in which they ended."""
 
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0  # wall time from the start to the last answer
@@ -64,13 +64,12 @@ async def drive(
     stop: asyncio.Event | None = None,
     reads_late: bool = False,
 ) -> Driven:
-    """Sends `sessions`, in the order of their first times, until they or `pacing` end; then waits
-    for the last answers. `fields` are in each body under the turn's own. When `stop` is set, what
-    is on its way is given up, and what was measured is returned.
+    """Send `sessions`, in the order of their first times, until they or `pacing` end; then wait for
+    the last answers, and return what was measured. `fields` are in each body under the turn's own.
+    When `stop` is set, the requests that are under way are given up.
 
     With `reads_late`, answers that no later turn needs are read when all is over, so that reading
-    one delays nobody's clock: where tenths of a millisecond matter.
-    """
+    one delays nobody's clock: where tenths of a millisecond matter."""
     client = Client(target)
     await client.open(min(_FIRST_CONNECTIONS, pacing.users or _FIRST_CONNECTIONS))
     stage = _Stage(client, target, {"model": model, **fields}, pacing, on_sample, reads_late)

@@ -34,7 +34,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """The name of the load in tables."""
         if self.users is not None:
             return f"{self.users} user{'s' * (self.users > 1)}"
         return "own times" if self.rate is None else f"{self.rate:g}/s"

@@ -251,7 +251,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float | None:
-        """How long a load takes in all; None if it is as long as its requests take."""
+        """The seconds that a load takes in all; None if it ends with its requests."""
         if self.requests is not None:
             return None
         return self.before + (self.duration or 60.0) + self.after
