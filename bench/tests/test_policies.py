@@ -300,14 +300,14 @@ def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -
     engine.add(job, 0.0)
 
     other.scrape(1)
-    unseen = other.others.tolist()
+    unseen = other.table.others.tolist()
     engine.end()
     for gateway in (one, other):
         gateway.scrape(1)
 
     assert unseen == [0.0]
-    assert (one.in_flight.tolist(), one.others.tolist()) == ([1.0], [0.0])
-    assert (other.in_flight.tolist(), other.others.tolist()) == ([0.0], [1.0])
+    assert (one.table.in_flight.tolist(), one.table.others.tolist()) == ([1.0], [0.0])
+    assert (other.table.in_flight.tolist(), other.table.others.tolist()) == ([0.0], [1.0])
 
 
 # the cache

@@ -26,9 +26,6 @@ class BlockCache:
         self._users: dict[int, int] = {}  # block -> requests that use it; 0 if it is only kept
         self._idle: OrderedDict[int, None] = OrderedDict()  # kept without users, oldest first
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._users
-
     @property
     def num_free(self) -> int:
         """The number of blocks that no request uses."""

@@ -129,12 +129,6 @@ class Job:
 class Engine:
     """One engine. `plan` begins the next stretch of steps, `end` ends it; `due` is when it ends."""
 
-    __slots__ = (
-        "_block_tokens", "_context", "_num_steps", "_pure", "_random", "_start", "_step",
-        "_step_seconds", "_unadmitted", "cache", "decoding", "due", "neighbours", "number",
-        "prefilling", "spec", "told", "version", "waiting",
-    )  # fmt: skip
-
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
         """`seed` is that of the times of its steps, if they scatter."""
         self.number = number

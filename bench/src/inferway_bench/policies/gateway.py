@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import EXACT, Adapters, Candidates, Choice, Column, Endpoint
+from inferway.model import Candidates, Choice, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import Chooser, Ending, Following, Producer
 from inferway_bench.policies.engine import Engine, Job
 from inferway_bench.policies.holders import Holders
@@ -46,8 +47,6 @@ class Policy:
 
 class Feed:
     """The KV events of all engines on their way, and what is believed once they have arrived."""
-
-    __slots__ = ("_coming", "_delay", "_holders", "_is_heard")
 
     def __init__(self, delay: float, *, is_heard: bool = True) -> None:
         self._delay = delay
@@ -81,68 +80,48 @@ class Feed:
 class Gateway:
     """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
-    __slots__ = (
-        "_adapters", "_block_sizes", "_engines", "_fade", "_follows", "_nothing", "_num", "_rows",
-        "_states", "block_tokens", "endpoints", "feed", "in_flight", "kv_usage", "others",
-        "overlay", "policy", "recent_tokens", "running", "unbegun", "waiting",
-    )  # fmt: skip
-
     def __init__(
         self, engines: Sequence[Engine], block_tokens: int, policy: Policy, feed: Feed,
         scrape_seconds: float,
     ) -> None:  # fmt: skip
-        num = len(engines)
         self.block_tokens = block_tokens
         self.policy = policy
         self.feed = feed
         self.overlay = SpeculativeOverlay()
-        self.endpoints = endpoints_of(num)
+        self.table = idle(endpoints_of(len(engines)), block_tokens)  # its load columns are kept
+        self.table.unbegun[:] = 0
         self._engines = engines
-        self._num = num
-        self._rows = {endpoint.holder: endpoint.holder for endpoint in self.endpoints}
-        self._adapters = [Adapters()] * num
-        self._block_sizes = np.full(num, block_tokens, np.int64)
-        self._states = np.full(num, EXACT, np.int8)
-        self._nothing = np.zeros(num)
-        self._nothing.setflags(write=False)
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
-        self._follows = bool(policy.following)
-        self.in_flight = np.zeros(num)
-        self.others = np.zeros(num)
-        self.running = np.zeros(num)
-        self.waiting = np.zeros(num)
-        self.kv_usage = np.zeros(num)
-        self.unbegun = np.zeros(num)
-        self.recent_tokens = np.zeros(num)
 
     def scrape(self, ticks: int) -> None:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
         told = [engine.told for engine in self._engines]
-        self.running[:], self.waiting[:], self.unbegun[:], self.kv_usage[:] = zip(
+        table = self.table
+        table.running[:], table.waiting[:], table.unbegun[:], table.kv_usage[:] = zip(
             *told, strict=True
         )
-        np.add(self.running, self.waiting, out=self.others)
-        self.others -= self.in_flight
-        np.maximum(self.others, 0.0, out=self.others)
-        self.recent_tokens *= self._fade**ticks
+        np.add(table.running, table.waiting, out=table.others)
+        table.others -= table.in_flight
+        np.maximum(table.others, 0.0, out=table.others)
+        table.recent_tokens *= self._fade**ticks
 
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
         """Return the row of the engine that a job goes to; it is in flight from here on."""
         policy, request = self.policy, job.request
-        candidates = self._candidates(now)
+        candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
         if policy.hears:
             found = self._found(request, now)
             # prompts on their way to an endpoint count as held by it
             held = self.overlay.extend(request.blocks, found)
             candidates.matched_blocks = candidates.matched_value = self._column(held)
-            candidates.prompt_blocks = np.full(self._num, float(len(request.blocks)))
+            candidates.prompt_blocks = np.full(len(self._engines), float(len(request.blocks)))
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
         row = target.endpoint.holder
-        if self._follows:
+        if policy.following:
             self._follow(job, llm, candidates, choice, now)
         self._book(job, row, target.matched_blocks, found)
         return row
@@ -156,7 +135,7 @@ class Gateway:
         return self.feed.match(request.blocks)
 
     def _column(self, held: Mapping[int, int]) -> Column:
-        column = np.zeros(self._num)
+        column = np.zeros(len(self._engines))
         size = len(held)
         if size <= _FEW:
             for row, blocks in held.items():
@@ -170,8 +149,8 @@ class Gateway:
         request, size = job.request, self.block_tokens
         reusable = min(matched, (request.prompt_tokens - 1) // size)
         job.expected_uncached = request.prompt_tokens - reusable * size
-        self.in_flight[row] += 1
-        self.recent_tokens[row] += job.expected_uncached
+        self.table.in_flight[row] += 1
+        self.table.recent_tokens[row] += job.expected_uncached
         if self.policy.hears:
             job.speculation = self.overlay.add(row, request.blocks, skip=found.get(row, 0))
 
@@ -199,35 +178,13 @@ class Gateway:
 
     def on_end(self, job: Job, row: int, now: float) -> None:
         """Count a job as in flight no longer, and tell its followers."""
-        self.in_flight[row] -= 1
+        self.table.in_flight[row] -= 1
         if job.followers:
             request = job.request
             cached = job.cached_blocks * self.block_tokens
             usage = Usage(request.prompt_tokens, request.output_tokens, cached)
             for follower in job.followers:
                 follower.on_end(Ending("ok", now, usage))
-
-    def _candidates(self, now: float) -> Candidates:
-        """The table as production makes it for a model; its matched columns are empty."""
-        nothing = self._nothing
-        return Candidates(
-            self.endpoints,
-            self._rows,
-            self._adapters,
-            self._block_sizes,
-            self._states,
-            self.in_flight,
-            self.others,
-            self.running,
-            self.waiting,
-            self.kv_usage,
-            self.unbegun,
-            self.recent_tokens,
-            nothing,
-            nothing,
-            nothing,
-            now=now,
-        )
 
 
 def endpoints_of(num_engines: int) -> list[Endpoint]:
