@@ -132,7 +132,7 @@ class TestFlags:
         text = " ".join(asked("--help").output.split())
 
         assert "Load it this number of times. [default: 3]" in text
-        assert "So many. [default: 1, 2]" in text
+        assert "So many. Repeat the flag for more. [default: 1, 2]" in text
         assert "--words WORDS" in text
         assert "for the maintainers of Inferway" in text
         assert "warm-up" not in text
@@ -248,7 +248,7 @@ class TestChart:
 
         assert [row[0].title for row in picture.rows] == ["x", "y"]
         assert [line.label for line in picture.rows[0][0].lines] == ["a", "b"]
-        assert picture.rows[0][0].levels[0].y == 5.0
+        assert picture.rows[0][0].levels == {"most": 5.0}
         assert picture.one_legend
 
     def test_columns_without_an_x_stand_side_by_side(self) -> None:

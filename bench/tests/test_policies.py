@@ -462,7 +462,7 @@ def test_dynamo_counts_blocks_in_use_once() -> None:
 
 
 def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:
-    policy = CacheAware(lambda: 0.0, BLOCK)
+    policy = CacheAware(BLOCK)
     first = row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 0])))
 
     same = row(policy.choose(asks(1, 2, 3, 9), table([0, 0], [60, 0])))
@@ -474,10 +474,8 @@ def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:
 
 
 def test_cache_aware_forgets_what_does_not_fit_its_tree() -> None:
-    now = [0.0]
-    policy = CacheAware(lambda: now[0], BLOCK, max_tree_tokens=4 * BLOCK)
+    policy = CacheAware(BLOCK, max_tree_tokens=4 * BLOCK)
     policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 9]))
-    now[0] = 200.0
     policy.choose(asks(5, 6, 7, 8), table([0, 0], [0, 9]))
 
     assert row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [9, 0]))) == 1

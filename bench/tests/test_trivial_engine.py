@@ -53,7 +53,7 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def engine(publisher: Publisher) -> TrivialEngine:
-    return TrivialEngine("m", "/models/m", 16, publisher)
+    return TrivialEngine("/models/m", 16, publisher)
 
 
 def test_it_says_of_itself_what_a_router_asks_an_engine(
@@ -101,7 +101,7 @@ def test_render_is_refused_unless_the_engine_was_told_to_serve_it(
 
     [(refused, _)] = asyncio.run(ask(engine, (path, {})))
     [(status, answer)] = asyncio.run(
-        ask(TrivialEngine("m", "/models/m", 16, publisher, words_of), (path, {}))
+        ask(TrivialEngine("/models/m", 16, publisher, words_of), (path, {}))
     )
 
     assert (refused, status) == (403, 200)

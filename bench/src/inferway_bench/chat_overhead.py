@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -38,11 +36,13 @@ from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import send_at
 from inferway_bench.loading.plan import least_most, request_rates
 from inferway_bench.loading.samples import Sample
+from inferway_bench.peers.fleets import MODEL, simulated_fleet
+from inferway_bench.peers.plan import SimulatedEngines
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError, free_port, get, request, running, wait_until
+from inferway_bench.processes import BenchError, get, request
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
-from inferway_bench.routers import EngineAddress, Inferway, Place
+from inferway_bench.routers import EngineAddress, Inferway, Place, place_for, running_router
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval, three_digits
 
@@ -52,12 +52,13 @@ SEED: Mapping[str, Value] = {  # 000, "Overhead Analysis", ms
 }  # fmt: skip
 GOAL_MS = 1.11  # 1 % of the completions' TTFT may be added by the chat
 
-_NUM_ENGINES = 2  # the seed's "2 pods"
-_US_PER_TOKEN = 181.3
-"""That a simulated engine takes for each uncached token of a prompt: with it, completions took the
-seed's mean time to the first token on a machine whose engines and gateway took 3.6 ms themselves
-(2 cores of AMD EPYC, 2026-11-21)."""
-_KV_BLOCKS = 16_384  # nothing that is measured is driven out
+# The seed's "2 pods". With these times, completions took the seed's mean time to the first token on
+# a machine whose engines and gateway took 3.6 ms themselves (2 cores of AMD EPYC, 2026-11-21), and
+# nothing that is measured is driven out of the caches.
+_ENGINES = SimulatedEngines(
+    engines=2, block_size=16, blocks=16_384, prefill_us_per_token=181.3, inter_token_ms=2.8,
+    max_num_seqs=256, time_factor_under_load=1.0, prefills_in_turn=False,
+)  # fmt: skip
 _NUM_COMPARED = 4  # prompts of each kind whose ids are compared one by one
 _PATHS: dict[Arm, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # What the official Python client sends besides the length.
@@ -89,7 +90,7 @@ class ChatOverheadPlan(msgspec.Struct, frozen=True):
     )] = 0
     engines: Annotated[tuple[str, ...], flag(
         "Measure with this running engine instead of simulated ones. Repeat the flag for more.",
-        name="--engine", metavar="URL",
+        name="--engine", metavar="URL", parse=lambda url: str(url).rstrip("/"), is_repeated=True,
     )] = ()
     data: Annotated[Path | None, data_flag("chat")] = None
     # fmt: on
@@ -165,16 +166,19 @@ def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
     the two arms did not get the same tokens."""
     data = plan.data or default_data_dir()
     turns = Turns(load_conversations(data / "chat"), plan.seed)
-    model = _card(plan.engines[0])["root"] if plan.engines else str(prepare_smollm2())
+    model, root = _model_of(plan)
     sent = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="inferway-chat-overhead-")))
         prompts = stack.enter_context(
-            prompts_of(model, turns, plan.prompt_tokens, plan.output_tokens, plan.seed)
+            prompts_of(root, turns, plan.prompt_tokens, plan.output_tokens, plan.seed)
         )
-        engines = [url.rstrip("/") for url in plan.engines]
-        engines = engines or stack.enter_context(_simulated(directory, plan.seed))
-        place = stack.enter_context(_gateway(directory, engines))
+        engines: Sequence[EngineAddress] = [EngineAddress(url, "") for url in plan.engines]
+        if not engines:
+            on_step("starting simulated engines")
+            engines = stack.enter_context(simulated_fleet(_ENGINES, directory)).engines
+        router, place = Inferway(scoring=True), place_for(engines, model, directory)
+        stack.enter_context(running_router(router, place, router.is_ready))
         on_step("warming up")
         body_of = partial(make_body, place.model, secrets.token_hex(4))
         _fill_and_compare(place, prompts, body_of)
@@ -190,30 +194,17 @@ def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
     return findings(plan, sent, text)
 
 
-@contextmanager
-def _simulated(directory: Path, seed: int) -> Iterator[list[str]]:
-    """Engines without weights, each a process; their urls."""
-    command = [str(Path(sys.executable).with_name("inferway")), "simulate", "--port", "0"]
-    command += ["--model", str(prepare_smollm2()), "--kv-cache-size", str(_KV_BLOCKS)]
-    command += ["--seed", str(seed), "--prefill-time-per-token", f"{_US_PER_TOKEN}us"]
-    command += ["--inter-token-latency", "2.8ms"]
-    logs = [directory / f"engine-{number}.log" for number in range(_NUM_ENGINES)]
-    with ExitStack() as stack:
-        for log in logs:
-            process = stack.enter_context(running(command, log))
-            wait_until(partial(_has_url, log), "a simulated engine", process, log)
-        yield [_url_in(log) for log in logs]
-
-
-@contextmanager
-def _gateway(directory: Path, engines: Sequence[str]) -> Iterator[Place]:
-    """`inferway serve` as it is shipped, ready for the model of the first engine."""
-    model, addresses = _card(engines[0])["id"], [EngineAddress(url, "") for url in engines]
-    place = Place(free_port(), free_port(), addresses, model, directory)
-    log, router = directory / "gateway.log", Inferway(scoring=True)
-    with running(router.command(place), log) as process:
-        wait_until(lambda: router.is_ready(place), "the gateway", process, log)
-        yield place
+def _model_of(plan: ChatOverheadPlan) -> tuple[str, str]:
+    """What clients call the model, and its directory or hub id. Raises BenchError when no engine
+    answers."""
+    if not plan.engines:
+        return MODEL, str(prepare_smollm2())
+    engine = plan.engines[0]
+    try:
+        card = msgspec.json.decode(get(f"{engine}/v1/models"))["data"][0]
+    except OSError as e:
+        raise BenchError(f"--engine {engine}: {e}; the cure: start an engine there") from e
+    return card["id"], card["root"]
 
 
 def _fill_and_compare(place: Place, prompts: Iterator[Prompt], body_of: BodyOf) -> None:
@@ -246,26 +237,6 @@ def _ids(url: str, body: Mapping[str, Any], arm: Arm) -> list[int]:
     return ids
 
 
-def _card(engine: str) -> dict[str, str]:
-    """Of the first model it has: `id` is how clients name it, `root` its directory or hub id.
-    Raises BenchError when nobody answers there."""
-    try:
-        card: dict[str, str] = msgspec.json.decode(get(f"{engine}/v1/models"))["data"][0]
-    except OSError as e:
-        raise BenchError(f"--engine {engine}: {e}; the cure: start an engine there") from e
-    return card
-
-
-def _has_url(log: Path) -> bool:
-    return bool(_url_in(log))
-
-
-def _url_in(log: Path) -> str:
-    """Empty until the engine listens."""
-    found = re.search(r"simulated engine (http://\S+) serves", log.read_text())
-    return found[1] if found else ""
-
-
 def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Findings:
     """Return what the pairs say. `text` says where the conversations are from."""
     pairs = [one.pairs() for one in sent]
@@ -273,7 +244,7 @@ def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Fin
     every = [s for one in sent for s in one.samples]
     fleet = f"{len(plan.engines)} engines that were running, as given with --engine"
     if not plan.engines:
-        fleet = f"{_NUM_ENGINES} simulated engines, fitted to the seed"
+        fleet = f"{_ENGINES.engines} simulated engines, fitted to the seed"
     late = np.percentile([(s.sent or s.intended) - s.intended for s in every], 99) * 1e3
     about = [
         f"{fleet}; {plan.seconds:g} s at each rate, {len(every):,} requests, "

@@ -92,7 +92,7 @@ def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Paramet
             type=extra["parse"] or _click_type(kind, extra["bounds"]),
             metavar=extra["metavar"],
         )
-    how: dict[str, Any] = {"help": _help(field, extra["description"]), "default": None}
+    how: dict[str, Any] = {"default": None}
     inner = _without_none(kind)
     if isinstance(inner, BoolType):
         prefix = "--no-" if field.default is True else "--"
@@ -104,6 +104,7 @@ def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Paramet
             is_many, inner = True, inner.item_type
         how |= {"type": extra["parse"] or _click_type(inner, extra["bounds"]), "multiple": is_many}
         how |= {"metavar": extra["metavar"]}
+    how["help"] = _help(field, extra["description"], is_repeated=how.get("multiple", False))
     name = extra["name"] or prefix + field.name.replace("_", "-")
     option = click.Option([name, field.name], **how)
     if extra["section"] is not None:
@@ -131,9 +132,11 @@ def _without_none(kind: Type) -> Type:
     return kind
 
 
-def _help(field: Field, description: str) -> str:
+def _help(field: Field, description: str, *, is_repeated: bool) -> str:
     """With the default at the end, unless it is said or empty, or the flag is a switch."""
     value = field.default
+    if is_repeated and "Repeat" not in description:
+        description += " Repeat the flag for more."
     if (
         "[default:" in description
         or value in (msgspec.NODEFAULT, None, "", ())

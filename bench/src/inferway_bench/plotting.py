@@ -16,6 +16,8 @@ from inferway_bench.spread import Interval, mean_interval, median_interval
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
 _LETTERS_AN_INCH = 13
+_LEGEND_LETTERS = 8  # the width of a label's line in the legend
+_TICK_LETTERS = 55  # that have room below a panel
 _FEW_DECADES = 3  # that have room for numbers between the powers of ten
 # Paul Tol's, that the colour-blind can tell apart.
 _COLOURS = (
@@ -23,7 +25,6 @@ _COLOURS = (
     "#44aa99", "#999999",
 )  # fmt: skip
 _DASHES = ("-", "-.", ":")
-_LEVEL: Mapping[str, Any] = {"color": "#999999", "linestyle": "--"}
 
 
 DOTS: Mapping[str, Any] = {"linestyle": "none"}  # a line's style: its points alone
@@ -36,38 +37,6 @@ class Line(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float | Interval]
     style: Mapping[str, Any] = {}  # matplotlib's words
-
-
-class Level(NamedTuple):
-    """A horizontal line: a goal, or what somebody else has found."""
-
-    y: float
-    label: str
-    style: Mapping[str, Any] = {}
-
-
-class Panel(NamedTuple):
-    """One pair of axes. `most` cuts what is above; `marks` are vertical lines."""
-
-    x: str
-    y: str
-    lines: Sequence[Line]
-    title: str = ""
-    levels: Sequence[Level] = ()
-    marks: Sequence[float] = ()
-    log_x: bool = False
-    log_y: bool = False
-    most: float | None = None
-    ticks: Sequence[str] = ()  # names of 0, 1, 2, … of `x`
-
-
-class Picture(NamedTuple):
-    """Rows of panels. With one legend for all of them if they show the same."""
-
-    name: str
-    title: str
-    rows: Sequence[Sequence[Panel]]
-    one_legend: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +74,27 @@ class Chart:
     split: Sequence[str] = ()
 
 
+class Panel(NamedTuple):
+    """One pair of axes, drawn as its plot says, with the texts and values that it has in a run."""
+
+    plot: Plot
+    x: str
+    y: str
+    title: str
+    lines: Sequence[Line]
+    levels: Mapping[str, float]
+    ticks: Sequence[str]  # names of 0, 1, 2, … of `x`
+
+
+class Picture(NamedTuple):
+    """Rows of panels. With one legend for all of them if they show the same."""
+
+    name: str
+    title: str
+    rows: Sequence[Sequence[Panel]]
+    one_legend: bool = False
+
+
 def drawn(run: Run, chart: Chart, name: str) -> Picture:
     """Return the picture of a run, with one legend if its panels show the same lines."""
     tables = {plot.table for plot in chart.plots}
@@ -125,21 +115,13 @@ def _panel(plot: Plot, rows: Sequence[Row], words: Mapping[str, Any]) -> Panel:
     )
     ticks = list(dict.fromkeys(names))
     y_label = plot.y_label or ", ".join(plot.y)
-    return Panel(
-        (plot.x_label or plot.x).format_map(words),
-        y_label.format_map(words),
-        list(_plotted(plot, kept, ticks)),
-        title=plot.title.format_map(words),
-        levels=[
-            Level(float(words[at] if isinstance(at, str) else at), label, _LEVEL)
-            for label, at in plot.levels.items()
-            if not isinstance(at, str) or at in words
-        ],
-        log_x=plot.log_x,
-        log_y=plot.log_y,
-        most=plot.most,
-        ticks=ticks,
-    )
+    levels = {
+        label: float(words[at] if isinstance(at, str) else at)
+        for label, at in plot.levels.items()
+        if not isinstance(at, str) or at in words
+    }
+    x, y, title = (text.format_map(words) for text in (plot.x_label or plot.x, y_label, plot.title))
+    return Panel(plot, x, y, title, list(_plotted(plot, kept, ticks)), levels, ticks)
 
 
 def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[Line]:
@@ -157,7 +139,7 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
                 if not isinstance(value := row.values.get(column), str | None) and value != []
                 for at in [_x(plot, row) if plot.x else column]
             ]
-            style = {**(DOTS if ticks else {}), **plot.styles.get(text, {})}
+            style = {**plot.styles.get(text, {}), **(DOTS if ticks else {})}
             if points:
                 yield Line(text, [x for x, _ in points], [y for _, y in points], style)
 
@@ -195,7 +177,9 @@ def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "s
             axes.set_visible(False)
     if picture.one_legend:
         named = grid[0][0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+        widest = max(map(len, named[1]), default=0) + _LEGEND_LETTERS
+        columns = max(1, min(4, int(size[0] * _LETTERS_AN_INCH / widest)))
+        figure.legend(*named, loc="outside lower center", ncols=columns, fontsize=8)
     figure.suptitle(fill(picture.title, int(size[0] * _LETTERS_AN_INCH)), fontsize=10)
     paths = [directory / f"{picture.name}.{suffix}" for suffix in formats]
     with matplotlib.rc_context({"svg.hashsalt": picture.name}):
@@ -220,10 +204,8 @@ def _draw(axes: Any, panel: Panel) -> None:
             axes.errorbar(line.xs, middle, yerr=errors, capsize=3, label=line.label, **style)
         else:
             axes.plot(line.xs, middle, label=line.label, **style)
-    for level in panel.levels:
-        axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
-    for x in panel.marks:
-        axes.axvline(x, color="#dddddd", linewidth=0.8, zorder=0)
+    for label, y in panel.levels.items():
+        axes.axhline(y, label=label, color="#999999", linestyle="--", linewidth=1.0)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, fontsize=10)
@@ -234,13 +216,13 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    if panel.log_x:
+    if panel.plot.log_x:
         axes.set_xscale("log")
-    if panel.log_y:
+    if panel.plot.log_y:
         axes.set_yscale("log")
-    if panel.most is not None:
-        axes.set_ylim(top=panel.most)
-    for is_log, axis in ((panel.log_x, axes.xaxis), (panel.log_y, axes.yaxis)):
+    if panel.plot.most is not None:
+        axes.set_ylim(top=panel.plot.most)
+    for is_log, axis in ((panel.plot.log_x, axes.xaxis), (panel.plot.log_y, axes.yaxis)):
         if is_log:
             least, most = axis.get_view_interval()
             has_room = most <= least * 10**_FEW_DECADES
@@ -248,7 +230,8 @@ def _scale(axes: Any, panel: Panel) -> None:
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.ticks:
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        turn = {"rotation": 20, "ha": "right"} if len("".join(panel.ticks)) > _TICK_LETTERS else {}
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks, **turn)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    if not panel.log_y and min(axes.get_ylim()) > 0:
+    if not panel.plot.log_y and min(axes.get_ylim()) > 0:
         axes.set_ylim(bottom=0)

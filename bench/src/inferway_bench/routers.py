@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 
 from inferway import __version__
 from inferway.events.stream import StreamState
-from inferway_bench.peers.packages import PEERS
+from inferway.prompts.prepare import cache_dir
+from inferway_bench.flags import flag
 from inferway_bench.processes import (
     BenchError,
     answers,
@@ -30,9 +31,20 @@ from inferway_bench.processes import (
     running,
     wait_until,
 )
-from inferway_bench.venvs import Venv
+from inferway_bench.progress import OnStep
+from inferway_bench.venvs import Venv, install_venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
+PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}  # from PyPI
+OnlyFlag = Annotated[
+    tuple[str, ...],
+    flag(
+        "Measure the router with this name alone, or those whose names contain TEXT if none has "
+        "this name.",
+        metavar="TEXT",
+    ),
+]
+PeersFlag = Annotated[bool, flag("Measure Inferway alone, and install no other router.")]
 
 # Prometheus' samples: value by 'name{labels}'.
 Counters = dict[str, float]
@@ -275,6 +287,31 @@ def place_for(
     """A place on free ports, with `directory` made if it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
     return Place(free_port(), free_port(), engines, model, directory, block_size)
+
+
+def install_peers(on_step: OnStep) -> Venv:
+    """Return the venv of the peers (60 MB from PyPI), made if it is not there. Raises BenchError
+    when they cannot be had."""
+    wanted = [f"{name}=={version}" for name, version in PEERS.items()]
+    cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
+    return install_venv(cache_dir() / "peers", wanted, on_step, cure)
+
+
+def all_routers(
+    vllm: Sequence[str], sglang: Sequence[str], with_peers: bool, on_step: OnStep
+) -> list[Router]:
+    """Return ours, with scoring and without, and the peers with these policies."""
+    ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
+    if not with_peers:
+        return ours
+    venv = install_peers(on_step)
+    theirs = [VllmRouter(venv, policy) for policy in vllm]
+    return [*ours, *theirs, *(SglangRouter(venv, policy) for policy in sglang)]
+
+
+def versions(routers: Iterable[Router]) -> str:
+    """Return the programs and their versions, in words."""
+    return ", ".join(dict.fromkeys(f"{r.label.split()[0]} {r.version}" for r in routers))
 
 
 def chosen(routers: Sequence[Router], only: Sequence[str]) -> list[Router]:

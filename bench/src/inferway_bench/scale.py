@@ -198,7 +198,7 @@ def _scrapes(plan: ScalePlan) -> tuple[list[float], int]:
 
 
 async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
-    """As the fleet does it: an engine's load alone, over connections that are kept."""
+    """Scrape as the fleet does: an engine's load alone, over connections that are kept."""
     async with aiohttp.ClientSession() as session:
         facts, _ = await discover(session, url, {})
     pages = Pages(None, seconds=5.0)

@@ -17,19 +17,12 @@ import numpy as np
 import uvloop
 
 from inferway.blocks.keys import BlockHasher
-from inferway.director import Director
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Store
-from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import RequestHead
-from inferway.prompts.served import ServedModel
-from inferway.scheduling.load import load_scheduling
-from inferway.steps.match import Matcher
-from inferway_bench.idle_engines import GivenTokens, IdleEngines
+from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
 from inferway_bench.index.events import FollowedEngine, payload, removal
 from inferway_bench.index.workload import VOCABULARY, Stored, resident_bytes
-
-MODEL = "m"
 
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
@@ -50,7 +43,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """What it costs with one number of engines. Times are CPU time, with decoding."""
+    """The costs with one number of engines. Times are CPU time, with decoding."""
 
     stored_us: float  # of a block that an engine has stored
     removed_us: float  # of one that it has dropped
@@ -130,13 +123,7 @@ async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list
     keys = BlockHasher(filling.block_size).keys(tokens)
     index.apply([Store(holder, keys[: len(keys) // 8]) for holder in range(engines)])
     index.apply([Store(holder, keys[: len(keys) * 7 // 8]) for holder in range(min(3, engines))])
-    model = ServedModel(MODEL, GivenTokens(tokens), (filling.block_size,))
-    director = Director(
-        IdleEngines(model, engines, filling.block_size),
-        Matcher(index, SpeculativeOverlay()),
-        load_scheduling(None),
-        time.monotonic,
-    )
+    director = idle_director(index, GivenTokens(tokens), engines, filling.block_size)
     found = []
     for repeat in range(filling.repeats + 1):
         began = time.process_time()

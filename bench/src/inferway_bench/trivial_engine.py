@@ -1,7 +1,7 @@
 """The trivial engine: looks like vLLM 0.32 to a router, answers at once and with next to no CPU.
 
-`python -m inferway_bench.trivial_engine --model NAME --root DIR` prints one JSON line with its url
-when it listens, and serves until it gets SIGTERM. Benchmarks tell it what to do:
+`python -m inferway_bench.trivial_engine MODEL BLOCK_SIZE [--enable-scale-out]` prints one JSON line
+with its url when it listens, and serves until it gets SIGTERM. Benchmarks tell it what to do:
 
 - `POST /bench/publish {"token_ids": [...]}` publishes BlockStored for all full blocks, so that what
   a router matches is matched for real;
@@ -16,8 +16,7 @@ import asyncio
 import signal
 import sys
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httptools
@@ -27,7 +26,7 @@ import xxhash
 import zmq
 
 from inferway_bench.engine_prompts import EnginePrompts
-from inferway_bench.json_templates import JsonTemplates
+from inferway_bench.templates import FOLDER, JsonTemplates
 
 _SHORT_BYTES = 4096
 _BACKLOG = 2048  # uvicorn's, which serves vLLM
@@ -70,7 +69,8 @@ _NOT_FOUND = _answer(b'{"error":"not found"}', status="404 Not Found")
 
 
 class TrivialEngine:
-    """Answers by path. All answers are made once but those to /bench/… and /render.
+    """Answers by path, as an engine of the model in a directory. All answers are made once but
+    those to /bench/… and /render.
 
     `render` turns a chat body into token ids; without it /render is refused, as vLLM does unless
     it was started with --enable-scale-out.
@@ -79,13 +79,12 @@ class TrivialEngine:
     def __init__(
         self,
         model: str,
-        root: str,
         block_size: int,
         publisher: Publisher,
         render: TokenIdsOf | None = None,
     ) -> None:
         words = JsonTemplates(
-            _ANSWERS, model=model, root=root, block_size=block_size, endpoint=publisher.endpoint
+            _ANSWERS, model=model, root=model, block_size=block_size, endpoint=publisher.endpoint
         )
         self._words = words
         self._publisher = publisher
@@ -94,8 +93,9 @@ class TrivialEngine:
         paths = ("/v1/chat/completions", "/v1/models", "/kv_event_sources", "/server_info")
         self._answers = {path: _json(words.fill(path)) for path in (*paths, "/version")}
         self._answers["/health"] = _answer(b"", "text/plain")
-        metrics = _metrics(model, block_size)
-        self._answers["/metrics"] = _answer(metrics, "text/plain; version=0.0.4")
+        metrics = (FOLDER / "vllm_metrics.txt").read_text()
+        metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
+        self._answers["/metrics"] = _answer(metrics.encode(), "text/plain; version=0.0.4")
 
     def answer(self, path: str, body: bytes) -> bytes:
         """Return the whole HTTP answer, head and body."""
@@ -124,25 +124,6 @@ class TrivialEngine:
             return False
         self._streams.begin(transport)
         return True
-
-
-def _metrics(model: str, block_size: int) -> bytes:
-    labels = f'engine="0",model_name="{model}"'
-    lines = [
-        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
-        "# TYPE vllm:cache_config_info gauge",
-        f'vllm:cache_config_info{{block_size="{block_size}",enable_prefix_caching="True",'
-        f'engine="0",num_gpu_blocks="8192"}} 1.0',
-    ]
-    for name, kind in (
-        ("num_requests_running", "gauge"),
-        ("num_requests_waiting", "gauge"),
-        ("kv_cache_usage_perc", "gauge"),
-        ("prefix_cache_queries_total", "counter"),
-        ("prefix_cache_hits_total", "counter"),
-    ):
-        lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} 0.0"]
-    return "\n".join([*lines, ""]).encode()
 
 
 @dataclass(slots=True, eq=False)
@@ -293,41 +274,23 @@ class EngineConnection(asyncio.Protocol):
         self._body.clear()
 
 
-async def _serve(arguments: Namespace) -> None:
-    """Listen on a free port of the loopback, print it as JSON, and serve until a signal."""
+async def _serve(root: str, block_size: int, can_render: bool) -> None:
+    """Listen on a free port of the loopback, print it as JSON, and serve until SIGTERM."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    publisher = Publisher(arguments.block_size)
-    prompts = EnginePrompts(arguments.root) if arguments.enable_scale_out else None
-    engine = TrivialEngine(
-        arguments.model,
-        arguments.root,
-        arguments.block_size,
-        publisher,
-        prompts.token_ids if prompts else None,
-    )
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    publisher = Publisher(block_size)
+    prompts = EnginePrompts(root) if can_render else None
+    engine = TrivialEngine(root, block_size, publisher, prompts.token_ids if prompts else None)
     server = await loop.create_server(
         lambda: EngineConnection(engine), "127.0.0.1", 0, backlog=_BACKLOG
     )
     print(f'{{"url":"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}}', flush=True)
-    try:
-        async with server:
-            await stop.wait()
-    finally:
-        publisher.close()
-        if prompts:
-            prompts.close()
-
-
-def main(argv: Sequence[str]) -> None:
-    parser = ArgumentParser(prog="python -m inferway_bench.trivial_engine")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--root", required=True, help="the model's directory")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--enable-scale-out", action="store_true", help="serve /render")
-    uvloop.run(_serve(parser.parse_args(argv)))
+    async with server:
+        await stop.wait()
+    publisher.close()
+    if prompts is not None:
+        prompts.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    uvloop.run(_serve(sys.argv[1], int(sys.argv[2]), "--enable-scale-out" in sys.argv))

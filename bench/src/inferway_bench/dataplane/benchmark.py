@@ -33,20 +33,20 @@ from inferway_bench.dataplane.testbed import (
 from inferway_bench.dataplane.wrk import Load
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.peers.packages import install_peers
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import (
     BLOCK_SIZE,
     Counters,
-    Inferway,
+    OnlyFlag,
+    PeersFlag,
     Router,
     RunningRouter,
-    SglangRouter,
-    VllmRouter,
     added,
+    all_routers,
     chosen,
+    versions,
 )
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval, quartiles, ratio_of_medians
@@ -70,15 +70,8 @@ class DataplanePlan(msgspec.Struct, frozen=True):
     connections: Annotated[
         int, flag("Send requests over this number of connections at a time.", ge=1)
     ] = 8
-    only: Annotated[
-        tuple[str, ...],
-        flag(
-            "Measure the router with this name alone, or those whose names contain TEXT if none "
-            "has this name.",
-            metavar="TEXT",
-        ),
-    ] = ()
-    peers: Annotated[bool, flag("Measure Inferway alone, and install no other router.")] = True
+    only: OnlyFlag = ()
+    peers: PeersFlag = True
     latency_seconds: int = 5
     held_streams: int = 1000
     memory_repeats: int = 3
@@ -91,19 +84,9 @@ _QUICK = {"repeats": 2, "seconds": 2, "latency_seconds": 2, "memory_repeats": 1,
 def measure(plan: DataplanePlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     fails a request, or does not match what it should match."""
-    return measure_routers(chosen(_routers(plan.peers, on_step), plan.only), plan, on_step)
-
-
-def _routers(with_peers: bool, on_step: OnStep) -> list[Router]:
-    ours: list[Router] = [Inferway(scoring=False), Inferway(scoring=True)]
-    if not with_peers:
-        return ours
-    peers = install_peers(on_step)
-    return [
-        *ours,
-        *(VllmRouter(peers, policy) for policy in ("round_robin", "cache_aware", "kv_aware")),
-        *(SglangRouter(peers, policy) for policy in ("round_robin", "cache_aware")),
-    ]
+    policies = ("round_robin", "cache_aware", "kv_aware")
+    routers = all_routers(policies, policies[:2], plan.peers, on_step)
+    return measure_routers(chosen(routers, plan.only), plan, on_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +153,9 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
         us = quartiles(step.us)
         between = Interval(us.median, us.low, us.high)
         rows.append(Row("steps", {"step": step.name, "of what": step.note}, {"us": between}))
-    versions = dict.fromkeys(f"{router.label.split()[0]} {router.version}" for router in routers)
     about = (
         f"{plan.repeats} repeats of {plan.seconds} s, {plan.connections} connections, all routers "
-        f"in one run, taking turns: {', '.join(versions)}. Load average after the run: "
+        f"in one run, taking turns: {versions(routers)}. Load average after the run: "
         f"{os.getloadavg()[0]:.2f}."
     )
     return Findings(
@@ -258,7 +240,8 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _raise_descriptor_limit() -> None:
-    """For all that are started from here: a thousand streams are two thousand sockets."""
+    """Let all processes that are started from here open the sockets of a thousand streams, two for
+    each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,17 +1,12 @@
 """What a router adds to the time to the first token: open loop, the same arrivals for all, far from
-saturation; with the same load on an engine itself beside it.
-
-`python -m inferway_bench.dataplane.latency URL MODEL RATE SECONDS SEED` sends one repeat, in a
-process of its own, and prints a `_Timed`.
-"""
+saturation; with the same load on an engine itself beside it."""
 
 from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +17,6 @@ from inferway_bench.dataplane.testbed import set_pace
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Pacing, drive
 from inferway_bench.loading.workload import Session, Turn
-from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.routers import RunningRouter
 from inferway_bench.rows import Row
@@ -37,7 +31,7 @@ _PATIENCE = 60.0  # seconds that an answer gets
 _HEADERS = {"user-agent": "OpenAI/Python 2.8.1", "authorization": "Bearer dummy"}
 
 
-class _Timed(msgspec.Struct, frozen=True):
+class _Timed(NamedTuple):
     """One repeat. `error` says why the first request that failed did."""
 
     requests: int
@@ -46,7 +40,7 @@ class _Timed(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class Latencies(msgspec.Struct, frozen=True):
+class Latencies(NamedTuple):
     """`rate`: requests a second, the same for all. `notes` name the routers that answered nothing
     in some repeat, and so have no row, and say why."""
 
@@ -64,7 +58,7 @@ def latencies(
     on_step: OnStep,
 ) -> Latencies:
     """Streams of one token, so that what is measured ends with it: at `rate`, or at what the client
-    can send with a part of a core if that is less. Raises BenchError when the client fails."""
+    can send with a part of a core if that is less."""
     for one in ready:
         set_pace(one.place.engines, 1, 0)
     direct = ready[0].place.engines[0].url
@@ -92,7 +86,8 @@ def latencies(
 
 
 def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
-    """What a router adds is the difference to the same percentile without one, repeat by repeat."""
+    """Return a row for each router. What it adds is the difference to the same percentile
+    without one, repeat by repeat."""
     percentiles = {
         label: [np.percentile(one.ttft_us, (50, 99)) for one in found]
         for label, found in sent.items()
@@ -112,15 +107,6 @@ def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
     return rows
 
 
-def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Timed:
-    command = [sys.executable, "-m", __name__, url, model, *map(str, (rate, seconds, seed))]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise BenchError(f"the load generator ended: {said[-500:]}")
-    return msgspec.json.decode(done.stdout, type=_Timed)
-
-
 def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session]:
     """Requests that come as they like, `rate` a second; the same for all routers of a repeat."""
     rng, templates = random.Random(seed), conversations.short_chat(model, stream=True)
@@ -134,22 +120,17 @@ def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session
     return found
 
 
-async def _drive(url: str, sessions: Sequence[Session]) -> _Timed:
+def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Timed:
+    sessions = arrivals(model, rate, seconds, seed)
     target = Target(url, _HEADERS, timeout=_PATIENCE)
-    driven = await drive(target, sessions, Pacing(), model="", fields={}, reads_late=True)
+    gc.collect()
+    gc.disable()  # a collection would be somebody's latency
+    try:
+        driven = uvloop.run(drive(target, sessions, Pacing(), model="", fields={}, reads_late=True))
+    finally:
+        gc.enable()
     good = [s for s in driven.samples if s.ok and s.completion_tokens is not None]
     bad = next((s for s in driven.samples if not s.ok), None)
     error = "streams without usage" if bad is None else f"{bad.error}: {bad.detail}"
     ttft_us = [s.ttft_sent * 1e6 for s in good if s.ttft_sent is not None]
     return _Timed(len(sessions), ttft_us, driven.cpu_share, error)
-
-
-def main(argv: Sequence[str]) -> None:
-    url, model, rate, seconds, seed = argv
-    sessions = arrivals(model, float(rate), float(seconds), int(seed))
-    gc.disable()  # a collection would be somebody's latency
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(_drive(url, sessions))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

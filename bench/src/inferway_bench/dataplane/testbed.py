@@ -115,10 +115,8 @@ def started_routers(
 @contextmanager
 def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[EngineAddress]:
     """A trivial engine that serves. Raises BenchError when it does not start."""
-    command = [sys.executable, "-m", "inferway_bench.trivial_engine"]
-    command += ["--model", model, "--root", model, "--block-size", str(BLOCK_SIZE)]
-    if can_render:
-        command.append("--enable-scale-out")
+    command = [sys.executable, "-m", "inferway_bench.trivial_engine", model, str(BLOCK_SIZE)]
+    command += ["--enable-scale-out"] if can_render else []
     with running(command, log) as process:
         wait_until(lambda: log.read_bytes().endswith(b"}\n"), "a trivial engine", process, log)
         url: str = msgspec.json.decode(log.read_bytes())["url"]

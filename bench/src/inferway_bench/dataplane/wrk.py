@@ -17,66 +17,16 @@ import msgspec
 
 from inferway_bench.conversations import NUMBER_DIGITS, BodyTemplate
 from inferway_bench.processes import BenchError
+from inferway_bench.templates import FOLDER
 
 # What the official Python client sends, so that nobody is measured on three headers.
-_HEADERS = (
-    "Host: 127.0.0.1",
-    "Accept-Encoding: gzip, deflate",
-    "Connection: keep-alive",
-    "Accept: application/json",
-    "Content-Type: application/json",
-    "User-Agent: OpenAI/Python 2.8.1",
-    "X-Stainless-Lang: python",
-    "X-Stainless-Package-Version: 2.8.1",
-    "X-Stainless-OS: Linux",
-    "X-Stainless-Arch: x64",
-    "X-Stainless-Runtime: CPython",
-    "X-Stainless-Runtime-Version: 3.11.7",
-    "X-Stainless-Async: async:asyncio",
-    "X-Stainless-Retry-Count: 0",
-    "Authorization: Bearer dummy",
-)
+_HEADERS = (FOLDER / "openai_headers.txt").read_text().splitlines()
 
-# Bodies come from files, because their text must not pass through Lua's quoting.
-_SCRIPT = """
-local function read(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read("*a")
-  file:close()
-  return text
-end
-
-local before, after = {}, {}
-local number = 0
-
-function init(args)
-  local directory, count = args[1], tonumber(args[2])
-  number = tonumber(args[3])
-  for i = 1, count do
-    before[i] = read(directory .. "/" .. i .. ".before")
-    after[i] = read(directory .. "/" .. i .. ".after")
-  end
-end
-
-function request()
-  number = number + 1
-  local i = number % #before + 1
-  return before[i] .. string.format("%0DIGITSd", number) .. after[i]
-end
-
-function done(summary, latency, requests)
-  local errors = summary.errors
-  io.write(string.format(
-    '\\nINFERWAY {"requests":%d,"microseconds":%d,"bad_status":%d,"socket_errors":%d,'
-    .. '"p50_us":%d}\\n',
-    summary.requests, summary.duration, errors.status,
-    errors.connect + errors.read + errors.write + errors.timeout, latency:percentile(50)))
-end
-"""
+_SCRIPT = FOLDER / "load.lua"
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What `wrk` counted."""
+    """The counts that `wrk` has made of one load."""
 
     requests: int
     microseconds: int
@@ -114,7 +64,7 @@ class Load:
         return checked(parse_output(done.stdout), url)
 
     def _write(self, directory: Path) -> None:
-        script = _SCRIPT.replace("DIGITS", str(NUMBER_DIGITS))
+        script = _SCRIPT.read_text().replace("DIGITS", str(NUMBER_DIGITS))
         (directory / "load.lua").write_text(script)
         for i, template in enumerate(self.templates, start=1):
             length = len(template.body(0))

@@ -41,7 +41,7 @@ _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of i
 
 
 class EppPlan(msgspec.Struct, frozen=True):
-    """How long and how often."""
+    """How long and how often each picker is loaded."""
 
     connections: Annotated[
         int,
@@ -132,8 +132,8 @@ def _idle(pickers: Sequence[_Picker], seconds: float) -> dict[str, float]:
 
 
 def _figures(repeats: Sequence[Repeat], idle: float) -> dict[str, list[float]]:
-    """For a request: CPU time without what the picker takes while idle, messages from Envoy, and
-    CPU time of the route, where there is a stopwatch."""
+    """Return for a request: CPU time without what the picker takes while idle, messages from Envoy,
+    and CPU time of the route, where there is a stopwatch."""
     found: dict[str, list[float]] = {"cpu_us": [], "messages": [], "route_us": []}
     for result, cpu_seconds_used, counted in repeats:
         used = cpu_seconds_used - idle * result.microseconds / 1e6

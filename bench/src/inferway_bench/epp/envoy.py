@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from inferway_bench.json_templates import JsonTemplates
 from inferway_bench.processes import BenchError, get
+from inferway_bench.templates import JsonTemplates
 
 
 def find_envoy() -> Path:

@@ -24,18 +24,18 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.machine import Machine, this_machine
 from inferway_bench.peers.fleets import real_engines, started
 from inferway_bench.peers.measuring import Cell, RouterTrials
-from inferway_bench.peers.packages import install_peers
-from inferway_bench.peers.plan import REAL, SIMULATED, Scenario
+from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import (
-    Inferway,
+    OnlyFlag,
+    PeersFlag,
     Router,
-    SglangRouter,
-    VllmRouter,
+    all_routers,
     chosen,
+    versions,
 )
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value, load_run
 from inferway_bench.spread import Interval, mean_interval
@@ -52,32 +52,10 @@ class PeersPlan(msgspec.Struct, frozen=True):
         bool,
         flag("Run real vLLM on the CPU behind the routers, instead of simulated engines."),
     ] = False
-    vllm: Annotated[
-        Path | None,
-        flag(
-            "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
-            metavar="PATH",
-        ),
-    ] = None
-    layers: Annotated[
-        int | None,
-        flag(
-            "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where "
-            "the CPU is slow; by default the model has all 30.",
-            metavar="N",
-            ge=1,
-            le=30,
-        ),
-    ] = None
-    only: Annotated[
-        tuple[str, ...],
-        flag(
-            "Measure the router with this name alone, or those whose names contain TEXT if none "
-            "has this name.",
-            metavar="TEXT",
-        ),
-    ] = ()
-    peers: Annotated[bool, flag("Measure Inferway alone, and install no other router.")] = True
+    vllm: VllmFlag = None
+    layers: LayersFlag = None
+    only: OnlyFlag = ()
+    peers: PeersFlag = True
     seeds: Annotated[int, flag("Measure each load with this number of seeds.", ge=1)] = 5
     first_seed: Annotated[int, flag("Count the seeds up from this one.", ge=0)] = 0
     loads: Annotated[
@@ -126,20 +104,11 @@ def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     before = None if plan.more is None else load_run(plan.more)
     if before is not None:
         plan = _like(plan, before)
-    routers = _routers(plan.peers, lambda what: on_step(what))
+    policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
+    routers = all_routers(policies, ("cache_aware",), plan.peers, on_step)
     round_robin = routers[2] if plan.peers else routers[1]
     found = measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
     return found if before is None else joined(before, found)
-
-
-def _routers(with_peers: bool, on_step: OnStep) -> list[Router]:
-    ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
-    if not with_peers:
-        return ours
-    venv = install_peers(on_step)
-    policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
-    theirs = [VllmRouter(venv, policy) for policy in policies]
-    return [*ours, *theirs, SglangRouter(venv, "cache_aware")]
 
 
 def _like(plan: PeersPlan, before: Run) -> PeersPlan:
@@ -191,24 +160,23 @@ def measure_routers(
         trials = RouterTrials(scenario, fleet, Path(name), on_step)
         facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
         trials.measure(routers, plan.all_seeds, plan.loads, facts["rate"])
-    versions = dict.fromkeys(f"{router.label.split()[0]} {router.version}" for router in routers)
     after = round(os.getloadavg()[0], 2)
     return Findings(
         rows=rows_of(trials.cells, facts["rate"]),
         about=[
             scenario.about,
-            f"{_rate_line(facts)} Routers: {', '.join(versions)}. TTFT counts from the time at "
+            f"{_rate_line(facts)} Routers: {versions(routers)}. TTFT counts from the time at "
             "which a request was due; intervals are 95 % bootstrap intervals over seeds.",
             _sitting(plan.loads, plan.all_seeds, machine, after),
         ],
-        facts={**facts},
+        facts={**facts, "requests": scenario.chats.requests},
         notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
         seeds=list(plan.all_seeds),
     )
 
 
 def _sitting(loads: Sequence[float], seeds: Sequence[int], machine: Machine, after: float) -> str:
-    """When these were measured, on a machine how busy: a run may have several such parts."""
+    """Return when a part of the run was measured, and how busy the machine was."""
     return (
         f"{', '.join(f'{load:.0%}' for load in loads)}, seed{'s' * (len(seeds) > 1)} "
         f"{', '.join(map(str, seeds))}: {machine.date} UTC at commit {machine.commit}, load "
@@ -336,9 +304,8 @@ def glance(run: Run) -> str:
         for row in sorted(rows, key=lambda row: _mean(row, "ttft_ms"))
     ]
     head = ("router", "first token, mean", "90 % within", "prompt tokens from a cache")
-    requests = SIMULATED.chats.requests
     about = (
-        f"{len(run.seeds)} seeds, {requests} requests each, "
+        f"{len(run.seeds)} seeds, {run.facts['requests']} requests each, "
         f"{_GLANCE_LOAD * float(run.facts['rate']):.1f} requests/s; measured "
         f"{run.machine.date[:10]}."
     )

@@ -152,14 +152,20 @@ def _warm_up(url: str) -> None:
 def _whole(
     command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[Popen[bytes]]:
-    """As `running`, and nothing that it started is left behind."""
+    """Run `command` as `running` does, and leave nothing behind that it has started."""
     with ExitStack() as last, running(command, log, environment) as process:
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):
-                for stat in process_tree(process.pid)[1:]:
-                    last.callback(_kill, stat.pid)
+            for pid in _descendants(process.pid):
+                last.callback(_kill, pid)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        return [stat.pid for stat in process_tree(pid)[1:]]
+    except ProcessLookupError:
+        return []
 
 
 def _kill(pid: int) -> None:

@@ -135,7 +135,7 @@ def doubling_rate(
 
 
 def _figures(router: str, requests: int, carried: Carried) -> dict[str, float]:
-    """What one load was like. Raises BenchError if none of its requests was answered."""
+    """Return the figures of one load. Raises BenchError if none of its requests was answered."""
     samples = carried.driven.samples
     if not any(sample.ok for sample in samples):
         said = next((s.detail or s.error for s in samples if not s.ok), "")

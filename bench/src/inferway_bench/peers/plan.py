@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from inferway_bench.flags import flag
 from inferway_bench.peers.workload import ChatSpec
+
+VllmFlag = Annotated[
+    Path | None,
+    flag(
+        "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
+        metavar="PATH",
+    ),
+]
+LayersFlag = Annotated[
+    int | None,
+    flag(
+        "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
+        "CPU is slow; by default the model has all 30.",
+        metavar="N", ge=1, le=30,
+    ),
+]  # fmt: skip
 
 
 class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
@@ -19,10 +38,11 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
     inter_token_ms: float = 20.0
     max_num_seqs: int = 32
     time_factor_under_load: float = 2.0
+    prefills_in_turn: bool = True  # one prompt at a time
 
     @property
     def about(self) -> str:
-        """How many they are and what they do, in words."""
+        """The number of engines and what they do, in words."""
         return (
             f"{self.engines} simulated engines, each with {self.blocks} blocks of "
             f"{self.block_size} tokens; {self.prefill_us_per_token:g} µs for each prompt token "
@@ -35,7 +55,8 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
         """Return the flags of `inferway simulate`."""
         return [
             *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
-            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us", "--prefill-in-turn"),
+            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us"),
+            *(["--prefill-in-turn"] if self.prefills_in_turn else []),
             *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
             *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
             *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),
@@ -55,7 +76,7 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
 
     @property
     def about(self) -> str:
-        """How many they are and what they compute, in words."""
+        """The number of engines and what they compute, in words."""
         dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
         return (
             f"{self.engines} engines of vLLM on the CPU with {self._model}{dtype}, one thread "
@@ -86,7 +107,7 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What stands behind the routers and what is sent to them."""
+    """The engines behind the routers, and the chats that are sent to them."""
 
     engines: SimulatedEngines | RealEngines
     chats: ChatSpec
@@ -96,7 +117,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """What of it makes the figures, in a sentence or two."""
+        """The engines and chats, in two sentences."""
         chats = self.chats
         return (
             f"{self.engines.about}. Each load, router and seed has {chats.sessions} chats of "

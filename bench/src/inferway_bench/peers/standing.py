@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import uvloop
 
 from inferway_bench.cpu import cpu_seconds, resident_bytes
 from inferway_bench.loading.client import Target
-from inferway_bench.loading.drive import Driven, Pacing, drive
+from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet
 from inferway_bench.peers.workload import ChatSpec, chats
@@ -24,7 +23,7 @@ _WARM_UP_SEED = 2_000  # of chats that are not measured, and above
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of one load, and what it took of the router."""
+    """The samples of one load, and the CPU time and memory that the router took for it."""
 
     driven: Driven
     cpu_seconds: float
@@ -39,12 +38,8 @@ class Standing(RunningRouter):
         """Send `sessions` at their times, or as fast as `users` go, and wait for the answers."""
         target = Target(self.place.url, timeout=_TIMEOUT)
         before = cpu_seconds(self.pid)
-        gc.collect()
-        gc.disable()  # a collection would be somebody's latency
-        try:
+        with without_collections():
             driven = uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
-        finally:
-            gc.enable()
         used = cpu_seconds(self.pid) - before
         return Carried(driven, used, resident_bytes(self.pid) / 2**20)
 

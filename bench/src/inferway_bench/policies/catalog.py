@@ -52,7 +52,7 @@ POLICIES: dict[str, MakePolicy] = {
     "approx-prefix": approx_prefix,
     LLM_D: llm_d_default,
     "llm-d-whole": llm_d_whole_prompts,
-    "cache-aware": lambda world: Policy(CacheAware(world.clock, world.block_tokens)),
+    "cache-aware": lambda world: Policy(CacheAware(world.block_tokens)),
     "dynamo-cost": _dynamo,
     "kv-aware": lambda _: Policy(kv_aware(), sees_blocks=True),
     BEST_WEIGHTED: weighted(Weights(1, 1, 1)),

@@ -1,4 +1,4 @@
-"""Policies that are a configuration, built as `inferway serve` builds it, of the same plugins."""
+"""Policies that are configurations of production's plugins, built as by `inferway serve`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _APPROXIMATE = "approx-prefix-cache-producer"
 
 
 def configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
-    """Scorers of these types, weighted; `parameters` are the approximate producer's, if it is one
-    of those. Events are heard if a scorer needs them."""
+    """Return a policy of these scorers with their weights. `parameters` are the approximate
+    producer's; without them, KV events are heard."""
     types: list[dict[str, Any]] = [{"type": name} for name in weights]
     if parameters:
         types.append({"type": _APPROXIMATE, "parameters": parameters})
@@ -48,8 +48,9 @@ def configured(world: World, weights: Mapping[str, float], **parameters: Any) ->
 
 
 def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
-    """The approximate producer's defaults at the grain of the workload: as many tokens of a prompt
-    looked at, as many remembered for each engine. `whole`: all of a prompt is looked at."""
+    """Return the approximate producer's defaults at the grain of the workload: as many tokens of a
+    prompt are looked at, and as many remembered for each engine. `whole` has it look at all of a
+    prompt."""
     defaults = ApproxPrefixCacheParameters()
     tokens = defaults.max_prefix_blocks_to_match * _ENGINE_BLOCK
     remembered = defaults.lru_capacity_per_server * _ENGINE_BLOCK
@@ -62,21 +63,22 @@ def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
 
 
 def approx_prefix(world: World) -> Policy:
-    """llm-d's prefix-cache-scorer alone, with its approximate producer."""
+    """Return llm-d's prefix-cache-scorer alone, with its approximate producer."""
     return configured(world, {"prefix-cache-scorer": 1.0}, **approximate(world))
 
 
 def llm_d_default(world: World) -> Policy:
-    """What llm-d does when nothing is configured (field notes 3.3)."""
+    """Return what llm-d does when nothing is configured."""
     return configured(world, _LLM_D, **approximate(world))
 
 
 def llm_d_whole_prompts(world: World) -> Policy:
-    """The same, all of each prompt compared."""
+    """Return llm-d's default with all of each prompt compared."""
     return configured(world, _LLM_D, **approximate(world, whole=True))
 
 
 def expected_ttft(world: World) -> Policy:
+    """Return Inferway's default."""
     return configured(world, {"expected-ttft": 1.0})
 
 

@@ -29,8 +29,8 @@ _FEW = 16  # engines; more are sooner written at once
 
 @dataclass(slots=True)
 class Policy:
-    """How one gateway chooses. `sees_blocks`: it is told which engine holds what, by KV events;
-    `sees_truth`: by looking into the engines' caches."""
+    """How one gateway chooses. It knows which engine holds what by KV events if it `sees_blocks`,
+    and by looking into the engines' caches if it `sees_truth`."""
 
     chooser: Chooser
     producers: Sequence[Producer] = ()
@@ -40,12 +40,12 @@ class Policy:
 
     @property
     def hears(self) -> bool:
-        """Whether KV events matter to it."""
+        """Whether the policy asks which engine holds what."""
         return self.sees_blocks or self.sees_truth
 
 
 class Feed:
-    """KV events of all engines on their way, and what is believed once they have arrived."""
+    """The KV events of all engines on their way, and what is believed once they have arrived."""
 
     __slots__ = ("_coming", "_delay", "_holders", "_is_heard")
 
@@ -59,12 +59,12 @@ class Feed:
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
         job: Job | None = None,
     ) -> None:  # fmt: skip
-        """`job`: whose prompt the stored blocks are."""
+        """Send what an engine has stored and removed; the stored blocks are the prompt of `job`."""
         if self._is_heard:
             self._coming.append((now + self._delay, engine, stored, removed, job))
 
     def deliver(self, now: float) -> None:
-        """What has arrived by `now` is believed."""
+        """Believe what has arrived by `now`."""
         coming, holders = self._coming, self._holders
         while coming and coming[0][0] <= now:
             _, engine, stored, removed, job = coming.popleft()
@@ -74,12 +74,12 @@ class Feed:
                 job.gateway.on_stored(job)
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
-        """Engine -> how many of `blocks`, from the start, it is believed to hold."""
+        """Return how many of `blocks`, from the start, each engine is believed to hold."""
         return self._holders.match(blocks)
 
 
 class Gateway:
-    """One gateway. `feed` may be shared: all hear the same events at the same time."""
+    """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
     __slots__ = (
         "_adapters", "_block_sizes", "_engines", "_fade", "_follows", "_nothing", "_num", "_rows",
@@ -127,7 +127,7 @@ class Gateway:
         self.recent_tokens *= self._fade**ticks
 
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
-        """The engine that it goes to. What is in flight is counted from here on."""
+        """Return the row of the engine that a job goes to; it is in flight from here on."""
         policy, request = self.policy, job.request
         candidates = self._candidates(now)
         found: Mapping[int, int] = {}
@@ -148,7 +148,7 @@ class Gateway:
         return row
 
     def _found(self, request: SimRequest, now: float) -> dict[int, int]:
-        """Endpoint -> blocks that it holds."""
+        """The number of the request's blocks, from the start, that each engine holds."""
         self.feed.deliver(now)
         if self.policy.sees_truth:
             most = len(request.blocks)
@@ -166,7 +166,7 @@ class Gateway:
         return column
 
     def _book(self, job: Job, row: int, matched: int, found: Mapping[int, int]) -> None:
-        """As director.Journey.attempt."""
+        """Count the request as in flight, as the director does for an attempt."""
         request, size = job.request, self.block_tokens
         reusable = min(matched, (request.prompt_tokens - 1) // size)
         job.expected_uncached = request.prompt_tokens - reusable * size
@@ -187,17 +187,18 @@ class Gateway:
         job.followers = followers
 
     def on_first_token(self, job: Job, now: float) -> None:
-        """The answer begins to pass through."""
+        """Tell the followers of a job that its answer begins to pass through."""
         for follower in job.followers:
             follower.on_head(200)
             follower.on_first_chunk(now)
 
     def on_stored(self, job: Job) -> None:
-        """The events that its prompt's blocks are stored have arrived."""
+        """Count a job's blocks as held no longer by guess: their events have arrived."""
         if job.speculation is not None:
             self.overlay.remove(job.speculation)
 
     def on_end(self, job: Job, row: int, now: float) -> None:
+        """Count a job as in flight no longer, and tell its followers."""
         self.in_flight[row] -= 1
         if job.followers:
             request = job.request
@@ -207,7 +208,7 @@ class Gateway:
                 follower.on_end(Ending("ok", now, usage))
 
     def _candidates(self, now: float) -> Candidates:
-        """As fleet.columns.ModelRows.candidates; matched columns are empty."""
+        """The table as production makes it for a model; its matched columns are empty."""
         nothing = self._nothing
         return Candidates(
             self.endpoints,
@@ -230,5 +231,5 @@ class Gateway:
 
 
 def endpoints_of(num_engines: int) -> list[Endpoint]:
-    """Holder i is engine i."""
+    """Return the endpoints of a fleet; holder i is engine i."""
     return [Endpoint(f"engine-{i}", f"http://engine-{i}", i) for i in range(num_engines)]

@@ -24,7 +24,7 @@ from inferway_bench.processes import BenchError
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
-    """Engines and gateways."""
+    """A fleet of engines, and the gateways before it."""
 
     num_engines: int = 8
     num_slow: int = 1
@@ -37,13 +37,26 @@ class FleetSpec(msgspec.Struct, frozen=True):
     def scrape_seconds(self) -> float:
         return max(0.2, self.num_engines * 0.002)
 
+    @property
+    def about(self) -> str:
+        """How many engines there are, what their steps take, and how late gateways hear of it."""
+        engine, slow = self.engine, "all alike"
+        if self.num_slow:
+            slow = f"{self.num_slow} of them {self.slow_factor:g} × slower"
+        return (
+            f"{self.num_engines:,} engines, {slow}. A step takes {engine.step_about}. A step has "
+            f"at most {engine.max_batched_tokens:,} tokens and {engine.max_num_seqs} requests. "
+            f"Metrics are scraped every {self.scrape_seconds * 1e3:,g} ms, KV events arrive "
+            f"{self.event_delay * 1e3:g} ms after the step that caused them."
+        )
+
     def with_beside(self, beside: float) -> FleetSpec:
-        """The same, of engines that slow each other so many times."""
+        """Return the fleet with engines that slow each other by this factor."""
         engine = msgspec.structs.replace(self.engine, beside=beside)
         return msgspec.structs.replace(self, engine=engine)
 
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
-        """Which of them are slow is drawn."""
+        """Return the engines; the slow ones are drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))
         specs = [
             self.engine.slower(self.slow_factor) if i in slow else self.engine
@@ -58,7 +71,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """What a policy may be made of. All but the oracle leave the engines alone."""
+    """What a policy may be made of. All policies but the oracle leave the engines alone."""
 
     engines: Sequence[Engine]
     requests: Sequence[SimRequest]
@@ -73,8 +86,8 @@ MakePolicy = Callable[[World], Policy]
 def simulate(
     workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
 ) -> Outcome:
-    """Run `workload` at `rate` requests a second until all have ended. Raises BenchError for a
-    request that no engine could ever hold."""
+    """Run `workload` at `rate` requests a second until all have ended, and return what became of
+    them. Raises BenchError for a request that no engine could ever hold."""
     return _Run(workload, rate, fleet, make_policy, seed).run()
 
 
@@ -130,7 +143,7 @@ class _Run:
             )
 
     def _world(self) -> World:
-        """Each gateway draws numbers of its own."""
+        """The world of one gateway, which draws numbers of its own."""
         requests, size = self._workload.requests, self._workload.block_tokens
         random = Random(self._random.random())
         return World(self._engines, requests, size, random, lambda: self.now)

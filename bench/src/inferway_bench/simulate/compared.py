@@ -29,7 +29,7 @@ _NEXT_DRAW = 10_000  # seeds
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One seed's chats, answered through one router."""
+    """The chats of one seed, answered through one router."""
 
     router: str
     policy: str  # that simulates it
@@ -49,11 +49,11 @@ class Sent:
 
     @property
     def ttft(self) -> float:
-        """Seconds, mean."""
+        """The mean of what was measured, in seconds."""
         return float(np.mean([sample.ttft for sample in self.samples]))
 
     def simulated(self, fleet: FleetSpec) -> list[Outcome]:
-        """More than one where times scatter."""
+        """Simulate the chats; more than once where times scatter."""
         rows, named, work = self.rows, policy_named(self.policy), self.workload
         make = named if rows is None else lambda _: Policy(Divided(rows))
         seeds = range(self.seed, self.seed + _NEXT_DRAW * DRAWS, _NEXT_DRAW)
@@ -63,7 +63,7 @@ class Sent:
         ]
 
     def simulated_ttft(self, fleet: FleetSpec) -> float:
-        """Seconds, mean."""
+        """Return the mean of what is simulated on a fleet, in seconds."""
         return _mean_ttft(self.simulated(fleet))
 
 
@@ -93,9 +93,9 @@ def _mean_ttft(outcomes: Sequence[Outcome]) -> float:
 
 
 def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:
-    """All turns of `sessions` at their intended times. Their answers are replaced by what the
-    sessions say, so none of an answer's blocks is reused; but they are kept, and displace others.
-    """
+    """Return all turns of `sessions` at their intended times. Their answers are replaced by what
+    the sessions say, so none of an answer's blocks is reused; but they are kept, and displace
+    others."""
     hasher = BlockHasher(block_tokens)
     requests, numbers = [], count(1)
     for session in sessions:

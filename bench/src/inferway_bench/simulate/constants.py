@@ -29,7 +29,8 @@ _CONTEXTS = (300, 3_600)  # characters of the prompts whose answers' tokens are 
 
 
 def measure_engine(url: str, model: str, seed: int = 1) -> Measured:
-    """About 50 requests. Raises BenchError if one of them fails."""
+    """Send about 50 requests to an engine. Return what they took. Raises BenchError if one of them
+    fails."""
     rng = random.Random(seed)
     _send(url, model, [_ask(rng, 600, _FEW_TOKENS)] * 2, users=1)  # the first ones are slow
     lengths = [chars for chars in _CHARS for _ in range(_EACH)]
@@ -45,7 +46,7 @@ def measure_engine(url: str, model: str, seed: int = 1) -> Measured:
 
 
 def _tokens(url: str, model: str, rng: random.Random, chars: int, batch: int) -> Tokens:
-    """Of answers to prompts of so many characters, `batch` of them at once."""
+    """The tokens of answers to prompts of `chars` characters, `batch` answers at once."""
     asked = [_ask(rng, chars, _MANY_TOKENS) for _ in range(2 * batch)]
     samples = _send(url, model, asked, users=batch)
     context = fmean((s.prompt_tokens or 0) + _MANY_TOKENS / 2 for s in samples)
@@ -73,8 +74,10 @@ def _send(url: str, model: str, turns: Sequence[Turn], users: int) -> list[Sampl
 
 
 def division(url: str, fleet: Fleet, sessions: Sequence[Session]) -> dict[int, int]:
-    """Session's number -> its engine's place in the fleet: one short request of each to the router
-    at `url`, with nobody else there. Raises BenchError when no engine counts one of them."""
+    """Return the place in the fleet of the engine that has each session, by the session's number.
+    A router hashes the session's name and the engines' addresses, whose ports differ from run to
+    run, so one short request of each session is sent to the router at `url`, with nobody else
+    there. Raises BenchError when no engine counts one of them."""
     found = {}
     for session in sessions:
         before = _counted(fleet)
@@ -86,7 +89,7 @@ def division(url: str, fleet: Fleet, sessions: Sequence[Session]) -> dict[int, i
 
 
 def _who_counted(fleet: Fleet, before: Sequence[float]) -> int:
-    """Whose count has grown; it does a moment after the answer."""
+    """The engine whose count has grown, which it does a moment after the answer."""
 
     def grown() -> list[int]:
         counts = zip(before, _counted(fleet), strict=True)
@@ -97,7 +100,7 @@ def _who_counted(fleet: Fleet, before: Sequence[float]) -> int:
 
 
 def _counted(fleet: Fleet) -> list[float]:
-    """Tokens of all prompts, by engine."""
+    """The tokens of all prompts that each engine has counted."""
     return [
         total(read_metrics(get(f"{engine.url}/metrics").decode()), _COUNTED)
         for engine in fleet.engines

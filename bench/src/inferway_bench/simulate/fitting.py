@@ -33,7 +33,7 @@ _MOST_BESIDE, _CLOSE = 4.0, 0.002
 
 
 class First(NamedTuple):
-    """One answer's beginning, on an engine with nothing else to do."""
+    """The beginning of one answer, on an engine with nothing else to do."""
 
     cached: int  # tokens
     prompt: int  # tokens
@@ -41,7 +41,7 @@ class First(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """One answer's tokens, so many being written at once."""
+    """The tokens of answers of which `batch` are written at once."""
 
     batch: int
     context: int  # tokens before one of them, prompt and answer, on average
@@ -56,8 +56,8 @@ class Measured(NamedTuple):
 
 
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
-    """`like` with the constants that were measured, now and then. Raises BenchError where too
-    little was."""
+    """Return `like` with the constants that were measured, at several times. Raises BenchError if
+    too little was measured."""
     firsts = [first for one in measured for first in one.firsts]
     tokens = [token for one in measured for token in one.tokens]
     step, decode, context = _between(tokens)
@@ -118,7 +118,7 @@ def _differences(firsts: Sequence[First]) -> Iterator[float]:
 
 
 def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
-    """(seconds of a step, of each request in it, of each token that one looks at)."""
+    """The seconds of a step, of each request in it, and of each token that one looks at."""
     if len({one.batch for one in tokens}) < 2:
         raise BenchError("fitting: tokens of one batch size; two are needed at least")
     rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]

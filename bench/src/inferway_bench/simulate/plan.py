@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from inferway.prompts.prepare import prepare_smollm2
 from inferway_bench.chats import default_data_dir
@@ -33,9 +32,6 @@ _UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arr
 _CONSTANTS = EngineSpec.__struct_fields__
 _LARGE = 100_000  # requests; from so many on one process at a time has the memory
 
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-
 
 class Setting(NamedTuple):
     """A trace on a fleet."""
@@ -51,105 +47,79 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     trace: Annotated[
         tuple[str, ...],
         flag(
-            "Replay this trace: Mooncake's JSON lines, an agent's sessions, Azure's CSV or "
-            "ServeGen's clients, packed by gzip or xz, or not. The names mooncake, agentic, azure "
-            "and servegen take the one of --data, chats generates multi-turn chats, and "
-            "peers-chats those of inferway bench peers --real. FILE@TOKENS gives the engines KV "
-            "caches of this number of tokens. Repeat the flag for more.",
+            "Replay this file, or mooncake, agentic, azure or servegen of --data, or chats, which "
+            "are generated, or peers-chats, those of inferway bench peers --real. FILE@TOKENS "
+            "gives the engines KV caches of this number of tokens.",
             metavar="FILE",
         ),
     ] = (CHATS,)
     engines: Annotated[
-        tuple[Count, ...],
-        flag(
-            "Simulate a fleet of this number of engines. Repeat the flag for several fleets with "
-            "the same load for each engine.",
-            metavar="NUMBER",
-        ),
+        tuple[int, ...],
+        flag("Simulate a fleet of this number of engines, each with the same load.", ge=1),
     ] = (8,)
-    slow: Annotated[
-        int,
-        flag("Make this number of the engines three times as slow.", metavar="NUMBER", ge=0),
-    ] = 0
+    slow: Annotated[int, flag("Make this number of the engines three times as slow.", ge=0)] = 0
     gateways: Annotated[
-        tuple[Count, ...],
-        flag(
-            "Put this number of gateways before the fleet; each knows its own requests only. "
-            "Repeat the flag for more cases.",
-            metavar="NUMBER",
-        ),
+        tuple[int, ...],
+        flag("Put this number of gateways before the fleet. Each knows its own requests.", ge=1),
     ] = (1,)
     policy: Annotated[
         tuple[str, ...],
-        flag(
-            "Simulate this policy, one of those of `inferway serve --policy` or of a peer. Repeat "
-            "the flag for more.",
-            metavar="NAME",
-        ),
+        flag("Simulate this policy, of inferway serve --policy or of a peer.", metavar="NAME"),
     ] = ("round-robin", "expected-ttft")
     rate: Annotated[
-        Positive | None,
-        flag(
-            "Send this number of requests a second, instead of the trace's own rate.",
-            metavar="RATE",
-        ),
+        float | None,
+        flag("Send this number of requests a second, instead of the trace's own.", gt=0),
     ] = None
     load: Annotated[
-        tuple[Positive, ...],
+        tuple[float, ...],
         flag(
             "Send requests at this share of --rate; without --rate, of the rate at which "
-            "round-robin's mean TTFT doubles. Repeat the flag for more.",
+            "round-robin's mean TTFT doubles.",
             metavar="SHARE",
+            gt=0,
         ),
     ] = ()
-    curve: tuple[Positive, ...] = ()  # more loads, with one seed and gateway, for the picture
+    curve: tuple[float, ...] = ()  # more loads, with one seed and gateway, for the picture
     seeds: Annotated[
         int,
         flag(
-            "Simulate each case with this number of seeds. From ten on, the tables say how many it "
-            "takes to see a difference.",
-            metavar="NUMBER",
+            "Simulate this number of seeds. From ten on, the tables say how many it takes to see a "
+            "difference.",
             ge=1,
         ),
     ] = 1
     requests: Annotated[
-        Count | None,
+        int | None,
         flag(
             "Simulate this number of requests. If the trace has fewer, copies of it run side by "
             "side, each with blocks of its own.",
-            metavar="NUMBER",
+            ge=1,
         ),
     ] = None
     engine: Annotated[
         tuple[str, ...],
         flag(
-            "Set this constant of every engine. Repeat the flag for more. The keys are "
-            f"{', '.join(_CONSTANTS)}.",
+            f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
             metavar="KEY=VALUE",
         ),
     ] = ()
     like: Annotated[
         Path | None,
-        flag(
-            "Simulate engines with the constants in this file, which inferway bench validate "
-            "--real --save wrote.",
-            metavar="FILE",
-        ),
+        flag("Simulate the engines that inferway bench validate --real --save FILE has measured."),
     ] = None
     warm_up: Annotated[
-        float,
-        flag("Leave out what arrives in this first share of a run.", metavar="SHARE", ge=0, le=0.9),
+        float, flag("Do not count what arrives in this first share of a run.", ge=0, le=0.9)
     ] = 0.5
     weights: tuple[int, ...] = (0, 1, 2, 4, 8)  # of best-weighted, for each of its scorers
     fit_gateways: int = 1  # in front of the fleet while they are fitted
     finalists: int = 4  # of all weights, tried again with all seeds
     bisections: int = 6  # to find the rate at which round-robin's mean TTFT doubles
     processes: Annotated[
-        Count | None,
+        int | None,
         flag(
-            "Simulate in this number of processes at a time.  [default: one a core; one, if there "
-            f"are {_LARGE:,} requests or more]",
-            metavar="NUMBER",
+            "Simulate in this number of processes at a time, instead of one a core; 100,000 "
+            "requests or more are simulated in one.",
+            ge=1,
         ),
     ] = None
     data: Annotated[Path | None, data_flag("traces")] = None

@@ -13,7 +13,6 @@ import msgspec
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS
-from inferway_bench.policies.fleet_words import engines_line, lateness_line
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
@@ -60,11 +59,9 @@ def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
 
 def about(plan: SimulatePlan) -> Iterator[str]:
     """Yield what is to be said of the fleet and the loads."""
-    fleet = plan.fleet(plan.settings()[0])
-    yield f"- {engines_line(fleet)}."
+    yield f"- {plan.fleet(plan.settings()[0]).about}"
     if plan.like is not None:
         yield f"- The constants of the engines are those of {plan.like.name}."
-    yield f"- {lateness_line(fleet)}."
     yield (
         "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
         "proportion to the number of engines."

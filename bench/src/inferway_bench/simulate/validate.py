@@ -23,19 +23,17 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
-from inferway_bench.peers.packages import install_peers
-from inferway_bench.peers.plan import RealEngines, SimulatedEngines
+from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.fleet_words import step_words
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter
+from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, install_peers
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
@@ -61,35 +59,15 @@ class ValidatePlan(msgspec.Struct, frozen=True):
     real: Annotated[
         bool, flag("Compare with real vLLM on the CPU, with constants that are fitted to it.")
     ] = False
-    vllm: Annotated[
-        Path | None,
-        flag(
-            "Start real engines with this command.  [default: $INFERWAY_VLLM_VENV/bin/vllm]",
-            metavar="PATH",
-        ),
-    ] = None
-    layers: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=30)] | None,
-        flag(
-            "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where "
-            "the CPU is slow.  [default: the model, all 30]",
-            metavar="N",
-        ),
-    ] = None
+    vllm: VllmFlag = None
+    layers: LayersFlag = None
     only: Annotated[
-        tuple[str, ...],
-        flag(
-            "Compare only routers whose name has this text. Repeat the flag for more.",
-            metavar="TEXT",
-        ),
+        tuple[str, ...], flag("Compare only routers whose name has this text.", metavar="TEXT")
     ] = ()
-    rate: Annotated[
-        Annotated[float, msgspec.Meta(gt=0)] | None,
-        flag("Send this number of requests a second.", metavar="RATE"),
-    ] = None
+    rate: Annotated[float | None, flag("Send this number of requests a second.", gt=0)] = None
     seeds: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None,
-        flag("Send chats of this number of seeds.  [default: 1, real engines: 4]", metavar="N"),
+        int | None,
+        flag("Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1),
     ] = None
 
 
@@ -128,7 +106,7 @@ def setup_of(plan: ValidatePlan) -> Setup:
 def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
-    venv = install_peers(lambda what: on_step(what))
+    venv = install_peers(on_step)
     routers = [
         (router, policy)
         for router, policy in _routers(venv, is_real=plan.real)
@@ -140,7 +118,7 @@ def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     try:
         with (
             TemporaryDirectory(prefix="inferway-validate-") as name,
-            started(setup.engines, _vllm(plan), Path(name), on_step) as fleet,
+            started(setup.engines, plan.vllm, Path(name), on_step) as fleet,
         ):
             tour = Tour(setup, fleet, prompts, Path(name), on_step)
             tour.measure(routers, VllmRouter(venv, "round_robin"))
@@ -148,11 +126,6 @@ def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
         prompts.close()
     on_step("simulating the same")
     return findings(tour, os.getloadavg()[0])
-
-
-def _vllm(plan: ValidatePlan) -> Path | None:
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    return plan.vllm or (Path(venv) / "bin" / "vllm" if venv else None)
 
 
 def _routers(venv: Venv, *, is_real: bool) -> list[tuple[Router, str]]:
@@ -309,7 +282,7 @@ def _about(tour: Tour, fleet: FleetSpec, load_after: float) -> Iterator[str]:
     )
     yield (
         f"- constants of the simulation, {fitted}: {engine.request_seconds * 1e3:.1f} ms a "
-        f"request; a step takes {step_words(engine)}"
+        f"request; a step takes {engine.step_about}"
     )
     if engine.scatter:
         yield f"- each seed is simulated {DRAWS} times with step times drawn anew; the mean counts"

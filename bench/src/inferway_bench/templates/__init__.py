@@ -1,4 +1,5 @@
-"""JSON in files of this folder, with words filled in: `"$NAME"` stands for the value of `name`."""
+"""Texts that benchmarks hand to other programs or answer with. In those that are JSON, `"$NAME"`
+stands for the value of `name`."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-_FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 class JsonTemplates:
     """The named JSON values of one file. `words` are the same in all of them."""
 
     def __init__(self, file: str, **words: object) -> None:
-        self._values: dict[str, Any] = msgspec.json.decode((_FOLDER / file).read_bytes())
+        self._values: dict[str, Any] = msgspec.json.decode((FOLDER / file).read_bytes())
         self._words = _marked(words)
 
     def fill(self, template: str, **words: object) -> Any:
