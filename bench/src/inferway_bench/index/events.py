@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 import msgspec
@@ -110,21 +110,32 @@ def payload(stored: Stored, block_size: int) -> bytes:
 def endless_payloads(
     block_size: int, seed: int, chain: int = CHAIN, max_held: int | None = None
 ) -> Iterator[bytes]:
-    """Yield batches that store BLOCKS new blocks each, `chain` of them to a prompt; beyond
+    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt; beyond
     `max_held` blocks, also batches that remove as many old ones.
 
-    Their tokens are encoded beforehand, all but the first, so that making them costs little beside
-    applying them.
+    Their tokens are encoded here, all but the first, so that making a batch costs little beside
+    applying it.
     """
     numbers = random.Random(seed)
-    num_tokens = BLOCKS * block_size
-    texts = [[numbers.randrange(VOCABULARY) for _ in range(num_tokens - 1)] for _ in range(64)]
+    texts = [
+        [numbers.randrange(VOCABULARY) for _ in range(BLOCKS * block_size - 1)] for _ in range(64)
+    ]
     encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
+    return _endless(numbers, encoded, block_size, chain, max_held)
+
+
+def _endless(
+    numbers: random.Random,
+    texts: Sequence[bytes],
+    block_size: int,
+    chain: int,
+    max_held: int | None,
+) -> Iterator[bytes]:
     held: deque[list[int]] = deque()
     parent: int | None = None
     for number in count():
-        first = _ARRAY_AND_TOKEN.pack(0xDC, num_tokens, 0xCE, number)
-        tokens = msgspec.Raw(first + encoded[number & 63])
+        first = _ARRAY_AND_TOKEN.pack(0xDC, BLOCKS * block_size, 0xCE, number)
+        tokens = msgspec.Raw(first + texts[number % len(texts)])
         hashes = [numbers.getrandbits(64) for _ in range(BLOCKS)]
         yield payload(Stored(hashes, parent if number % chain else None, tokens), block_size)
         parent = hashes[-1]

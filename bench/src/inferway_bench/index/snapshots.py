@@ -91,6 +91,7 @@ async def loading(plan: IndexPlan, folder: Path) -> dict[str, object]:
     """Return how late others are, by phase: before and while the journals are loaded, and then
     while events come in until one journal has been compacted twice."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    payloads = endless_payloads(plan.block_size, 99, max_held=_MAX_HELD)  # would be a stall later
     gc.collect()
     gc.freeze()  # as the gateway does when it has started
     ticks = Ticks()
@@ -107,7 +108,6 @@ async def loading(plan: IndexPlan, folder: Path) -> dict[str, object]:
         engines[0].begin()
         assert engines[0].journal is not None
         stats = engines[0].journal.stats
-        payloads = endless_payloads(plan.block_size, 99, max_held=_MAX_HELD)
         fed = await feed(
             engines[0],
             payloads,

@@ -122,13 +122,13 @@ async def growing(plan: IndexPlan) -> dict[str, object]:
     tokens = held_prompts(plan, [index])
     prompts = GivenTokens(tokens[0])
     director = idle_director(index, prompts, NUM_ENGINES, plan.block_size)
+    payloads = endless_payloads(plan.block_size, plan.seed)  # here: it would be a stall of its own
     gc.collect()
     gc.freeze()  # as the gateway does when it has started
     ticks, times = Ticks(), list[float]()
     deciding = asyncio.create_task(_decide(director, prompts, tokens, times))
     await asyncio.sleep(plan.quiet_seconds)
     phases = {"before": ticks.report() | _decisions(times)}
-    payloads = endless_payloads(plan.block_size, plan.seed)
     fed = await feed(
         engine, payloads, plan.blocks_per_second, lambda blocks: blocks >= plan.growth_blocks
     )
