@@ -107,10 +107,11 @@ class Benchmark(Generic[P]):
         return "\n".join(lines) + "\n"
 
     def draw(self, run: Run, directory: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-        """Write the chart of a run, if the benchmark has one, as NAME.png and NAME.svg."""
+        """Write the chart of a run, if there is something to draw, as NAME.png and NAME.svg."""
         if self.chart is not None:
             picture = plotting.drawn(run, self.chart, pages.file_of(run.benchmark))
-            plotting.write(picture, directory, formats)
+            if any(picture.rows):
+                plotting.write(picture, directory, formats)
 
     def draw_stored(self, docs: Path) -> None:
         """Draw the chart of the stored run beside it. Raises BenchError."""
