@@ -18,7 +18,6 @@ from inferway_bench.rows import Goal, Key, Row, Run, Value
 from inferway_bench.spread import (
     Form,
     Interval,
-    Quartiles,
     mean_interval,
     median_interval,
     quartiles,
@@ -30,13 +29,13 @@ Shown = Literal[
     "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
 ]
 
-_SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval | Quartiles]] = {
+_SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
     "median": median,
     "mean alone": fmean,
     "most": max,
     "sum": sum,
     "value": median,
-    "range": lambda values: Quartiles(min(values), median(values), max(values)),
+    "range": lambda values: Interval(median(values), min(values), max(values)),
     "quartiles": quartiles,
     "interval": median_interval,
     "mean": mean_interval,
@@ -66,11 +65,11 @@ class Column:
         found = self._summary(value) if isinstance(value, list) else value
         if isinstance(found, Interval) and self.shown == "value":
             found = found.value
-        if isinstance(found, Interval | Quartiles):
+        if isinstance(found, Interval):
             return found.shown(self.form)
         return shown_number(found, self.form)
 
-    def _summary(self, repeats: list[float]) -> float | Interval | Quartiles:
+    def _summary(self, repeats: list[float]) -> float | Interval:
         return repeats[0] if len(repeats) == 1 else _SUMMARIES[self.shown](repeats)
 
 

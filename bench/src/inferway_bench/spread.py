@@ -22,7 +22,7 @@ Form = str | Callable[[float], str]  # how a number is written
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A value, and the 95 % interval around it."""
+    """A value, and what lies around it: its 95 % interval, unless it is said."""
 
     value: float
     low: float
@@ -33,21 +33,9 @@ class Interval(msgspec.Struct, frozen=True):
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
     def shown(self, form: Form = "{:.2f}") -> str:
-        return _shown(form, self.value, self.low, self.high)
-
-
-class Quartiles(msgspec.Struct, frozen=True):
-    low: float
-    median: float
-    high: float
-
-    def shown(self, form: Form = "{:.2f}") -> str:
-        return _shown(form, self.median, self.low, self.high)
-
-
-def shown_range(values: Sequence[float], form: Form = "{:,.0f}") -> str:
-    """The median, and the lowest and highest of all."""
-    return _shown(form, float(np.median(values)), min(values), max(values))
+        """Return `value (low to high)`, each number written by `form`."""
+        value, low, high = (shown_number(n, form) for n in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
 
 
 def shown_number(value: float, form: Form) -> str:
@@ -62,14 +50,10 @@ def three_digits(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _shown(form: Form, *numbers: float) -> str:
-    middle, low, high = (shown_number(number, form) for number in numbers)
-    return f"{middle} ({low} to {high})"
-
-
-def quartiles(values: Sequence[float]) -> Quartiles:
+def quartiles(values: Sequence[float]) -> Interval:
+    """Return the median, and the quartiles around it."""
     low, middle, high = np.percentile(np.array(values), (25, 50, 75))
-    return Quartiles(float(low), float(middle), float(high))
+    return Interval(float(middle), float(low), float(high))
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval:

@@ -6,8 +6,6 @@ import click
 
 from inferway.cli.lazy import LazyGroup
 
-_HERE = "inferway_bench.cli"
-
 COMMANDS = {
     "chat-overhead": (
         "inferway_bench.chat_overhead", "chat_overhead",
@@ -21,7 +19,7 @@ COMMANDS = {
         "inferway_bench.director.benchmark", "director",
         "Measure a decision's CPU time as chats grow.",
     ),
-    "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
+    "docs": ("inferway_bench.cli.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (
         "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
@@ -60,4 +58,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def bench() -> None:
-    """Measure gateways, engines and routing policies."""
+    """Measure gateways, engines and routing policies.
+
+    The commands load, simulate and validate are for users. The others measure Inferway itself, for
+    its maintainers."""

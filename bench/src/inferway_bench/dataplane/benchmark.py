@@ -49,7 +49,7 @@ from inferway_bench.routers import (
     versions,
 )
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
-from inferway_bench.spread import Interval, mean_interval, quartiles, ratio_of_medians
+from inferway_bench.spread import mean_interval, quartiles, ratio_of_medians
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
@@ -150,9 +150,8 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
     rows += memory_rows(light, model, plan.held_streams, plan.memory_repeats, on_step)
     on_step("timing the steps of our path")
     for step in time_steps(model, long.load.templates, BLOCK_SIZE, plan.step_repeats):
-        us = quartiles(step.us)
-        between = Interval(us.median, us.low, us.high)
-        rows.append(Row("steps", {"step": step.name, "of what": step.note}, {"us": between}))
+        keys = {"step": step.name, "of what": step.note}
+        rows.append(Row("steps", keys, {"us": quartiles(step.us)}))
     about = (
         f"{plan.repeats} repeats of {plan.seconds} s, {plan.connections} connections, all routers "
         f"in one run, taking turns: {versions(routers)}. Load average after the run: "

@@ -103,7 +103,7 @@ def _wall_note(grown: Sequence[Decision]) -> str:
     found = quartiles(long or [d.wall / 1e3 for d in grown])
     return (
         "a decision for a chat with 4,000 tokens of history or more takes "
-        f"{found.median:.2f} ms of wall time (quartiles {found.low:.2f} to {found.high:.2f}); seed "
+        f"{found.value:.2f} ms of wall time (quartiles {found.low:.2f} to {found.high:.2f}); seed "
         "001 measured about 10 ms more end to end for a chat than for a completion"
     )
 
