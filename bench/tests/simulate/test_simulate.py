@@ -180,6 +180,15 @@ def test_the_command_shows_its_tables() -> None:
     assert CliRunner().invoke(simulate, ["--slow", "9"]).exit_code == 1
 
 
+def test_a_run_of_several_fleets_is_drawn_as_what_it_is_stored_as(tmp_path: Path) -> None:
+    flags = ["--requests", "100", "--rate", "20", "--engines", "2", "--engines", "3"]
+
+    shown = CliRunner().invoke(simulate, [*flags, "--processes", "1", "--plot", str(tmp_path)])
+
+    assert shown.exit_code == 0, shown.output
+    assert b"prompt tokens from a cache" in (tmp_path / "simulate_engines.svg").read_bytes()
+
+
 # presets
 
 TINY = PoliciesPlan(

@@ -280,7 +280,7 @@ POLICIES = Benchmark(
     ),
     quick={
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
-        "curve": (), "seeds": 2, "weights": (0, 1, 3), "finalists": 1, "bisections": 3,
+        "curve": (0.5,), "seeds": 2, "weights": (0, 1, 3), "finalists": 1, "bisections": 3,
     },
     goals=ratio_goals,
     losses=losses,
