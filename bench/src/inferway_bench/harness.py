@@ -43,7 +43,6 @@ TOLERANCE = 0.1
 _INTERRUPTED = 130  # the exit status
 _WIDE = 140  # characters, where there is no terminal that has a width
 _FOR_MAINTAINERS = "This benchmark is for the maintainers of Inferway."
-_RESULTS = Section("Results")
 
 
 def _nothing(_: Run) -> list[Any]:
@@ -138,12 +137,18 @@ class Benchmark(Generic[P]):
     def command(self) -> click.Command:
         """Return the command: the flags of the plan, `--quick`, and those of every benchmark."""
         words = self.help if self.audience == "user" else f"{self.help}\n\n{_FOR_MAINTAINERS}"
-        own = list(flags.parameters(self.plan))
+        example = " ".join(filter(None, ("inferway bench", self.name, self.arguments)))
+        measured = Section("What is measured", f"{example}{' --quick' if self.quick else ''}")
+        own = [*([_quick_option()] if self.quick else []), *flags.parameters(self.plan)]
         common = _common_options(pages.file_of(self.name))
-        for option in common:
-            option.section = _RESULTS  # type: ignore[attr-defined]  # as cli.command reads it
-        quick = [_quick_option()] if self.quick else []
-        return Command(self.name, params=[*quick, *own, *common], callback=self._main, help=words)
+        for section, options in (
+            (measured, own),
+            (Section("Results", f"{example} --json"), common),
+        ):
+            for option in options:
+                if not hasattr(option, "section"):
+                    option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
+        return Command(self.name, params=[*own, *common], callback=self._main, help=words)
 
     def _main(self, **given: Any) -> None:
         output = {name: given.pop(name) for name in ("as_json", "save", "plot", "old", "tolerance")}

@@ -341,7 +341,7 @@ LOAD = Benchmark(
     ),
     question="how an endpoint performs under a load that you describe",
     takes="as long as its flags say",
-    arguments="URL",
+    arguments="http://127.0.0.1:8080 --users 8",
     audience="user",
     times="another machine",
 )  # fmt: skip
