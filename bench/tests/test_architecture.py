@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 LOADING = ROOT / "bench" / "src" / "inferway_bench" / "loading"
 PURE = [
     *("workload", "schedule", "samples", "answers", "words", "generated", "traced"),
-    *("histogram", "windows", "results", "doubts", "report"),
+    *("windows", "measured", "doubts", "plan"),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

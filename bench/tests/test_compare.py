@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
 import msgspec
 import pytest
-from bench.tests.test_report import MACHINE
-from click.testing import CliRunner, Result
-from rich.table import Table
+from bench.tests import runs
+from bench.tests.runs import MACHINE
 
-from inferway_bench.benchmark import Benchmark
-from inferway_bench.cli.output import Output, output_options
-from inferway_bench.compare import Change, compare
-from inferway_bench.plotting import Line, Panel, Picture
-from inferway_bench.results import Figure, Run, load_run, write_run
+from inferway_bench.compare import Change, Comparison
+from inferway_bench.compare import compare as compare_by
+from inferway_bench.report import Column, Table
+from inferway_bench.rows import Row, Run
 from inferway_bench.spread import Interval
 
-
-class Figures(Run, frozen=True):
-    """A run that is nothing but its figures."""
-
-    found: list[Figure]
-
-    def figures(self) -> list[Figure]:
-        return self.found
+TABLES = [
+    Table(
+        "figures", "Figures", ["of"],
+        [Column("us", better="lower", unit="µs"), Column("rate", better="higher", unit="/s")],
+    )
+]  # fmt: skip
 
 
-def a_run(*found: Figure) -> Figures:
-    return Figures(MACHINE, "inferway bench figures", list(found))
+def a_run(*rows: Row) -> Run:
+    return runs.a_run("figures", list(rows))
 
 
-def ours(*values: float) -> Figure:
-    return Figure("ours", "µs", list(values))
+def compare(old: Run, new: Run) -> Comparison:
+    return compare_by(old, new, TABLES)
 
 
-def peer(*values: float) -> Figure:
-    return Figure("peer", "µs", list(values), is_ours=False)
+def ours(*values: float) -> Row:
+    return Row("figures", {"of": "ours"}, {"us": list(values)})
 
 
-def carried(*values: float) -> Figure:
-    return Figure("carried", "requests/s", list(values), "higher")
+def peer(*values: float) -> Row:
+    return Row("figures", {"of": "peer"}, {"us": list(values)}, is_ours=False)
 
 
-def changed(old: Figure, new: Figure) -> Change:
+def carried(*values: float) -> Row:
+    return Row("figures", {"of": "carried"}, {"rate": list(values)})
+
+
+def changed(old: Row, new: Row) -> Change:
     [change] = compare(a_run(old), a_run(new)).changes
     return change
 
@@ -80,7 +77,7 @@ def test_a_single_value_that_says_how_it_varies_is_judged_by_that(
 ) -> None:
     """A factor of 1.15 to each side of both: of 1.22 together."""
     before, now = (
-        msgspec.structs.replace(ours(value), within=Interval(value, value / 1.15, value * 1.15))
+        Row("figures", {}, {"us": Interval(value, value / 1.15, value * 1.15)})
         for value in (10.0, new)
     )
 
@@ -126,7 +123,7 @@ def test_without_peers_times_are_judged_beside_the_machines_yardstick() -> None:
     found = compare(before, now)
 
     assert [change.worse.value for change in found.changes] == [1, 9 / 4]
-    assert [change.figure.name for change in found.regressions(0.1)] == ["carried"]
+    assert [change.figure.name for change in found.regressions(0.1)] == ["figures, carried, rate"]
     assert "what is not ours takes 2.00 × (s, ms, µs): ours is judged beside that" in found.warnings
 
 
@@ -137,7 +134,7 @@ def test_peers_do_not_regress() -> None:
 def test_only_what_both_runs_have_is_compared() -> None:
     found = compare(a_run(ours(1), carried(2)), a_run(ours(1), peer(3)))
 
-    assert [change.figure.name for change in found.changes] == ["ours"]
+    assert [change.figure.name for change in found.changes] == ["figures, ours, us"]
 
 
 def test_what_was_nothing_has_no_ratio_and_is_left_out() -> None:
@@ -166,70 +163,3 @@ def test_a_command_is_another_by_what_it_measures_and_not_by_what_it_writes() ->
     assert compare(old, other).warnings == [
         "another command: `inferway bench figures` then, `inferway bench figures --quick` now"
     ]
-
-
-def measured(run: Figures, old: Figures, folder: Path, *arguments: str) -> Result:
-    """What a benchmark's command says that finds `run`."""
-    (folder / "old.json").write_bytes(write_run("figures", old))
-    picture = Picture("figures", "A picture", [[Panel("x", "y", [Line("ours", [0], [1])])]])
-    benchmark = Benchmark(
-        "figures", Figures, lambda _: [Table("a table")], lambda _: "a section\n",
-        lambda _: [picture],
-    )  # fmt: skip
-
-    @click.command()
-    @output_options("figures")
-    def figures(output: Output) -> None:
-        output.measure(benchmark, lambda _: run)
-
-    return CliRunner().invoke(figures, ["--compare", str(folder / "old.json"), *arguments])
-
-
-def test_a_command_that_finds_something_worse_ends_with_status_1(tmp_path: Path) -> None:
-    result = measured(a_run(ours(2, 2, 2)), a_run(ours(1, 1, 1)), tmp_path)
-
-    assert result.exit_code == 1
-    assert "a table" in result.stdout
-    assert "1 of 1 are worse" in result.stderr
-
-
-@pytest.mark.parametrize(("now", "tolerance"), [(1.0, "0.1"), (0.5, "0"), (2.0, "1.5")])
-def test_a_command_that_finds_nothing_worse_ends_well(
-    now: float, tolerance: str, tmp_path: Path
-) -> None:
-    old = a_run(ours(1, 1, 1))
-
-    result = measured(a_run(ours(now, now, now)), old, tmp_path, "--tolerance", tolerance)
-
-    assert result.exit_code == 0, result.output
-
-
-def test_a_file_that_cannot_be_compared_with_is_told_before_anything_is_measured(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "bad.json").write_text("{}\n")
-
-    result = measured(a_run(), a_run(), tmp_path, "--compare", str(tmp_path / "bad.json"))
-
-    assert result.exit_code == 1
-    assert "bad.json: not a stored Figures" in result.output
-
-
-def test_what_is_saved_can_be_compared_with_and_the_document_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    run = a_run(ours(1, 1, 1))
-
-    saved = measured(run, run, tmp_path, "--save", str(tmp_path), "--json")
-
-    assert saved.exit_code == 0, saved.output
-    assert (tmp_path / "results" / "figures.json").read_bytes() == saved.stdout_bytes
-    assert "| `inferway bench route` |" in (tmp_path / "benchmarks/README.md").read_text()
-    assert load_run(tmp_path / "results" / "figures.json", Figures) == run
-
-
-def test_a_run_is_drawn_where_it_was_asked_for(tmp_path: Path) -> None:
-    result = measured(a_run(), a_run(), tmp_path, "--plot", str(tmp_path))
-
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "figures.svg").is_file()

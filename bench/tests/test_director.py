@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
-from bench.tests.test_report import MACHINE
+import uvloop
+from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
+from inferway.prompts.prepare import prepare_smollm2
 from inferway.scheduling.builtin import BUILTIN
-from inferway_bench.chats import default_data_dir
+from inferway_bench.chats import Turns, default_data_dir, load_conversations
 from inferway_bench.cli import bench
-from inferway_bench.director.many_endpoints import TRIPLES
-from inferway_bench.director.plan import Plan
-from inferway_bench.director.report import DIRECTOR
-from inferway_bench.director.results import (
-    DirectorRun,
-    slope,
-    times_longer,
-)
-from inferway_bench.director.run import run_director
-from inferway_bench.director.world import Point
+from inferway_bench.director.benchmark import DIRECTOR, goals, growth_rows, length_rows, slope
+from inferway_bench.director.choices import TRIPLES
+from inferway_bench.director.decisions import Decision, DirectorPlan, grown_chats
+from inferway_bench.rows import Findings, Row, Run
 
-DOCS = Path(__file__).parents[2] / "docs"
-MINIATURE = Plan(
+MINIATURE = DirectorPlan(
     chats=1,
     longest=1_500,
     probes=2,
@@ -37,11 +32,10 @@ MINIATURE = Plan(
 )
 
 
-def point(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> Point:
+def decided(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> Decision:
     """A decision whose whole takes 100 µs, and `ns` a token of history, 300 a new one."""
     whole = times * (100 + history * ns / 1e3 + new * 0.3)
-    return Point(
-        chat=0,
+    return Decision(
         history=history,
         new=new,
         wall=2 * whole,
@@ -54,20 +48,18 @@ def point(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> 
     )
 
 
-GROWN = [point(history, new=20 + 7 * history % 90) for history in range(0, 20_000, 300)]
-RUN = DirectorRun(
-    machine=MACHINE,
-    command="inferway bench director",
-    seed=3,
-    text="real ones",
-    engines=8,
-    block_size=16,
-    few_others=9,
-    others=90,
-    grown=GROWN,
-    few=[point(4_000)] * 5,
-    many=[point(4_000, times=1.05)] * 5,
-)
+GROWN = [decided(history, new=20 + 7 * history % 90) for history in range(0, 20_000, 300)]
+FEW, MANY = [decided(4_000)] * 5, [decided(4_000, times=1.05)] * 5
+
+
+def run_of(grown: list[Decision] = GROWN, many: list[Decision] = MANY) -> Run:
+    choice = Row("choices", {"kind": "three scorers", "scorers": "three"}, {"choice": 36.8})
+    rows = [*length_rows(grown), *growth_rows(grown, FEW, many), choice]
+    found = Findings(rows=rows, facts={"few_others": 9})
+    return a_run("director", found, plan={"others": 90, "many_endpoints": 30})
+
+
+RUN = run_of()
 
 
 def test_the_slope_is_that_of_the_history_and_not_of_what_is_new() -> None:
@@ -78,65 +70,62 @@ def test_the_slope_is_that_of_the_history_and_not_of_what_is_new() -> None:
     assert slope(GROWN, "match").value == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_same_turns_are_compared_beside_much_and_little() -> None:
-    assert times_longer(RUN, "encode").value == pytest.approx(1.05)
-    assert times_longer(RUN, "match").value == pytest.approx(1.0)
-
-
-def missed(run: DirectorRun) -> list[str]:
-    return [goal.what for goal in run.goals() if not goal.is_met]
+def missed(run: Run) -> list[str]:
+    return [goal.what for goal in goals(run) if not goal.is_met]
 
 
 def test_what_is_not_as_asked_is_named() -> None:
-    steep = msgspec.structs.replace(RUN, grown=[point(h, ns=26.0) for h in range(0, 9_000, 500)])
-    slow = msgspec.structs.replace(RUN, many=[point(4_000, times=1.2)] * 5)
-
     assert missed(RUN) == []
-    assert missed(steep) == ["a decision, ns for each token of history"]
-    assert missed(slow) == [f"encode, time after {RUN.others:,} chats / after {RUN.few_others:,}"]
+    assert missed(run_of(grown=[decided(h, ns=26.0) for h in range(0, 9_000, 500)])) == [
+        "a decision, ns for each token of history"
+    ]
+    assert missed(run_of(many=[decided(4_000, times=1.2)] * 5)) == [
+        "encode, time after 90 chats / after 9"
+    ]
 
 
-def test_markdown_has_the_lengths_the_slopes_and_the_seeds_figure() -> None:
+def test_markdown_has_the_lengths_and_the_slopes() -> None:
     text = DIRECTOR.markdown(RUN)
 
     assert "| none | 1 | 10.0 | 10.0 | 30.0 | 5.0 | 20.0 |" in text
     assert "| whole | 20.00 (20.00 to 20.00) |" in text
+    assert "| 30.0 | 31.5 | 1.05 (1.05 to 1.05) |" in text
     assert "| 5.0 | 5.0 | 1.00 (1.00 to 1.00) |" in text
-    assert "about 10 ms more end to end" in text
+    assert "| three | 36.8 |" in text
+
+
+@pytest.mark.slow
+def test_a_chat_grows_by_its_turns_and_every_step_takes_time() -> None:
+    root = prepare_smollm2()
+    turns = Turns(load_conversations(default_data_dir() / "chat"), 3)
+
+    grown = uvloop.run(grown_chats(root, MINIATURE, turns))
+
+    assert grown[0].history == 0
+    assert all(later.history == earlier.history + earlier.new for earlier, later in pairwise(grown))
+    assert grown[-1].history + grown[-1].new >= MINIATURE.longest
+    assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in grown)
 
 
 @pytest.fixture(scope="module")
-def run() -> DirectorRun:
-    return run_director(default_data_dir(), MINIATURE, print)
+def run() -> Run:
+    return DIRECTOR.run(MINIATURE, unseen)
 
 
 @pytest.mark.slow
-def test_a_chat_grows_by_its_turns_and_every_step_takes_time(run: DirectorRun) -> None:
-    assert run.grown[0].history == 0
-    assert all(
-        later.history == earlier.history + earlier.new
-        for earlier, later in zip(run.grown, run.grown[1:], strict=False)
-    )
-    assert run.grown[-1].history + run.grown[-1].new >= MINIATURE.longest
-    assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in run.grown)
+def test_the_same_probes_are_measured_twice(run: Run) -> None:
+    for row in run.select("growth"):
+        assert len(row.repeats("few")) == len(row.repeats("many")) == MINIATURE.probes
 
 
-@pytest.mark.slow
-def test_the_same_probes_are_measured_twice(run: DirectorRun) -> None:
-    few, many = ([(p.history, p.new) for p in some] for some in (run.few, run.many))
-
-    assert few == many
-    assert len(few) == MINIATURE.probes
-
-
-def test_each_scorer_is_measured_among_many_endpoints_and_three_at_a_time(run: DirectorRun) -> None:
-    assert run.many_endpoints is not None
-    names = {cost.name for cost in run.many_endpoints.scorers}
+def test_each_scorer_is_measured_among_many_endpoints_and_three_at_a_time(run: Run) -> None:
+    names = {str(row.keys["scorers"]) for row in run.select("choices", kind="one scorer")}
+    triples = run.select("choices", kind="three scorers")
 
     assert names < set(BUILTIN)
     assert {"queue-scorer", "lora-affinity-scorer", "expected-ttft"} <= names
-    assert [cost.name for cost in run.many_endpoints.triples] == list(TRIPLES)
-    assert all(cost.choose > 0 for cost in run.many_endpoints.triples)
+    assert [row.keys["scorers"] for row in triples] == list(TRIPLES)
+    assert all(row.median("choice") > 0 for row in triples)
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

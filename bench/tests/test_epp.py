@@ -1,58 +1,63 @@
-"""`inferway bench epp`: what is computed from its figures, and Envoy's configuration."""
+"""`inferway bench epp`: what is computed of its figures, its pickers, Envoy's configuration."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 from typing import Any
 
 import msgspec
 import pytest
-from bench.tests.test_report import MACHINE
+from bench.tests.runs import a_run
 
-from inferway_bench.engine_answers import chat_stream
-from inferway_bench.epp.engine import PacedConnection
+from inferway.frontends.ext_proc.messages import ProcessingRequest
+from inferway_bench.epp.benchmark import (
+    BARE,
+    ECHO,
+    EPP,
+    OURS,
+    TIMED,
+    Figures,
+    chunk_rows,
+    goals,
+    pick_rows,
+)
 from inferway_bench.epp.envoy import configuration
-from inferway_bench.epp.report import EPP
-from inferway_bench.epp.results import Arm, Case, EppRun
-from inferway_bench.upstream import Engine
-
-DOCS = Path(__file__).parents[2] / "docs"
+from inferway_bench.epp.pickers import EchoStream, Stopwatch, TimedJourney
+from inferway_bench.rows import Findings, Run
 
 
-def case(name: str, echo: float, ours: float, messages: float = 6.0) -> Case:
-    def arm(us: float) -> Arm:
-        return Arm([us - 10, us, us + 10], [100.0] * 3, [messages] * 3)
+def figures(echo: float, ours: float, messages: float) -> Figures:
+    def picker(us: float) -> dict[str, list[float]]:
+        return {"cpu_us": [us - 10, us, us + 10], "messages": [messages] * 3}
 
-    timed = msgspec.structs.replace(arm(ours), route_us=[190.0, 200.0, 210.0])
-    return Case(name, 700, arm(echo), arm(ours), timed)
-
-
-def run(ours: float = 750, streamed: float = 4750) -> EppRun:
-    return EppRun(
-        machine=MACHINE,
-        command="inferway bench epp",
-        envoy="Envoy 1.40.0",
-        seconds=5,
-        connections=8,
-        events=50,
-        cases=[case("a chat", 500, ours)],
-        stream=case("streamed", 4500, streamed, 56.0),
-    )
+    route = {"route_us": [190.0, 200.0, 210.0]}
+    return {ECHO: picker(echo), BARE: picker(200), OURS: picker(ours), TIMED: route}
 
 
-def test_a_request_is_compared_with_echo_and_the_route_together() -> None:
-    assert run().cases[0].times == pytest.approx(750 / (500 + 200))
+def run(ours: float = 750, streamed: float = 4750) -> Run:
+    plain, stream = figures(500, ours, 6.0), figures(4500, streamed, 56.0)
+    rows = pick_rows("a chat", 700, plain) + pick_rows("the first, streamed", 700, stream)
+    found = Findings(rows=[*rows, *chunk_rows(plain, stream)], facts={"envoy": "Envoy 1.40.0"})
+    return a_run("epp", found)
+
+
+def test_a_request_is_compared_with_an_echo_and_the_route_together() -> None:
+    row = run().find("pick", picker=OURS)
+    assert row is not None
+
+    assert row.median(f"times {ECHO}") == pytest.approx(750 / (500 + 200))
+    assert row.median(f"times {BARE}") == pytest.approx(750 / (200 + 200))
 
 
 def test_a_chunk_is_what_a_stream_costs_more_by_message() -> None:
-    found = run()
+    echo, _, ours = run().select("chunk")
 
-    assert found.chunk_us("echo") == pytest.approx(4000 / 50)
-    assert found.chunk_times == pytest.approx(1.0)
+    assert echo.median("us") == pytest.approx(4000 / 50)
+    assert ours.median("times") == pytest.approx(1.0)
 
 
-def missed(found: EppRun) -> list[str]:
-    return [goal.what for goal in found.goals() if not goal.is_met]
+def missed(found: Run) -> list[str]:
+    return [goal.what for goal in goals(found) if not goal.is_met]
 
 
 def test_what_is_not_as_asked_is_named() -> None:
@@ -62,25 +67,13 @@ def test_what_is_not_as_asked_is_named() -> None:
 
 
 def test_a_run_is_told() -> None:
-    row = "| a chat | 700 | 500 (490 to 510) | 750 (740 to 760) | 200 | 1.07 |"
+    text = EPP.markdown(run())
 
-    assert row in EPP.markdown(run())
-
-
-def test_an_echo_over_our_own_grpc_is_told_beside_the_other() -> None:
-    kept = run()
-    bare = msgspec.structs.replace(kept.cases[0].echo, cpu_us=[190.0, 200.0, 210.0])
-    case = msgspec.structs.replace(kept.cases[0], bare=bare)
-    longer = msgspec.structs.replace(bare, messages=[56.0] * 3)
-    stream = msgspec.structs.replace(kept.stream, bare=longer)
-    found = EPP.markdown(msgspec.structs.replace(kept, cases=[case], stream=stream))
-
-    cpu = "500 (490 to 510) | 200 (190 to 210) | 750 (740 to 760)"
-    assert f"| a chat | 700 | {cpu} | 200 | 1.07 | 1.88 |" in found
-    assert "echo over our gRPC" in found
+    assert "| a chat | 700 | echo | 500 (490 to 510) | 2,000 |" in text
+    assert "| a chat | 700 | ours | 750 (740 to 760) | 1,333 | 200 | 1.07 (" in text
 
 
-def test_each_door_has_its_picker() -> None:
+def test_each_picker_has_a_listener_of_its_own() -> None:
     config = msgspec.json.decode(configuration({"echo": (1, 2), "ours": (3, 4)}, 5))
     resources = config["static_resources"]
 
@@ -89,39 +82,50 @@ def test_each_door_has_its_picker() -> None:
     ]
     assert ports == [1, 3]
     assert [cluster["name"] for cluster in resources["clusters"]] == ["engines", "echo", "ours"]
+    assert config["admin"]["address"]["socket_address"]["port_value"] == 5
 
 
-class _Written:
-    """A transport that keeps what is written."""
+def test_an_echo_answers_a_request_when_its_body_has_ended() -> None:
+    stream = EchoStream("1.2.3.4:5")
 
-    def __init__(self) -> None:
-        self.text = b""
+    def body(text: bytes, ended: bool) -> Any:
+        return ProcessingRequest(request_body={"body": text, "end_of_stream": ended})
 
-    def write(self, data: bytes) -> None:
-        self.text += data
-
-    def is_closing(self) -> bool:
-        return False
-
-
-class _NoPublisher:
-    endpoint = "tcp://127.0.0.1:1"
-
-    def publish(self, token_ids: list[int]) -> int:
-        return len(token_ids)
+    assert stream.answers(body(b"ab", ended=False)) == []
+    head, *pieces = stream.answers(body(b"c", ended=True))
+    assert b"1.2.3.4:5" in head
+    assert b"abc" in b"".join(pieces)
 
 
-async def test_a_paced_stream_is_whole_chunks_and_an_end() -> None:
-    engine = Engine("m", "m", 16, _NoPublisher())
-    transport: Any = _Written()
-    connection = PacedConnection(engine, 0, chat_stream("m"))
-    connection.connection_made(transport)
-    body = b'{"stream":true}'
+class _Journey:
+    """A journey that takes CPU time when it is attempted."""
 
-    connection.data_received(
-        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    body = b"{}"
 
-    head, _, rest = transport.text.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert rest == b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    def attempt(self, target: str) -> str:
+        end = time.thread_time_ns() + 2_000_000
+        while time.thread_time_ns() < end:
+            pass
+        return target
+
+    def on_head(self, status: int) -> int:
+        return status
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def close(self, outcome: str) -> None: ...
+
+
+def test_the_stopwatch_sums_what_a_journey_does(capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Stopwatch()
+    journey = TimedJourney(_Journey(), watch)
+
+    assert journey.attempt("an engine") == "an engine"
+    assert journey.on_chunk(b"x") == b"x"
+    assert journey.body == b"{}"
+    journey.close("ok")
+
+    printed = msgspec.json.decode(capsys.readouterr().out, type=dict[str, int])
+    assert printed["requests"] == 1
+    assert printed["route_ns"] > 1_000_000

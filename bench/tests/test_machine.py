@@ -43,3 +43,10 @@ def test_a_stored_command_names_files_elsewhere_and_not_their_places(
 
     kept = "inferway bench x --save docs b.gz --vllm=d --data e http://f/g"
     assert command_line() == kept.split()
+
+
+def test_this_machine_is_described() -> None:
+    machine = this_machine()
+
+    assert machine.cores >= 1
+    assert "uvloop" in machine.packages

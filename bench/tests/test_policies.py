@@ -1,4 +1,4 @@
-"""`inferway bench policies`: the simulation is what it says, and its report is what it found."""
+"""The simulation is what it says, and policies do what their rules say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from bench.tests.test_report import MACHINE
 
 from inferway.blocks.dialects import Dialect
 from inferway.model import Candidates, Choice
@@ -21,39 +20,26 @@ from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import Ending
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
-from inferway_bench.plotting import write
 from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.cache_aware import CacheAware
-from inferway_bench.policies.catalog import ENTRIES, policy_named
+from inferway_bench.policies.catalog import POLICIES, policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
-from inferway_bench.policies.configured import approximate
+from inferway_bench.policies.configured import approximate, grid
 from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.dynamo import DynamoCost
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
+from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.oracle import expected
-from inferway_bench.policies.plan import Plan
-from inferway_bench.policies.plot import pictures
-from inferway_bench.policies.report import POLICIES, summary
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
-from inferway_bench.policies.results import (
-    Described,
-    Loaded,
-    PoliciesRun,
-    Row,
-)
-from inferway_bench.policies.run import Task, perform, run_again, run_policies
 from inferway_bench.policies.simple import ConsistentHash, RoundRobin, chosen
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
 from inferway_bench.policies.trace_files import read_trace
 from inferway_bench.policies.traces import AGENTIC_MOST
-from inferway_bench.policies.weighted import Weights, grid
 from inferway_bench.processes import BenchError
-from inferway_bench.results import read_run, write_run
 
-DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = 100
-NAMES = [entry.name for entry in ENTRIES]
+NAMES = list(POLICIES)
 SMALL = FleetSpec(num_engines=3, engine=EngineSpec(max_batched_tokens=2_000, cache_tokens=150_000))
 LOADED = chats(3, ChatSpec(num_requests=600, think_seconds=1.0, most_tokens=8_000))
 
@@ -314,14 +300,14 @@ def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -
     engine.add(job, 0.0)
 
     other.scrape(1)
-    unseen = other.others.tolist()
+    unseen = other.table.others.tolist()
     engine.end()
     for gateway in (one, other):
         gateway.scrape(1)
 
     assert unseen == [0.0]
-    assert (one.in_flight.tolist(), one.others.tolist()) == ([1.0], [0.0])
-    assert (other.in_flight.tolist(), other.others.tolist()) == ([0.0], [1.0])
+    assert (one.table.in_flight.tolist(), one.table.others.tolist()) == ([1.0], [0.0])
+    assert (other.table.in_flight.tolist(), other.table.others.tolist()) == ([0.0], [1.0])
 
 
 # the cache
@@ -422,13 +408,14 @@ def test_a_rate_shrinks_the_gaps_and_not_the_thinking() -> None:
 
 
 def test_the_grid_has_no_two_weights_that_say_the_same() -> None:
+    tried = grid((0, 1, 2, 4))
     ratios = [
         (w.queue / t, w.kv / t, w.prefix / t)
-        for w in grid()
+        for w in tried
         if (t := sum(msgspec.structs.astuple(w)))
     ]
 
-    assert len({tuple(round(x, 9) for x in ratio) for ratio in ratios}) == len(grid())
+    assert len({tuple(round(x, 9) for x in ratio) for ratio in ratios}) == len(tried)
 
 
 # peers' rules
@@ -475,7 +462,7 @@ def test_dynamo_counts_blocks_in_use_once() -> None:
 
 
 def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:
-    policy = CacheAware(lambda: 0.0, BLOCK)
+    policy = CacheAware(BLOCK)
     first = row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 0])))
 
     same = row(policy.choose(asks(1, 2, 3, 9), table([0, 0], [60, 0])))
@@ -487,10 +474,8 @@ def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:
 
 
 def test_cache_aware_forgets_what_does_not_fit_its_tree() -> None:
-    now = [0.0]
-    policy = CacheAware(lambda: now[0], BLOCK, max_tree_tokens=4 * BLOCK)
+    policy = CacheAware(BLOCK, max_tree_tokens=4 * BLOCK)
     policy.choose(asks(1, 2, 3, 4), table([0, 0], [0, 9]))
-    now[0] = 200.0
     policy.choose(asks(5, 6, 7, 8), table([0, 0], [0, 9]))
 
     assert row(policy.choose(asks(1, 2, 3, 4), table([0, 0], [9, 0]))) == 1
@@ -536,151 +521,6 @@ def test_who_hears_nothing_remembers_what_it_sent_as_far_as_a_cache_reaches() ->
     assert full.matched_blocks.tolist() == [0, 3]
 
 
-# a run, and what is said of it
-
-TINY = Plan(
-    workloads=("chats",),
-    chats=ChatSpec(num_requests=300, mean_turns=2.0, think_seconds=1.0),
-    policies=("round-robin", "llm-d-default", "best-weighted", "expected-ttft", "oracle"),
-    loads=(0.75,),
-    seeds=2,
-    gateways=(1,),
-    curve=(0.5,),
-    grid=(Weights(1, 1, 1), Weights(0, 0, 1)),
-    fit_finalists=1,
-    bisections=2,
-    processes=1,
-)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> PoliciesRun:
-    steps: list[str] = []
-    run = run_policies(TINY, Path("no traces"), steps.append)
-    assert steps[-1] == "policies: 15 of 15 simulations"
-    return run
-
-
-@pytest.mark.slow
-def test_a_run_has_each_policy_at_each_load_with_each_seed(tiny: PoliciesRun) -> None:
-    for name in TINY.policies:
-        assert [r.seed for r in tiny.select("chats", 1, 0.75, name)] == [1, 2]
-        assert [r.seed for r in tiny.select("chats", 1, 0.5, name)] == [1]
-    assert {r.rate for r in tiny.select("chats", 1, 0.75, "oracle")} == {
-        0.75 * tiny.workloads[0].doubling_rate
-    }
-
-
-def test_a_run_is_read_as_it_was_written(tiny: PoliciesRun) -> None:
-    assert read_run(write_run("policies", tiny), PoliciesRun) == tiny
-
-
-def test_round_robin_takes_twice_as_long_at_the_rate_that_was_found(tiny: PoliciesRun) -> None:
-    found = tiny.workloads[0]
-    task = Task(TINY, Path("none"), "chats", "round-robin", 1, found.doubling_rate)
-    other = msgspec.structs.replace(task, seed=2)
-
-    ttft = (perform(task).ttft + perform(other).ttft) / 2
-
-    assert ttft <= 2 * found.idle_ttft
-
-
-def test_the_report_has_every_policy_and_every_goal(tiny: PoliciesRun) -> None:
-    ttft, cached = POLICIES.tables(tiny)
-    assert POLICIES.details is not None
-    text = POLICIES.details(tiny)
-
-    assert all(f"| {name} |" in text for name in TINY.policies)
-    assert ttft.row_count == cached.row_count == len(TINY.policies)
-    assert len(tiny.load_goals()) == 3
-    assert all(goal.what in text for goal in tiny.load_goals())
-
-
-def made_up(**ttft: float) -> PoliciesRun:
-    """One workload at 75 %, two seeds."""
-    rows = [
-        Row(
-            workload="chats",
-            gateways=1,
-            load=0.75,
-            policy=name,
-            seed=seed,
-            rate=3.0,
-            requests=100,
-            ttft=value * seed,
-            ttft_p50=value,
-            ttft_p90=value,
-            ttft_p99=value,
-            token_seconds=0.01,
-            cached_share=0.9,
-            slow_share=0.0,
-            cpu_seconds=1.0,
-        )
-        for name, value in ttft.items()
-        for seed in (1, 2)
-    ]
-    described = [Described(name, "what it does", False) for name in ttft]
-    loaded = Loaded("chats", "chats", 100, 0.1, 4.0, {"0.75": Weights(1, 2, 3)})
-    plan = msgspec.structs.replace(TINY, policies=tuple(ttft), curve=())
-    return PoliciesRun(MACHINE, "inferway bench policies", plan, described, [loaded], rows)
-
-
-def test_a_goal_that_is_missed_is_said_to_be() -> None:
-    names = ("expected-ttft", "llm-d-default", "best-weighted", "oracle")
-    lost = made_up(**dict(zip(names, (1.03, 1.0, 1.0, 1.0), strict=True)))
-    won = made_up(**dict(zip(names, (0.74, 1.0, 1.0, 1.0), strict=True)))
-
-    assert [goal.is_met for goal in lost.goals()] == [False, False, True]
-    assert [goal.is_met for goal in won.goals()] == [True, True, True]
-    assert won.goals()[1].found == "0.74 to 0.74; 1 of 1 met"
-
-
-def test_whoever_is_ahead_is_named() -> None:
-    run = made_up(**{"expected-ttft": 1.2, "round-robin": 1.0, "oracle": 2.0})
-
-    lines = [line for line in summary(run) if "times that of" in line]
-
-    assert lines == [
-        "chats, one gateway, 75%: the mean TTFT of expected-ttft is 1.200 (1.200 to 1.200) times "
-        "that of round-robin"
-    ]
-
-
-def test_a_run_is_drawn(tiny: PoliciesRun, tmp_path: Path) -> None:
-    [picture] = pictures(tiny)
-    png, svg = write(picture, tmp_path)
-
-    assert (png.name, svg.name) == ("policies.png", "policies.svg")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert b"expected-ttft" in svg.read_bytes()
-
-
-def test_a_policy_is_simulated_again_and_the_rest_is_kept(tiny: PoliciesRun) -> None:
-    again = run_again(tiny, ["oracle"], Path("no traces"), lambda _: None)
-
-    def found(run: PoliciesRun) -> list[Row]:
-        rows = [msgspec.structs.replace(row, cpu_seconds=0.0) for row in run.rows]
-        return sorted(rows, key=lambda row: (row.policy, row.load, row.seed))
-
-    assert found(again) == found(tiny)
-    assert again.names() == tiny.names()
-    assert again.kept.startswith("round-robin, llm-d-default, best-weighted, expected-ttft: ")
-
-
-def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
-    plan = msgspec.structs.replace(TINY, policies=("fastest",))
-
-    with pytest.raises(BenchError, match="no policy 'fastest'; known: random, round-robin"):
-        run_policies(plan, Path("no traces"), lambda _: None)
-
-
-def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
-    plan = msgspec.structs.replace(TINY, workloads=("mooncake",))
-
-    with pytest.raises(BenchError, match="the cure: give the path of the trace, or its folder"):
-        run_policies(plan, tmp_path, lambda _: None)
-
-
 def test_mooncakes_blocks_are_those_that_are_full(tmp_path: Path) -> None:
     line = {"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 7, 9]}
     path = tmp_path / "mooncake_conversation_trace.jsonl.gz"
@@ -707,3 +547,51 @@ def test_an_agents_blocks_are_joined_by_eight_and_are_its_own(tmp_path: Path) ->
     assert not set(made[0].blocks) & set(made[2].blocks)
     assert [r.follows for r in made] == [None, 0, None, 2]
     assert (made[1].think, made[1].output_tokens) == (60.0, 1)
+
+
+# who holds what
+
+
+def test_many_holders_are_found_as_few_are() -> None:
+    holders = Holders()
+    for engine in range(100):
+        holders.add(engine, range(1 + engine % 3))
+
+    found = holders.match([0, 1, 2, 3])
+
+    assert found == {engine: 1 + engine % 3 for engine in range(100)}
+
+
+def test_what_is_removed_is_held_no_more() -> None:
+    holders = Holders()
+    holders.add(0, [1, 2])
+    holders.add(70, [1, 2])
+    holders.remove(70, [2])
+
+    assert holders.match([1, 2]) == {0: 2, 70: 1}
+    assert holders.match([2]) == {0: 1}
+    assert holders.match([]) == {}
+
+
+# what an engine tells
+
+
+def test_an_engine_tells_of_a_step_when_it_is_over() -> None:
+    spec = EngineSpec(max_batched_tokens=1_000)
+    engine = Engine(0, spec, 100)
+    policy = Policy(RoundRobin(-1))
+    gateway = Gateway([engine], 100, policy, Feed(0.0), 0.2)
+    long = SimRequest(blocks=(), prompt_tokens=1_500, output_tokens=5, session=1)
+
+    for index in range(3):
+        engine.add(Job(index, long, 0.0, gateway), 0.0)
+    before = engine.told
+    engine.end()
+    first = engine.told
+    engine.plan(1.0)
+    engine.end()
+    second = engine.told
+
+    assert (before.running, before.waiting) == (0, 0)
+    assert (first.running, first.waiting, first.unbegun) == (1, 0, 1)
+    assert (second.running, second.waiting, second.unbegun) == (2, 1, 2)

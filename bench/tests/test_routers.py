@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from inferway_bench.processes import BenchError
 from inferway_bench.routers import (
     EngineAddress,
     Inferway,
     Place,
     SglangRouter,
     VllmRouter,
+    added,
     by_label,
+    chosen,
     is_known,
     read_metrics,
     since,
@@ -45,6 +48,27 @@ def test_counters_are_compared_with_an_earlier_reading() -> None:
     before = {"other": 2.0}
 
     assert since(before, read_metrics("other 5\nnew 1\n")) == {"other": 3.0, "new": 1.0}
+
+
+def test_what_was_counted_in_parts_is_added() -> None:
+    assert added([{"a": 1.0, "b": 2.0}, {"b": 3.0}]) == {"a": 1.0, "b": 5.0}
+
+
+def names(*only: str) -> list[str]:
+    routers = [Inferway(scoring=True), Inferway(scoring=False)]
+    return [router.label for router in chosen(routers, only)]
+
+
+def test_a_whole_name_means_that_router_alone() -> None:
+    assert names("inferway serve") == ["inferway serve"]
+    assert names("inferway") == ["inferway serve", "inferway serve --no-scoring"]
+    assert names("no-scoring") == ["inferway serve --no-scoring"]
+    assert names() == ["inferway serve", "inferway serve --no-scoring"]
+
+
+def test_a_router_that_is_not_there_is_said() -> None:
+    with pytest.raises(BenchError, match="--only nginx: no such router; there are inferway serve,"):
+        names("nginx")
 
 
 def test_ours_is_started_with_its_engines_and_an_access_log() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tests.fleet.engine import BLOCK_SIZE, RealEngine
 
-from inferway_bench.chat_overhead.run import Plan, run_chat_overhead
-from inferway_bench.chats import default_data_dir
+from inferway_bench.chat_overhead import CHAT_OVERHEAD, ChatOverheadPlan
 
 
 def test_a_chat_and_a_completion_with_its_tokens_are_the_same_to_real_engines(
     engines: Sequence[RealEngine],
 ) -> None:
     """The run compares prompt_token_ids before the load, and prompt tokens of every pair."""
-    plan = Plan(
+    plan = ChatOverheadPlan(
         rates=(0.5,),
         seconds=24,
         prompt_tokens=(200, 300),
@@ -24,11 +24,12 @@ def test_a_chat_and_a_completion_with_its_tokens_are_the_same_to_real_engines(
         engines=tuple(engine.url for engine in engines),
     )
 
-    [measured] = run_chat_overhead(default_data_dir(), plan, print).stages
+    run = CHAT_OVERHEAD.run(plan, lambda *_: None)
 
-    assert measured.num_succeeded == measured.num_sent == 12
-    assert measured.num_unlike == 0
-    assert measured.cached_tokens is not None
-    least, most = measured.matched_blocks
-    assert least == most > 0
-    assert measured.cached_tokens == (least * BLOCK_SIZE, most * BLOCK_SIZE)
+    assert "12 requests, 100.00% of them answered" in run.about[0]
+    assert "left out because these differed: 0." in run.about[1]
+    counted = r"Cached by the engines: (\d+) tokens. Matched by the gateway: (\d+) blocks"
+    found = re.search(counted, run.about[1])
+    assert found is not None
+    tokens, blocks = map(int, found.groups())
+    assert tokens == blocks * BLOCK_SIZE > 0

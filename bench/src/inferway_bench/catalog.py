@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway_bench.benchmark import Benchmark
-from inferway_bench.chat_overhead.report import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
-from inferway_bench.director.report import DIRECTOR
-from inferway_bench.epp.report import EPP
-from inferway_bench.index.report import INDEX
-from inferway_bench.loading.report import LOAD
-from inferway_bench.many_seeds.report import MANY_SEEDS
-from inferway_bench.peers.report import PEERS, PEERS_REAL
-from inferway_bench.policies.report import POLICIES, POLICIES_FLEET
-from inferway_bench.prompts.report import PROMPTS
-from inferway_bench.proxy.report import PROXY
-from inferway_bench.route_report import ROUTE
-from inferway_bench.scale.report import SCALE
-from inferway_bench.simulate.report import SIMULATE, SIMULATE_ENGINES
-from inferway_bench.simulate.validated import VALIDATE, VALIDATE_REAL
-from inferway_bench.structured.report import STRUCTURED
+from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+from inferway_bench.dataplane.benchmark import DATAPLANE
+from inferway_bench.director.benchmark import DIRECTOR
+from inferway_bench.epp.benchmark import EPP
+from inferway_bench.harness import Benchmark
+from inferway_bench.index.benchmark import INDEX
+from inferway_bench.loading.run import LOAD
+from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
+from inferway_bench.prompts.benchmark import PROMPTS
+from inferway_bench.scale import SCALE
+from inferway_bench.simulate.report import (
+    POLICIES,
+    POLICIES_FLEET,
+    SIMULATE,
+    SIMULATE_ENGINES,
+    SIMULATE_SEEDS,
+)
+from inferway_bench.simulate.validate import VALIDATE, VALIDATE_REAL
+from inferway_bench.structured.benchmark import STRUCTURED
 
 BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
         PEERS,
         PEERS_REAL,
-        MANY_SEEDS,
         POLICIES,
         POLICIES_FLEET,
         SIMULATE,
         SIMULATE_ENGINES,
+        SIMULATE_SEEDS,
         VALIDATE,
         VALIDATE_REAL,
         SCALE,
     ),
     *(CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE),
-    *(ROUTE, PROXY, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
+    *(DATAPLANE, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
 )

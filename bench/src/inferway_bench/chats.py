@@ -33,15 +33,6 @@ _ENDINGS = (".jsonl", ".gz", ".xz")
 CountTokens = Callable[[str], int]
 
 
-class _Message(msgspec.Struct):
-    role: str
-    content: str | None = None
-
-
-class _Conversation(msgspec.Struct):
-    messages: list[_Message]
-
-
 def default_data_dir() -> Path:
     """The data that is installed with the benchmarks."""
     return Path(__file__).with_name("data")
@@ -55,11 +46,10 @@ def load_conversations(directory: Path) -> list[list[Message]]:
     conversations = []
     for path in sorted(p for p in directory.glob("*.jsonl*") if p.suffix in _ENDINGS):
         for line in unpacked(path).splitlines():
-            turns = msgspec.json.decode(line, type=_Conversation).messages
             kept = [
-                {"role": m.role, "content": m.content}
-                for m in turns
-                if m.role in ("user", "assistant") and m.content
+                {"role": message["role"], "content": message["content"]}
+                for message in msgspec.json.decode(line)["messages"]
+                if message["role"] in ("user", "assistant") and message["content"]
             ]
             if kept:
                 conversations.append(kept)

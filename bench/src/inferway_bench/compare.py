@@ -12,19 +12,33 @@ machine's yardstick, if they are that machine's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import exp, hypot, log
 from statistics import median
 from typing import NamedTuple
 
-from inferway_bench.document import is_busy
+import msgspec
+from rich.table import Table as TerminalTable
+
 from inferway_bench.machine import times_as_slow
-from inferway_bench.results import Figure, Run
+from inferway_bench.report import Better, Table
+from inferway_bench.rows import Run
 from inferway_bench.spread import Interval, ratio_of_medians
 
 _LEAST_REPEATS = 3
 _TIMES = ("s", "ms", "µs")
 _OF_OUTPUT = re.compile(r" --(json|(save|plot|compare|tolerance)[ =]\S+)")
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One measured value, as runs are compared by it. Names are the same in every run."""
+
+    name: str
+    unit: str
+    values: list[float]  # of the repeats
+    better: Better = "lower"
+    is_ours: bool = True  # else it is a peer's: if it changes, the machine did
+    within: Interval | None = None  # of a value without repeats: how it varies within its run
 
 
 class Change(NamedTuple):
@@ -43,7 +57,8 @@ class Change(NamedTuple):
         return self.worse.low > 1 or self.worse.high < 1
 
     def is_regression(self, tolerance: float) -> bool:
-        """Of ours: worse by more than `tolerance`, and by more than the repeats' noise."""
+        """Return whether a figure of ours is worse by more than `tolerance`, and by more than the
+        noise of the repeats."""
         return self.figure.is_ours and self.worse.value > 1 + tolerance and self.worse.low > 1
 
 
@@ -58,10 +73,30 @@ class Comparison(NamedTuple):
         return [change for change in self.changes if change.is_regression(tolerance)]
 
 
-def compare(old: Run, new: Run) -> Comparison:
-    """Of every figure that both have, in the new run's order."""
-    before = {figure.name: figure for figure in old.figures()}
-    pairs = [(before[f.name], f) for f in new.figures() if f.name in before and _is_filled(f)]
+def figures(run: Run, tables: Iterable[Table]) -> list[Figure]:
+    """Return every value of a run whose column says what is better, in the order of the tables."""
+    compared = [(t, c) for t in tables for c in t.columns if c.better is not None]
+    found: dict[str, Figure] = {}
+    for table, column in compared:
+        for row in table.rows(run):
+            value = row.values.get(column.name)
+            if value is None or isinstance(value, str):
+                continue
+            name = ", ".join(map(str, [table.name, *row.keys.values(), column.name]))
+            within = value if isinstance(value, Interval) else None
+            assert column.better is not None
+            found[name] = Figure(
+                name, column.unit, row.repeats(column.name), column.better, row.is_ours, within
+            )
+    return list(found.values())
+
+
+def compare(old: Run, new: Run, tables: Sequence[Table]) -> Comparison:
+    """Return the change of every figure that both runs have, in the new run's order."""
+    before = {figure.name: figure for figure in figures(old, tables)}
+    pairs = [
+        (before[f.name], f) for f in figures(new, tables) if f.name in before and _is_filled(f)
+    ]
     pairs = [(a, b) for a, b in pairs if _is_filled(a)]
     ratios = [(b, _ratio(a, b)) for a, b in pairs]
     drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
@@ -148,7 +183,7 @@ def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
             yield f"{name}: {before} then, {now} now"
     for when, run in (("then", old), ("now", new)):
         machine = run.machine
-        if is_busy(machine) and not run.is_virtual:
+        if machine.is_busy and not run.is_virtual:
             yield f"the machine was busy {when}: load average {machine.load_before}"
     before, now = (_OF_OUTPUT.sub("", run.command) for run in (old, new))
     if before != now:
@@ -157,3 +192,27 @@ def _warnings(old: Run, new: Run, drift: dict[str, float]) -> Iterator[str]:
         if not 0.95 <= times <= 1.05:
             units = ", ".join(unit for unit, found in drift.items() if found == times)
             yield f"what is not ours takes {times:.2f} × ({units}): ours is judged beside that"
+
+
+def comparison_table(found: Comparison, tolerance: float) -> TerminalTable:
+    """Return the changes as a table for a terminal."""
+    table = TerminalTable(title="Beside the old run, medians", title_justify="left")
+    for i, head in enumerate(("", "old", "new", "new / old (95 %)", "")):
+        table.add_column(head, justify="left" if i in (0, 4) else "right")
+    for change in found.changes:
+        figure = change.figure
+        numbers = (f"{value:,.4g} {figure.unit}" for value in (change.old, change.new))
+        table.add_row(figure.name, *numbers, *_verdict(change, tolerance))
+    return table
+
+
+def _verdict(change: Change, tolerance: float) -> tuple[str, str]:
+    ratio = change.ratio
+    if not change.has_noise:
+        shown, noise = f"{ratio.value:.2f}", "noise not known"
+    else:
+        shown = ratio.shown()
+        noise = "changed" if change.is_beyond_noise else "within the noise"
+    if not change.figure.is_ours:
+        return shown, "not ours"
+    return shown, "worse" if change.is_regression(tolerance) else noise

@@ -11,9 +11,8 @@ nobody has seen before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,14 +36,8 @@ SHOP_RULES = (
 )
 
 
-class _Message(msgspec.Struct):
-    role: str
-    content: str
-
-
 class _Sample(msgspec.Struct):
-    origin: str
-    sessions: list[list[_Message]]
+    sessions: list[list[dict[str, str]]]
     questions: list[str]
 
 
@@ -66,21 +59,15 @@ def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
     templates = []
     for number, question in enumerate(sample.questions):
         session = number % len(sample.sessions)
-        history = [{"role": m.role, "content": m.content} for m in sample.sessions[session]]
-        templates.append(_template(model, history, question, session))
+        templates.append(_template(model, sample.sessions[session], question, session))
     return templates
 
 
 def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
     """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
     history = [{"role": "system", "content": SHOP_RULES}]
-    templates = [_template(model, history, question, 0) for question in _sample().questions]
-    return [_streamed(template) for template in templates] if stream else templates
-
-
-def _streamed(template: BodyTemplate) -> BodyTemplate:
-    assert template.after.endswith(b"}")
-    return replace(template, after=template.after[:-1] + b',"stream":true}')
+    more = {"stream": True} if stream else {}
+    return [_template(model, history, question, 0, **more) for question in _sample().questions]
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:
@@ -88,33 +75,25 @@ def sessions_without_last_turn(model: str) -> list[bytes]:
 
     Their tokens are what an engine has cached when the next turn arrives.
     """
-    return [
-        _encode(model, [{"role": m.role, "content": m.content} for m in session])
-        for session in _sample().sessions
-    ]
+    return [_encode(model, session) for session in _sample().sessions]
 
 
 def texts() -> list[str]:
     """All that is said in the long conversations, turn by turn."""
-    return [m.content for session in _sample().sessions for m in session]
+    return [message["content"] for session in _sample().sessions for message in session]
 
 
 def _template(
-    model: str, history: list[dict[str, str]], question: str, session: int
+    model: str, history: list[dict[str, str]], question: str, session: int, **more: bool
 ) -> BodyTemplate:
     last = {"role": "user", "content": f"{question} (request {_MARK})"}
-    before, after = _encode(model, [*history, last]).split(_MARK.encode())
+    before, after = _encode(model, [*history, last], **more).split(_MARK.encode())
     return BodyTemplate(before, after, session)
 
 
-def _encode(model: str, messages: list[dict[str, str]]) -> bytes:
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "max_tokens": 64,
-        "temperature": 0.7,
-    }
-    return msgspec.json.encode(body)
+def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:
+    body = {"model": model, "messages": messages, "max_tokens": 64, "temperature": 0.7}
+    return msgspec.json.encode({**body, **more})
 
 
 def _sample() -> _Sample:

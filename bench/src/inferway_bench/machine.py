@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from statistics import median
 import msgspec
 
 CPUINFO = Path("/proc/cpuinfo")
+_QUIET_LOAD = 0.5
 _YARDSTICKS = 15
 _PACKAGES = ("uvloop", "httptools", "msgspec", "fastokens", "numpy", "jinja2", "pyzmq")
 
@@ -34,6 +36,11 @@ class Machine(msgspec.Struct, frozen=True):
     yardstick_us: list[float] = msgspec.field(default_factory=list)
     """CPU time of the same piece of Python each time, before the run: what the machine is like."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody else was at work before anything was started."""
+        return self.load_before > _QUIET_LOAD
+
 
 def this_machine() -> Machine:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -52,9 +59,20 @@ def this_machine() -> Machine:
 
 
 def command_line() -> list[str]:
-    """The command that is running. Of files and folders elsewhere it has the names, not the places:
-    those are this machine's."""
-    return ["inferway", *map(_without_place, sys.argv[1:])]
+    """Return the words of the command that is running. Of files and folders elsewhere they have the
+    names, not the places, which are this machine's; of headers not the values, which may be
+    secret."""
+    return ["inferway", *map(_without_place, without_secrets(sys.argv[1:]))]
+
+
+def without_secrets(words: Sequence[str]) -> Iterator[str]:
+    """Yield a command's words without the values of headers."""
+    is_header = False
+    for word in words:
+        if is_header or word.startswith("--header="):
+            word = word.partition(":")[0] + ": …"
+        is_header = word == "--header"
+        yield word
 
 
 def _without_place(argument: str) -> str:
@@ -66,14 +84,15 @@ def _without_place(argument: str) -> str:
 
 
 def times_as_slow(now: Machine, then: Machine) -> float | None:
-    """By the yardstick; None where a machine is of a run older than that."""
+    """Return how many times as slow `now` is as `then`, by the yardstick; None where a machine is
+    of a run older than the yardstick."""
     if not now.yardstick_us or not then.yardstick_us:
         return None
     return median(now.yardstick_us) / median(then.yardstick_us)
 
 
 def take_yardstick() -> float:
-    """CPU time, us, of words to a dict and back: interpreter, allocator and caches."""
+    """Return the CPU time, us, of words to a dict and back: interpreter, allocator and caches."""
     started = time.thread_time_ns()
     counts: dict[str, int] = {}
     for i in range(20_000):

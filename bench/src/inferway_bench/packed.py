@@ -11,8 +11,8 @@ _XZ = b"\xfd7zXZ\x00"
 
 
 def unpacked(path: Path) -> bytes:
-    """The content of a file that gzip or xz has packed, or that nothing has packed: its first bytes
-    show which. Raises OSError when the file cannot be read or is damaged."""
+    """Return the content of a file that gzip or xz has packed, or that nothing has packed: its
+    first bytes show which. Raises OSError when the file cannot be read or is damaged."""
     data = path.read_bytes()
     try:
         if data.startswith(_GZIP):

@@ -1,17 +1,23 @@
-"""Pictures of runs. Benchmarks say what is in them, as values; only `write` knows matplotlib."""
+"""Pictures of runs. A `Chart` says which rows are drawn and how; only `write` knows matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from inferway_bench.spread import Interval
+from inferway_bench.report import split_by
+from inferway_bench.rows import Key, Row, Run, Value
+from inferway_bench.spread import Interval, mean_interval, median_interval
 
 _PANEL_INCHES = (5.6, 4.0)
 _TITLE_INCHES = 0.7  # and the legend
 _LETTERS_AN_INCH = 13
+_LEGEND_LETTERS = 8  # the width of a label's line in the legend
+_TICK_LETTERS = 55  # that have room below a panel
 _FEW_DECADES = 3  # that have room for numbers between the powers of ten
 # Paul Tol's, that the colour-blind can tell apart.
 _COLOURS = (
@@ -33,27 +39,51 @@ class Line(NamedTuple):
     style: Mapping[str, Any] = {}  # matplotlib's words
 
 
-class Level(NamedTuple):
-    """A horizontal line: a goal, or what somebody else has found."""
+@dataclass(frozen=True)
+class Plot:
+    """One pair of axes: the columns `y` of the rows of `table` that `where` keeps. `x` is a key or
+    a column; without one the columns `y` stand side by side. The values of the key `by` are a line
+    each, and where there are several columns over an `x`, so is each column. `levels` are
+    horizontal lines, label -> a number or the fact that has it. `styles` are matplotlib's words
+    for the line of a label. Axes are labelled with the names of `x` and `y` unless it is said."""
 
-    y: float
-    label: str
-    style: Mapping[str, Any] = {}
+    table: str
+    y: Sequence[str]
+    x: str = ""
+    by: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    title: str = ""
+    factor: float = 1.0  # the values are drawn in another unit
+    mean: bool = False  # repeats are drawn as their mean with its interval; else as their median
+    log_x: bool = False
+    log_y: bool = False
+    most: float | None = None  # the axis ends there
+    levels: Mapping[str, float | str] = field(default_factory=dict)
+    styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    where: Callable[[Row], bool] = field(default=lambda row: True)  # noqa: ARG005
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The picture of a benchmark: its plots side by side, a row of them for each value of the keys
+    `split`. Texts may name the plan's fields, the run's facts, and in plots the keys `split`."""
+
+    title: str
+    plots: Sequence[Plot]
+    split: Sequence[str] = ()
 
 
 class Panel(NamedTuple):
-    """One pair of axes. `most` cuts what is above; `marks` are vertical lines."""
+    """One pair of axes, drawn as its plot says, with the texts and values that it has in a run."""
 
+    plot: Plot
     x: str
     y: str
+    title: str
     lines: Sequence[Line]
-    title: str = ""
-    levels: Sequence[Level] = ()
-    marks: Sequence[float] = ()
-    log_x: bool = False
-    log_y: bool = False
-    most: float | None = None
-    ticks: Sequence[str] = ()  # names of 0, 1, 2, … of `x`
+    levels: Mapping[str, float]
+    ticks: Sequence[str]  # names of 0, 1, 2, … of `x`
 
 
 class Picture(NamedTuple):
@@ -63,6 +93,70 @@ class Picture(NamedTuple):
     title: str
     rows: Sequence[Sequence[Panel]]
     one_legend: bool = False
+
+
+def drawn(run: Run, chart: Chart, name: str) -> Picture:
+    """Return the picture of a run, with one legend if its panels show the same lines."""
+    tables = {plot.table for plot in chart.plots}
+    rows = [row for row in run.rows if row.table in tables]
+    panels = []
+    for part, some in split_by(chart.split, rows):
+        words = {**run.words, **part}
+        drawn_row = [_panel(plot, some, words) for plot in chart.plots]
+        panels.append([panel for panel in drawn_row if panel.lines])
+    labels = {tuple(line.label for line in panel.lines) for row in panels for panel in row}
+    return Picture(name, chart.title.format_map(run.words), panels, one_legend=len(labels) == 1)
+
+
+def _panel(plot: Plot, rows: Sequence[Row], words: Mapping[str, Any]) -> Panel:
+    kept = [row for row in rows if row.table == plot.table and plot.where(row)]
+    names = (
+        list(plot.y) if not plot.x else [x for row in kept if isinstance(x := _x(plot, row), str)]
+    )
+    ticks = list(dict.fromkeys(names))
+    y_label = plot.y_label or ", ".join(plot.y)
+    levels = {
+        label: float(words[at] if isinstance(at, str) else at)
+        for label, at in plot.levels.items()
+        if not isinstance(at, str) or at in words
+    }
+    x, y, title = (text.format_map(words) for text in (plot.x_label or plot.x, y_label, plot.title))
+    return Panel(plot, x, y, title, list(_plotted(plot, kept, ticks)), levels, ticks)
+
+
+def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[Line]:
+    """A line for each value of `by`, and each column over the same `x`."""
+    for part, some in split_by([plot.by] if plot.by else [], rows):
+        label = str(part[plot.by]) if plot.by else ""
+        columns = [(name, (name,)) for name in plot.y] if plot.x else [("", tuple(plot.y))]
+        for name, group in columns:
+            several = name if len(plot.y) > 1 or not label else ""
+            text = ", ".join(filter(None, (label, several)))
+            points = [
+                (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))
+                for row in some
+                for column in group
+                if not isinstance(value := row.values.get(column), str | None) and value != []
+                for at in [_x(plot, row) if plot.x else column]
+            ]
+            style = {**plot.styles.get(text, {}), **(DOTS if ticks else {})}
+            if points:
+                yield Line(text, [x for x, _ in points], [y for _, y in points], style)
+
+
+def _x(plot: Plot, row: Row) -> Key:
+    if plot.x in row.keys:
+        return row.keys[plot.x]
+    return fmean(row.repeats(plot.x)) if plot.mean else row.median(plot.x)
+
+
+def _point(value: Value, plot: Plot) -> float | Interval:
+    """Repeats as their median, or their mean, with its 95 % interval."""
+    if isinstance(value, list):
+        of = mean_interval if plot.mean else median_interval
+        value = of(value) if len(value) > 1 else value[0]
+    assert isinstance(value, float | int | Interval)
+    return value.times(plot.factor) if isinstance(value, Interval) else value * plot.factor
 
 
 def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -83,7 +177,9 @@ def write(picture: Picture, directory: Path, formats: Sequence[str] = ("png", "s
             axes.set_visible(False)
     if picture.one_legend:
         named = grid[0][0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+        widest = max(map(len, named[1]), default=0) + _LEGEND_LETTERS
+        columns = max(1, min(4, int(size[0] * _LETTERS_AN_INCH / widest)))
+        figure.legend(*named, loc="outside lower center", ncols=columns, fontsize=8)
     figure.suptitle(fill(picture.title, int(size[0] * _LETTERS_AN_INCH)), fontsize=10)
     paths = [directory / f"{picture.name}.{suffix}" for suffix in formats]
     with matplotlib.rc_context({"svg.hashsalt": picture.name}):
@@ -108,10 +204,8 @@ def _draw(axes: Any, panel: Panel) -> None:
             axes.errorbar(line.xs, middle, yerr=errors, capsize=3, label=line.label, **style)
         else:
             axes.plot(line.xs, middle, label=line.label, **style)
-    for level in panel.levels:
-        axes.axhline(level.y, label=level.label, **{"linewidth": 1.0, **level.style})
-    for x in panel.marks:
-        axes.axvline(x, color="#dddddd", linewidth=0.8, zorder=0)
+    for label, y in panel.levels.items():
+        axes.axhline(y, label=label, color="#999999", linestyle="--", linewidth=1.0)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, fontsize=10)
@@ -122,13 +216,13 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    if panel.log_x:
+    if panel.plot.log_x:
         axes.set_xscale("log")
-    if panel.log_y:
+    if panel.plot.log_y:
         axes.set_yscale("log")
-    if panel.most is not None:
-        axes.set_ylim(top=panel.most)
-    for is_log, axis in ((panel.log_x, axes.xaxis), (panel.log_y, axes.yaxis)):
+    if panel.plot.most is not None:
+        axes.set_ylim(top=panel.plot.most)
+    for is_log, axis in ((panel.plot.log_x, axes.xaxis), (panel.plot.log_y, axes.yaxis)):
         if is_log:
             least, most = axis.get_view_interval()
             has_room = most <= least * 10**_FEW_DECADES
@@ -136,7 +230,8 @@ def _scale(axes: Any, panel: Panel) -> None:
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.ticks:
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        turn = {"rotation": 20, "ha": "right"} if len("".join(panel.ticks)) > _TICK_LETTERS else {}
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks, **turn)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    if not panel.log_y and min(axes.get_ylim()) > 0:
+    if not panel.plot.log_y and min(axes.get_ylim()) > 0:
         axes.set_ylim(bottom=0)

@@ -66,7 +66,7 @@ def wait_until(
 
 
 def answers(url: str, body: bytes | None = None) -> bool:
-    """Whether a GET, or a POST of JSON, is answered with a success."""
+    """Return whether a GET, or a POST of JSON, is answered with a success."""
     try:
         request(url, body)
     except (OSError, BenchError):

@@ -9,20 +9,42 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 
 from inferway import __version__
 from inferway.events.stream import StreamState
-from inferway_bench.peers.packages import PEERS
-from inferway_bench.processes import BenchError, answers, get, request
-from inferway_bench.venvs import Venv
+from inferway.prompts.prepare import cache_dir
+from inferway_bench.flags import flag
+from inferway_bench.processes import (
+    BenchError,
+    answers,
+    free_port,
+    get,
+    request,
+    running,
+    wait_until,
+)
+from inferway_bench.progress import OnStep
+from inferway_bench.venvs import Venv, install_venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
+PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}  # from PyPI
+OnlyFlag = Annotated[
+    tuple[str, ...],
+    flag(
+        "Measure the router with this name alone, or those whose names contain TEXT if none has "
+        "this name.",
+        metavar="TEXT",
+    ),
+]
+PeersFlag = Annotated[bool, flag("Measure Inferway alone, and install no other router.")]
 
 # Prometheus' samples: value by 'name{labels}'.
 Counters = dict[str, float]
@@ -32,10 +54,10 @@ _LOOKUPS = "vllm_router_kv_placement_lookups_total"
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where a trivial engine listens and publishes."""
+    """Where an engine listens, and where it publishes its KV events (tcp://127.0.0.1:PORT)."""
 
     url: str
-    events: str  # tcp://127.0.0.1:PORT
+    events: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +73,49 @@ class Place:
 
     @property
     def url(self) -> str:
+        """Where clients reach the router."""
         return f"http://127.0.0.1:{self.port}"
 
 
 class Router(Protocol):
-    """One row of the table."""
+    """A router that can be started at a place and asked what it did."""
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """Its name in tables: the program and what it was told to do."""
+
+    @property
+    def is_ours(self) -> bool: ...
 
     @property
     def version(self) -> str: ...
 
     @property
-    def engines_render(self) -> bool:
-        """Whether its engines serve /render, as vLLM does with --enable-scale-out."""
-
-    @property
     def matches_events(self) -> bool:
         """Whether it is expected to match prompts against the engines' KV events."""
 
-    def command(self, place: Place) -> list[str]: ...
+    def command(self, place: Place) -> list[str]:
+        """The command that starts it."""
 
     def is_ready(self, place: Place) -> bool:
         """Whether it serves, and knows its engines as well as it is going to without requests."""
 
     def matched_share(self, place: Place, body: bytes) -> float:
-        """What it credits as cached of `body`, 0..1, as far as it tells."""
+        """Send `body`, and return the share of it that the router says is cached, 0 to 1."""
 
     def counters(self, place: Place) -> Counters:
         """Its own counters, as they stand now."""
 
     def evidence(self, counted: Counters) -> str:
-        """What it did with the requests between two readings, in a footnote's words."""
+        """What it did with the requests between two readings, in the words of a footnote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inferway:
-    """Ours, access log to a file."""
+    """Our own gateway, with its access log in a file."""
 
     scoring: bool
-    engines_render: bool = False
+    is_ours: bool = True
     version: str = __version__
 
     @property
@@ -111,8 +135,9 @@ class Inferway:
         return command if self.scoring else [*command, "--no-scoring"]
 
     def is_ready(self, place: Place) -> bool:
-        """All engines are there; it has compared how they render, and read what they have told of
-        their caches: of engines that have served for an hour that takes seconds."""
+        """Return whether all engines are there, and the gateway has compared how they render and
+        read what they have told of their caches: of engines that have served for an hour that takes
+        seconds."""
         try:
             report = msgspec.json.decode(get(f"{place.url}/ready"))
         except (OSError, BenchError):
@@ -143,28 +168,33 @@ class VllmRouter:
 
     peers: Venv
     policy: str
-    version: str = PEERS["vllm-router"]
+    is_ours: bool = False
+    package: ClassVar[str] = "vllm-router"
+    words: ClassVar[tuple[str, ...]] = ()  # behind the program's name
 
     @property
     def label(self) -> str:
-        return f"vllm-router {self.policy}"
+        return f"{self.package} {self.policy}"
 
     @property
-    def engines_render(self) -> bool:
-        return self.policy == "kv_aware"
+    def version(self) -> str:
+        return PEERS[self.package]
 
     @property
     def matches_events(self) -> bool:
         return self.policy == "kv_aware"
 
     def command(self, place: Place) -> list[str]:
-        command = [str(self.peers.executable("vllm-router")), "--policy", self.policy]
-        if self.policy == "kv_aware":
+        command = [str(self.peers.executable(self.package)), *self.words, "--policy", self.policy]
+        if self.matches_events:
             for engine in place.engines:
                 command += ["--kv-event-source", f"{engine.url}={engine.events}"]
             block_size = str(place.block_size)
             command += ["--kv-event-block-size", block_size, "--kv-event-model", place.model]
-        return command + _rust_flags(place)
+        command += ["--host", "127.0.0.1", "--port", str(place.port)]
+        command += ["--prometheus-port", str(place.metrics_port)]
+        command += ["--worker-startup-check-interval", "1", "--worker-urls"]
+        return command + [engine.url for engine in place.engines]
 
     def is_ready(self, place: Place) -> bool:
         return answers(f"{place.url}/health")
@@ -176,7 +206,7 @@ class VllmRouter:
         return 1.0 if lookups.get("hit") else 0.0
 
     def counters(self, place: Place) -> Counters:
-        return _prometheus(place)
+        return read_metrics(get(f"http://127.0.0.1:{place.metrics_port}/metrics").decode())
 
     def evidence(self, counted: Counters) -> str:
         inputs = by_label(counted, "vllm_router_kv_routing_inputs_total", "result")
@@ -199,31 +229,11 @@ class VllmRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class SglangRouter:
-    """sglang-router from PyPI."""
+class SglangRouter(VllmRouter):
+    """sglang-router from PyPI, of which vllm-router is a fork."""
 
-    peers: Venv
-    policy: str
-    version: str = PEERS["sglang-router"]
-    engines_render: bool = False
-    matches_events: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"sglang-router {self.policy}"
-
-    def command(self, place: Place) -> list[str]:
-        command = [str(self.peers.executable("sglang-router")), "launch", "--policy", self.policy]
-        return command + _rust_flags(place)
-
-    def is_ready(self, place: Place) -> bool:
-        return answers(f"{place.url}/health")
-
-    def matched_share(self, place: Place, body: bytes) -> float:  # noqa: ARG002
-        return 0.0
-
-    def counters(self, place: Place) -> Counters:
-        return _prometheus(place)
+    package: ClassVar[str] = "sglang-router"
+    words: ClassVar[tuple[str, ...]] = ("launch",)
 
     def evidence(self, counted: Counters) -> str:  # noqa: ARG002
         if self.policy != "cache_aware":
@@ -231,15 +241,93 @@ class SglangRouter:
         return "compares text with a tree of past requests, not tokens with events"
 
 
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router that runs; `pid` is the root of its process tree."""
+
+    router: Router
+    place: Place
+    pid: int
+
+    @property
+    def label(self) -> str:
+        """The router's name in tables."""
+        return self.router.label
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return self.place.url
+
+
+@contextmanager
+def running_router(
+    router: Router, place: Place, is_ready: Callable[[Place], bool]
+) -> Iterator[RunningRouter]:
+    """Start `router` and wait until `is_ready`; end it on the way out. Raises BenchError when it
+    does not start."""
+    log = place.directory / "router.log"
+    with running(router.command(place), log) as process:
+        wait_until(lambda: is_ready(place), router.label, process, log)
+        yield RunningRouter(router, place, process.pid)
+
+
+def place_for(
+    engines: Sequence[EngineAddress], model: str, directory: Path, block_size: int = BLOCK_SIZE
+) -> Place:
+    """A place on free ports, with `directory` made if it is not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return Place(free_port(), free_port(), engines, model, directory, block_size)
+
+
+def install_peers(on_step: OnStep) -> Venv:
+    """Return the venv of the peers (60 MB from PyPI), made if it is not there. Raises BenchError
+    when they cannot be had."""
+    wanted = [f"{name}=={version}" for name, version in PEERS.items()]
+    cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
+    return install_venv(cache_dir() / "peers", wanted, on_step, cure)
+
+
+def all_routers(
+    vllm: Sequence[str], sglang: Sequence[str], with_peers: bool, on_step: OnStep
+) -> list[Router]:
+    """Return ours, with scoring and without, and the peers with these policies."""
+    ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
+    if not with_peers:
+        return ours
+    venv = install_peers(on_step)
+    theirs = [VllmRouter(venv, policy) for policy in vllm]
+    return [*ours, *theirs, *(SglangRouter(venv, policy) for policy in sglang)]
+
+
+def versions(routers: Iterable[Router]) -> str:
+    """Return the programs and their versions, in words."""
+    return ", ".join(dict.fromkeys(f"{r.label.split()[0]} {r.version}" for r in routers))
+
+
+def chosen(routers: Sequence[Router], only: Sequence[str]) -> list[Router]:
+    """Return the routers named in `only`, or whose label contains a text that is no router's name;
+    all of them if `only` is empty. Raises BenchError if there is none."""
+    names = [router.label for router in routers]
+
+    def is_wanted(name: str) -> bool:
+        return any(name == text or (text not in names and text in name) for text in only)
+
+    found = [router for router in routers if not only or is_wanted(router.label)]
+    if not found:
+        raise BenchError(f"--only {' '.join(only)}: no such router; there are {', '.join(names)}")
+    return found
+
+
 def is_known(engine: Mapping[str, Any]) -> bool:
-    """Whether the engine of /ready's account answers, and nothing it has told is still to be read.
-    Streams that cannot be asked for the past have nothing to wait for."""
+    """Return whether the engine of /ready's report answers, and nothing it has told is still to be
+    read. Streams that cannot be asked for the past have nothing to wait for."""
     streams = [each for each in engine["streams"] if each["replay"] is not None]
     return engine["healthy"] and all(StreamState(each["state"]).is_settled for each in streams)
 
 
 def _is_compared(engine: Mapping[str, Any]) -> bool:
-    """Whether it is known how the engine renders, of /ready's account of it."""
+    """Return whether /ready's report of the engine says how the engine renders."""
     probes = engine["probes"].values()
     return bool(probes) and all(probe["state"] != "unproven" for probe in probes)
 
@@ -249,8 +337,16 @@ def since(before: Counters, after: Counters) -> Counters:
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
+def added(parts: Iterable[Counters]) -> Counters:
+    """The sums of what was counted in several parts."""
+    sums: Counter[str] = Counter()
+    for part in parts:
+        sums.update(part)
+    return dict(sums)
+
+
 def read_metrics(text: str) -> Counters:
-    """Prometheus' text format -> value by 'name{labels}'."""
+    """The samples of a page in Prometheus' text format: value by 'name{labels}'."""
     samples = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -260,26 +356,15 @@ def read_metrics(text: str) -> Counters:
 
 
 def total(metrics: Counters, name: str) -> float:
-    """Sum of a metric over all its labels."""
+    """The sum of a metric over all its labels."""
     return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
 
 
 def by_label(metrics: Counters, name: str, label: str) -> dict[str, float]:
-    """A metric's values by one of its labels."""
+    """The sums of a metric by the value of one of its labels."""
     found: dict[str, float] = {}
     for key, value in metrics.items():
         match = re.search(rf'[{{,]{label}="([^"]*)"', key)
         if key.partition("{")[0] == name and match:
             found[match[1]] = found.get(match[1], 0.0) + value
     return found
-
-
-def _prometheus(place: Place) -> Counters:
-    return read_metrics(get(f"http://127.0.0.1:{place.metrics_port}/metrics").decode())
-
-
-def _rust_flags(place: Place) -> list[str]:
-    flags = ["--host", "127.0.0.1", "--port", str(place.port)]
-    flags += ["--prometheus-port", str(place.metrics_port)]
-    flags += ["--worker-startup-check-interval", "1", "--worker-urls"]
-    return flags + [engine.url for engine in place.engines]

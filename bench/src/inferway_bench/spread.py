@@ -22,46 +22,42 @@ Form = str | Callable[[float], str]  # how a number is written
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A value, and the 95 % interval around it."""
+    """A value, and what lies around it: its 95 % interval, unless it is said."""
 
     value: float
     low: float
     high: float
 
     def times(self, factor: float) -> Interval:
-        """In another unit."""
+        """Return the interval in another unit."""
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
     def shown(self, form: Form = "{:.2f}") -> str:
-        return _shown(form, self.value, self.low, self.high)
+        """Return `value (low to high)`, each number written by `form`."""
+        value, low, high = (shown_number(n, form) for n in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
 
 
-class Quartiles(msgspec.Struct, frozen=True):
-    low: float
-    median: float
-    high: float
-
-    def shown(self, form: Form = "{:.2f}") -> str:
-        return _shown(form, self.median, self.low, self.high)
+def shown_number(value: float, form: Form) -> str:
+    """Return the number in words."""
+    return form.format(value) if isinstance(form, str) else form(value)
 
 
-def shown_range(values: Sequence[float], form: Form = "{:,.0f}") -> str:
-    """The median, and the lowest and highest of all."""
-    return _shown(form, float(np.median(values)), min(values), max(values))
+def three_digits(value: float) -> str:
+    """Return the number with three digits, and with more if there are more before the point."""
+    size = abs(value)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{value:,.{digits}f}"
 
 
-def _shown(form: Form, middle: float, low: float, high: float) -> str:
-    number = form.format if isinstance(form, str) else form
-    return f"{number(middle)} ({number(low)} to {number(high)})"
-
-
-def quartiles(values: Sequence[float]) -> Quartiles:
+def quartiles(values: Sequence[float]) -> Interval:
+    """Return the median, and the quartiles around it."""
     low, middle, high = np.percentile(np.array(values), (25, 50, 75))
-    return Quartiles(float(low), float(middle), float(high))
+    return Interval(float(middle), float(low), float(high))
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """median(above) / median(below); the two are drawn independently."""
+    """Return median(above) / median(below), whose samples are drawn independently."""
     rng = np.random.default_rng(0)
     over, under = np.array(above), np.array(below)
     drawn = _medians(over, rng) / _medians(under, rng)
@@ -69,7 +65,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of paired differences, or of anything else that is one value per pair."""
+    """Return the mean of paired differences, or of anything else that is one value per pair."""
     return _bootstrapped(np.array(values), lambda drawn: drawn.mean(axis=1))
 
 

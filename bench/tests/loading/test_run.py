@@ -15,13 +15,13 @@ from bench.tests.loading.servers import Answer, Recording, serving, whole
 from click.testing import CliRunner, Result
 
 from inferway_bench.cli import bench
-from inferway_bench.cli.load_options import least_most, request_rates, user_counts
 from inferway_bench.loading.client import Target
-from inferway_bench.loading.report import LOAD, pictures
-from inferway_bench.loading.results import LoadRun
-from inferway_bench.loading.run import ask_model, hidden
+from inferway_bench.loading.plan import least_most, request_rates, user_counts
+from inferway_bench.loading.run import LOAD, ask_model
+from inferway_bench.machine import without_secrets
+from inferway_bench.plotting import drawn
 from inferway_bench.processes import BenchError
-from inferway_bench.results import load_run
+from inferway_bench.rows import load_run
 
 SHORT = ["--systems", "1", "--system-tokens", "8", "--turns", "2", "--message-tokens", "4"]
 
@@ -65,14 +65,13 @@ def test_a_ladder_of_rates_is_measured_one_after_the_other(tmp_path: Path) -> No
     result = load("--rates", "200,400", "--requests", "40", "--save", str(file))
 
     assert result.exit_code == 0, result.output
-    run = load_run(file, LoadRun)
-    assert [(m.load, m.num_requests, m.num_ok) for m in run.measured] == [
-        ("200/s", 40, 40),
-        ("400/s", 40, 40),
+    run = load_run(file)
+    assert [(r.keys["load"], r.values["requests"], r.values["failed"]) for r in run.rows] == [
+        ("200/s", 40, 0),
+        ("400/s", 40, 0),
     ]
-    assert run.model == "served"
-    assert run.measured[0].cached_share is not None
-    assert run.measured[0].cached_share.value == pytest.approx(0.75)
+    assert run.facts["model"] == "served"
+    assert run.rows[0].median("cached") == pytest.approx(0.75)
 
 
 def test_the_tables_are_shown_whole_in_a_terminal_of_80_columns() -> None:
@@ -89,7 +88,7 @@ def test_json_lines_say_what_ran_and_then_each_load() -> None:
 
     head, *lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert (head["benchmark"], head["seeds"], len(lines)) == ("load", [5], 2)
-    assert lines[0]["measured"]["users"] == 1
+    assert lines[0]["keys"] == {"load": "1 user"}
 
 
 @pytest.mark.slow
@@ -106,7 +105,7 @@ def test_pictures_are_drawn_and_an_old_run_is_compared_with(tmp_path: Path) -> N
     assert (tmp_path / "load.png").stat().st_size > 1000
     assert (tmp_path / "load.svg").exists()
     assert "Beside the old run" in result.stderr
-    assert "1 user:" in result.stderr
+    assert "1 user" in result.stderr
 
 
 def test_the_picture_has_three_panels_and_the_cached_share_where_it_is_known(
@@ -115,7 +114,8 @@ def test_the_picture_has_three_panels_and_the_cached_share_where_it_is_known(
     file = tmp_path / "run.json"
     load("--rates", "200", "--requests", "6", "--save", str(file))
 
-    [picture] = pictures(load_run(file, LoadRun))
+    assert LOAD.chart is not None
+    picture = drawn(load_run(file), LOAD.chart, "load")
 
     assert [panel.y.partition(",")[0] for panel in picture.rows[0]] == [
         "time to first token",
@@ -129,7 +129,7 @@ def test_a_run_is_told_as_a_document_too(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     load("--rates", "200", "--requests", "6", "--save", str(file))
 
-    assert "Time to first token, ms" in LOAD.markdown(load_run(file, LoadRun))
+    assert "Time to first token, ms" in LOAD.markdown(load_run(file))
 
 
 def test_each_load_has_sessions_of_its_own_and_another_run_other_words() -> None:
@@ -195,14 +195,18 @@ def test_a_key_comes_from_the_environment_and_headers_are_not_shown(
     server = Recording()
     monkeypatch.setenv("THE_KEY", "s3cret")
 
-    load(
+    result = load(
         "--users", "1", "--requests", "2", "--api-key-env", "THE_KEY", "--header", "X-Team: blue",
-        answer=server,
+        "--json", answer=server,
     )  # fmt: skip
+
+    assert '"X-Team: …"' in result.stdout
+    assert "blue" not in result.stdout
+    assert "s3cret" not in result.stdout
 
     assert {h["authorization"] for h in server.headers} == {"Bearer s3cret"}
     assert {h["x-team"] for h in server.headers} == {"blue"}
-    shown = hidden(["--header", "X-Key: abc", "--header=X-Key: abc", "--seed", "1"])
+    shown = without_secrets(["--header", "X-Key: abc", "--header=X-Key: abc", "--seed", "1"])
     assert list(shown) == ["--header", "X-Key: …", "--header=X-Key: …", "--seed", "1"]
 
 

@@ -12,7 +12,6 @@ from inferway_bench.loading.schedule import (
     interleaved,
     poisson,
     scaled,
-    starting,
     uniform,
 )
 from inferway_bench.loading.workload import Session
@@ -40,12 +39,6 @@ def test_the_same_seed_draws_the_same_times() -> None:
 
 def test_uniform_times_are_as_far_from_each_other() -> None:
     assert first_times(uniform(4), seconds=None, count=3) == [0.25, 0.5, 0.75]
-
-
-def test_a_session_that_starts_at_a_time_has_its_first_turn_then() -> None:
-    started = list(starting([session("a", "b"), session("c")], [1.0, 2.0]))
-
-    assert [s.at for s in started] == [(1.0,), (2.0,)]
 
 
 def test_scaled_times_begin_at_once_and_keep_their_distances() -> None:

@@ -9,24 +9,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bench.tests.runs import a_run, unseen
 
-from inferway_bench.loading.samples import Sample
-from inferway_bench.peers.plan import REAL, Plan, SimulatedEngines
-from inferway_bench.peers.report import PEERS
-from inferway_bench.peers.results import OURS, PeersRun
-from inferway_bench.peers.run import Kept, run_peers
+from inferway_bench.peers.benchmark import OURS, PEERS, PeersPlan, measure_routers
+from inferway_bench.peers.plan import REAL, Scenario, SimulatedEngines
 from inferway_bench.peers.workload import ChatSpec
 from inferway_bench.processes import BenchError, answers
-from inferway_bench.routers import Counters, Inferway, Place
+from inferway_bench.routers import Counters, Inferway, Place, Router
+from inferway_bench.rows import Row, Run
 
-MINIATURE = Plan(
+MINIATURE = Scenario(
     SimulatedEngines(engines=2, prefill_us_per_token=50.0, inter_token_ms=1.0),
     ChatSpec(sessions=6, turns=3, systems=1, answer_tokens=3, apart=2),
-    loads=(1.0,),
-    seeds=1,
     warm_up_requests=4,
-    rate=20.0,
+    bisections=1,
 )
+PLAN = PeersPlan(loads=(1.0,), seeds=1, rate=20.0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class RoundRobin:
 
     label: str = "double round_robin"
     version: str = "1"
-    engines_render: bool = False
+    is_ours: bool = False
     matches_events: bool = False
 
     def command(self, place: Place) -> list[str]:
@@ -56,82 +54,67 @@ class RoundRobin:
 
 
 @pytest.fixture(scope="module")
-def kept() -> list[Kept]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def run(kept: list[Kept]) -> PeersRun:
+def run() -> Run:
     double = RoundRobin()
-    return run_peers(
-        MINIATURE, [Inferway(scoring=True), double], double, None, lambda *_: None, kept.append
-    )
+    routers: list[Router] = [Inferway(scoring=True), double]
+    return a_run("peers", measure_routers(MINIATURE, PLAN, routers, double, unseen))
 
 
-def by_turn(kept: Kept) -> list[tuple[int, int, int | None]]:
-    return sorted((s.session, s.turn, s.prompt_tokens) for s in kept.samples)
-
-
-@pytest.mark.slow
-def test_every_router_answers_all_that_is_asked(run: PeersRun) -> None:
-    assert run.routers == [OURS, "double round_robin"]
-    assert [(cell.requests, cell.errors) for cell in run.cells] == [(18, 0), (18, 0)]
+def row(run: Run, router: str) -> Row:
+    found = run.find("load", router=router)
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow
-def test_who_knows_the_caches_finds_more_in_them(run: PeersRun) -> None:
-    ours, theirs = (run.select(router, 1.0)[0].cached_share for router in run.routers)
+def test_every_router_answers_all_that_is_asked(run: Run) -> None:
+    assert run.distinct("load", "router") == [OURS, "double round_robin"]
+    assert [row.repeats("errors") for row in run.select("load")] == [[0], [0]]
+
+
+@pytest.mark.slow
+def test_who_knows_the_caches_finds_more_in_them(run: Run) -> None:
+    ours, theirs = (row.median("cached") for row in run.select("load"))
 
     assert ours > theirs > 0
 
 
 @pytest.mark.slow
-def test_the_engines_answers_agree_with_what_the_gateway_matched(run: PeersRun) -> None:
-    note = next(note.text for note in run.notes if note.router == OURS)
+def test_the_engines_answers_agree_with_what_the_gateway_matched(run: Run) -> None:
+    note = next(note for note in run.notes["load"] if note.startswith(OURS))
     matched = float(note.partition("process; ")[2].partition("%")[0])
 
     # what the gateway matches it is not told to reuse: the last token is always computed
-    assert matched / 100 == pytest.approx(run.select(OURS, 1.0)[0].cached_share, abs=0.05)
+    assert matched == pytest.approx(row(run, OURS).median("cached"), abs=5)
 
 
 @pytest.mark.slow
-def test_all_routers_get_the_same_prompts(run: PeersRun, kept: list[Kept]) -> None:
-    assert run.cells
-    assert by_turn(kept[0]) == by_turn(kept[1])
-    assert all(isinstance(sample, Sample) for sample in kept[0].samples)
-
-
-@pytest.mark.slow
-def test_what_a_router_costs_is_counted(run: PeersRun) -> None:
-    ours = run.select(OURS, 1.0)[0]
-
-    assert ours.cpu > 0
-    assert ours.resident_mib > 10
-    assert sum(ours.per_engine.values()) == 18
+def test_what_a_router_costs_is_counted(run: Run) -> None:
+    assert row(run, OURS).median("cpu_ms") > 0
+    assert row(run, OURS).median("mib") > 10
 
 
 @pytest.mark.slow
 def test_the_rate_is_looked_for_from_where_requests_hardly_meet() -> None:
-    plan = msgspec.structs.replace(MINIATURE, rate=None, bisections=1, warm_up_requests=6)
+    plan, double = msgspec.structs.replace(PLAN, rate=None), RoundRobin()
+
+    run = a_run("peers", measure_routers(MINIATURE, plan, [double], double, unseen))
+
+    facts = {name: float(value) for name, value in run.facts.items()}
+    alone = facts["idle_ttft_ms"] + 2 * row(run, double.label).median("itl_ms")  # three tokens
+    assert facts["idle_rate"] < 1e3 / alone
+    assert facts["rate"] > facts["idle_rate"]
+    assert f"ms that it is at {facts['idle_rate']:.3g} requests/s" in PEERS.markdown(run)
+
+
+def test_real_engines_without_a_command_name_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INFERWAY_VLLM_VENV", raising=False)
     double = RoundRobin()
 
-    run = run_peers(plan, [double], double, None, lambda *_: None, lambda _: None)
-
-    seldom, *others = [searched.rate for searched in run.searched]
-    alone = run.idle_ttft + 2 * run.select(double.label, 1.0)[0].itl  # an answer has three tokens
-    assert seldom < 1 / alone
-    assert run.doubling_rate > seldom
-    assert others[0] == pytest.approx(2 * seldom, abs=0.002)
-    text = PEERS.markdown(run)
-    assert f"ms that it is at {seldom:.3g} requests/s" in text
-
-
-def test_real_engines_without_a_command_name_the_cure(tmp_path: Path) -> None:
-    plan = msgspec.structs.replace(REAL, rate=1.0)
-
     with pytest.raises(BenchError, match="--vllm PATH"):
-        run_peers(plan, [RoundRobin()], RoundRobin(), None, lambda *_: None, lambda _: None)
+        measure_routers(REAL, PLAN, [double], double, unseen)
+    plan = msgspec.structs.replace(PLAN, vllm=tmp_path / "no")
     with pytest.raises(BenchError, match="install_vllm"):
-        run_peers(
-            plan, [RoundRobin()], RoundRobin(), tmp_path / "no", lambda *_: None, lambda _: None
-        )
+        measure_routers(REAL, plan, [double], double, unseen)

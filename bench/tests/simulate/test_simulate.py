@@ -1,4 +1,4 @@
-"""`inferway bench simulate`: any trace, any fleet; what it says of them."""
+"""`inferway bench simulate` and its presets: any traces, any fleets; what it says of them."""
 
 from __future__ import annotations
 
@@ -6,151 +6,209 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
-from inferway_bench.cli.simulate import simulate as command
+from inferway_bench.harness import Benchmark
+from inferway_bench.plotting import drawn
 from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.simulate import FleetSpec, World, simulate
+from inferway_bench.policies.simulate import FleetSpec, World
+from inferway_bench.policies.simulate import simulate as run_fleet
 from inferway_bench.processes import BenchError
-from inferway_bench.results import read_run, write_run
-from inferway_bench.simulate.plan import Plan, engine_spec, load
-from inferway_bench.simulate.report import SIMULATE, SIMULATE_ENGINES
-from inferway_bench.simulate.results import SimulateRun
-from inferway_bench.simulate.run import run_more, run_simulate
-
-SMALL = Plan(
-    "chats",
-    policies=("round-robin", "expected-ttft"),
-    fleet=FleetSpec(num_engines=3, num_slow=0, num_gateways=2),
-    requests=400,
-    rate=20.0,
-    seeds=(1, 2),
+from inferway_bench.rows import Run, write_run
+from inferway_bench.simulate.plan import Setting, SimulatePlan
+from inferway_bench.simulate.report import (
+    POLICIES,
+    SIMULATE,
+    SIMULATE_ENGINES,
+    SIMULATE_SEEDS,
+    PoliciesPlan,
+    simulate,
 )
+from inferway_bench.simulate.run import Task, perform
+
+SMALL = SimulatePlan(
+    engines=(3,), gateways=(2,), requests=400, rate=20.0, seeds=2, processes=1
+)  # fmt: skip
+REPLACE = msgspec.structs.replace
+
+
+def engine(plan: SimulatePlan) -> EngineSpec:
+    return plan.fleet(plan.settings()[0]).engine
+
+
+def run_of(plan: SimulatePlan, benchmark: Benchmark[SimulatePlan] = SIMULATE) -> Run:
+    return benchmark.run(plan, unseen)
 
 
 @pytest.fixture(scope="module")
-def small() -> SimulateRun:
-    return run_simulate(SMALL, Path("no data"), lambda *_: None)
+def small() -> Run:
+    return run_of(SMALL)
 
 
-def test_a_run_has_each_policy_with_each_seed(small: SimulateRun) -> None:
-    found = [(row.seed, row.policy) for row in small.rows]
+def test_a_run_has_a_row_for_each_policy_with_each_seed(small: Run) -> None:
+    rows = small.select("simulations")
 
-    assert found == [(seed, name) for seed in (1, 2) for name in SMALL.policies]
-    assert {(row.rate, row.gateways) for row in small.rows} == {(20.0, 2)}
-
-
-def test_a_run_is_read_as_it_was_written(small: SimulateRun) -> None:
-    assert read_run(write_run("simulate", small), SimulateRun) == small
+    assert [row.keys["policy"] for row in rows] == list(SMALL.policy)
+    assert {len(row.repeats("ttft")) for row in rows} == {2}
+    assert [(row.values["rate"], row.keys["gateways"]) for row in rows] == [(20.0, 2)] * 2
+    assert (small.benchmark, small.seeds, small.is_virtual) == ("simulate", [1, 2], True)
 
 
-def test_the_report_has_every_policy(small: SimulateRun) -> None:
+def test_the_report_has_every_policy(small: Run) -> None:
     text = SIMULATE.markdown(small)
 
     assert "| round-robin |" in text
     assert "| expected-ttft |" in text
-    assert "3 engines, 2 gateways" in text
+    assert "chats, engines: 3, gateways: 2, load: 100%" in text
+    assert "3 engines, all alike" in text
 
 
-def test_who_knows_the_caches_reuses_more(small: SimulateRun) -> None:
-    blind, ours = small.rows[:2]
+def test_who_knows_the_caches_reuses_more(small: Run) -> None:
+    blind, ours = small.select("simulations")
 
-    assert ours.cached_share > blind.cached_share
-
-
-def test_a_policy_is_added_at_the_same_rate_and_the_rest_is_kept(small: SimulateRun) -> None:
-    plan = msgspec.structs.replace(SMALL, policies=("expected-ttft", "random"))
-
-    more = run_more(small, plan, Path("none"), lambda *_: None)
-
-    names = ["round-robin", "expected-ttft", "random"]
-    assert [row.policy for row in more.rows] == [name for name in names for _ in (1, 2)]
-    assert {row.rate for row in more.rows} == {20.0}
-    assert [row for row in more.rows if row.policy == "round-robin"] == [
-        row for row in small.rows if row.policy == "round-robin"
-    ]
-    assert more.kept.startswith("round-robin: ")
+    assert ours.median("cached") > blind.median("cached")
 
 
-def test_nothing_is_added_to_another_load(small: SimulateRun) -> None:
-    plan = msgspec.structs.replace(SMALL, requests=300)
+def test_processes_find_what_one_process_finds(small: Run) -> None:
+    both = run_of(REPLACE(SMALL, processes=2))
 
-    with pytest.raises(BenchError, match="the cure: the same flags"):
-        run_more(small, plan, Path("none"), lambda *_: None)
+    for one, other in zip(small.select("simulations"), both.select("simulations"), strict=True):
+        assert one.values["ttft"] == other.values["ttft"]
 
 
 def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
-    plan = msgspec.structs.replace(SMALL, sizes=(2, 4), seeds=(1,))
+    run = run_of(REPLACE(SMALL, engines=(2, 4), seeds=1))
 
-    run = run_simulate(plan, Path("none"), lambda *_: None)
+    rows = run.select("simulations", policy="round-robin")
+    assert [(row.keys["engines"], row.values["rate"]) for row in rows] == [(2, 20.0), (4, 40.0)]
+    assert run.benchmark == SIMULATE_ENGINES.name
+    assert "chats, engines: 4, gateways: 2" in SIMULATE_ENGINES.markdown(run)
+    assert SIMULATE_ENGINES.chart is not None
+    picture = drawn(run, SIMULATE_ENGINES.chart, "")
+    assert [line.label for line in picture.rows[0][0].lines] == list(SMALL.policy)
 
-    assert [(row.engines, row.rate) for row in run.select("round-robin")] == [(2, 20.0), (4, 40.0)]
-    assert len({figure.name for figure in run.figures()}) == 2 * 2 * 4
-    text = SIMULATE_ENGINES.markdown(run)
-    assert "chats, 2 engines, 2 gateways; mean TTFT" in text
-    assert "chats, 4 engines, 2 gateways; mean TTFT" in text
-    [picture] = SIMULATE_ENGINES.pictures(run)
-    assert [line.label for line in picture.rows[0][0].lines] == list(plan.policies)
+
+def test_a_run_of_many_seeds_is_drawn_with_the_differences() -> None:
+    run = run_of(REPLACE(SMALL, seeds=10, requests=100, load=(0.5, 1.0)))
+
+    assert run.benchmark == SIMULATE_SEEDS.name
+    assert SIMULATE_SEEDS.chart is not None
+    [[_, differences]] = drawn(run, SIMULATE_SEEDS.chart, "").rows
+    assert [line.xs for line in differences.lines] == [[10.0, 20.0]]
 
 
 @pytest.mark.parametrize(("engines", "requests", "judged"), [(1_000, 10**6, 1), (999, 10**6, 0)])
 def test_only_a_large_run_is_judged_by_its_time(
-    small: SimulateRun, engines: int, requests: int, judged: int
+    small: Run, engines: int, requests: int, judged: int
 ) -> None:
-    fleet = msgspec.structs.replace(SMALL.fleet, num_engines=engines)
-    plan = msgspec.structs.replace(SMALL, fleet=fleet)
-    run = msgspec.structs.replace(small, plan=plan, requests=requests)
+    facts = {"most_engines": engines, "most_requests": requests}
 
-    assert len(run.goals()) == judged
+    assert len(SIMULATE.goals(REPLACE(small, facts=facts))) == judged
 
 
-@pytest.mark.slow
 def test_a_load_is_a_share_of_the_rate_at_which_round_robin_takes_twice_as_long() -> None:
-    plan = msgspec.structs.replace(SMALL, rate=None, policies=("round-robin",), seeds=(1,))
-    slow, fast = (
-        run_simulate(msgspec.structs.replace(plan, load=share), Path("none"), lambda *_: None)
-        for share in (0.5, 1.0)
+    plan = REPLACE(SMALL, rate=None, policy=("round-robin",), load=(0.5, 1.0), seeds=1)
+    run = run_of(plan)
+    slow, fast = run.select("simulations")
+    idle, full = (
+        perform(Task(plan, Setting("chats", 3, 2), 1.0, "round-robin", 1, rate)).ttft
+        for rate in (1 / 60, fast.median("rate"))
     )
 
-    assert fast.rows[0].rate == pytest.approx(2 * slow.rows[0].rate)
+    assert fast.values["rate"] == pytest.approx(2 * slow.median("rate"))
+    assert full <= 2 * idle
+    assert run.select("traces")[0].values["idle_ttft"] == idle
 
 
-def test_thinking_takes_as_many_times_as_long() -> None:
-    usual, longer = (
-        load(msgspec.structs.replace(SMALL, think=factor), Path("none"), 1) for factor in (1.0, 3.0)
-    )
+def test_a_traces_caches_may_be_named() -> None:
+    plan = SimulatePlan(trace=("chats", "chats@1000"), gateways=(1, 2))
 
-    assert [3 * r.think for r in usual.requests] == [r.think for r in longer.requests]
+    assert [(s.trace, s.gateways) for s in plan.settings()] == [
+        ("chats", 1), ("chats", 2), ("chats@1000", 1), ("chats@1000", 2),
+    ]  # fmt: skip
+    assert [plan.fleet(s).engine.cache_tokens for s in plan.settings()[::2]] == [524_288, 1_000]
 
 
 def test_an_engine_is_what_its_words_say() -> None:
-    spec = engine_spec(("prefill_seconds=0.001", "max_num_seqs=4"), EngineSpec())
+    spec = engine(SimulatePlan(engine=("prefill_seconds=0.001", "max_num_seqs=4")))
 
     assert (spec.prefill_seconds, spec.max_num_seqs) == (0.001, 4)
 
 
 @pytest.mark.parametrize(
-    ("word", "why"), [("speed=3", "no 'speed'; known: step_seconds"), ("max_num_seqs=x", "int")]
+    ("word", "why"), [("speed=3", "`speed`; the keys are step_seconds"), ("max_num_seqs=x", "int")]
 )
 def test_a_word_that_is_none_is_refused(word: str, why: str) -> None:
     with pytest.raises(BenchError, match=why):
-        engine_spec((word,), EngineSpec())
+        engine(SimulatePlan(engine=(word,)))
+
+
+def test_engines_are_as_a_validation_has_found_them(tmp_path: Path) -> None:
+    found = EngineSpec(step_seconds=0.02, attention_tokens=1_062, scatter=0.01)
+    stored, other = tmp_path / "validate_real.json", tmp_path / "other.json"
+    run = a_run("validate --real", [])
+    facts = {"engines": "two engines", **msgspec.structs.asdict(found)}
+    stored.write_bytes(write_run(REPLACE(run, facts=facts)))
+    other.write_bytes(write_run(run))
+
+    assert engine(SimulatePlan(like=stored)) == found
+    assert engine(SimulatePlan(like=stored, engine=("scatter=0",))).scatter == 0
+    with pytest.raises(BenchError, match="no constants of engines; the cure: a file"):
+        engine(SimulatePlan(like=other))
 
 
 def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(BenchError, match="no policy 'best'; known: random"):
-        run_simulate(
-            msgspec.structs.replace(SMALL, policies=("best",)), Path("no"), lambda *_: None
-        )
+        run_of(REPLACE(SMALL, policy=("best",)))
 
 
-def test_a_rate_and_a_load_are_one_too_many() -> None:
-    asked = CliRunner().invoke(command, ["--trace", "chats", "--rate", "1", "--load", "1"])
+def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="the cure: give the path of the trace, or its folder"):
+        run_of(SimulatePlan(trace=("mooncake",), data=tmp_path))
 
-    assert asked.exit_code == 2
-    assert "give one of them" in asked.output
+
+def test_the_command_shows_its_tables() -> None:
+    flags = ["--requests", "100", "--rate", "20", "--engines", "2", "--processes", "1"]
+
+    shown = CliRunner().invoke(simulate, [*flags, "--policy", "random"])
+
+    assert shown.exit_code == 0, shown.output
+    assert "random" in shown.output
+    assert CliRunner().invoke(simulate, ["--slow", "9"]).exit_code == 1
+
+
+def test_a_run_of_several_fleets_is_drawn_as_what_it_is_stored_as(tmp_path: Path) -> None:
+    flags = ["--requests", "100", "--rate", "20", "--engines", "2", "--engines", "3"]
+
+    shown = CliRunner().invoke(simulate, [*flags, "--processes", "1", "--plot", str(tmp_path)])
+
+    assert shown.exit_code == 0, shown.output
+    assert b"prompt tokens from a cache" in (tmp_path / "simulate_engines.svg").read_bytes()
+
+
+# presets
+
+TINY = PoliciesPlan(
+    trace=("chats",), requests=300, load=(0.75,), curve=(0.5,), seeds=2,
+    policy=("round-robin", "llm-d-default", "best-weighted", "expected-ttft", "oracle"),
+    gateways=(1,), weights=(0, 1), finalists=1, bisections=2, processes=1,
+)  # fmt: skip
+
+
+def test_policies_are_compared_with_weights_that_were_fitted() -> None:
+    run = run_of(TINY, POLICIES)
+
+    text = POLICIES.markdown(run)
+    assert all(f"| {name} |" in text for name in TINY.policy)
+    assert len(POLICIES.goals(run)) == 3
+    assert str(run.select("traces")[0].values["weights"]).startswith("75% ")
+    assert {row.keys["load"] for row in run.select("curve")} == {"50%", "75%"}
+    assert {row.keys["load"] for row in run.select("simulations")} == {"75%"}
+    assert POLICIES.chart is not None
+    assert len(drawn(run, POLICIES.chart, "").rows[0]) == 2
 
 
 # the way to the engine
@@ -160,30 +218,15 @@ def test_a_request_takes_its_time_to_the_engine() -> None:
     alone = SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=1, session=1)
     work = Workload("one", "one request", 100, [alone])
     near = FleetSpec(num_engines=1, num_slow=0)
-    far = msgspec.structs.replace(near, engine=EngineSpec(request_seconds=0.5))
+    far = REPLACE(near, engine=EngineSpec(request_seconds=0.5))
 
     took = [
-        float(simulate(work, 1.0, fleet, policy_named("round-robin"), 1).ttft[0])
+        float(run_fleet(work, 1.0, fleet, policy_named("round-robin"), 1).ttft[0])
         for fleet in (near, far)
     ]
 
     assert took[1] == pytest.approx(took[0] + 0.5)
     assert took[1] == pytest.approx(far.engine.idle_ttft(250))
-
-
-@pytest.mark.parametrize("gateways", [1, 2])
-def test_progress_is_told_now_and_then(gateways: int) -> None:
-    told: list[int] = []
-    fleet = FleetSpec(num_engines=2, num_slow=0, num_gateways=gateways)
-    requests = [
-        SimRequest(blocks=(), prompt_tokens=9, output_tokens=1, session=i, start=float(i))
-        for i in range(4_100)
-    ]
-    work = Workload("many", "short ones", 100, requests)
-
-    simulate(work, 1.0, fleet, policy_named("random"), 1, told.append)
-
-    assert told == [2_000, 4_000]
 
 
 def test_a_world_is_what_a_policy_is_made_of() -> None:
@@ -196,6 +239,6 @@ def test_a_world_is_what_a_policy_is_made_of() -> None:
     work = Workload(
         "one", "", 8, [SimRequest(blocks=(), prompt_tokens=1, output_tokens=1, session=1)]
     )
-    simulate(work, 1.0, FleetSpec(num_gateways=3), make, 1)
+    run_fleet(work, 1.0, FleetSpec(num_gateways=3), make, 1)
 
     assert len({world.random.random() for world in seen}) == 3

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferway_bench.policies.azure import HEAD, azure
 from inferway_bench.policies.repeated import repeated
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.servegen import Window, parse_lengths, parse_windows, servegen
 from inferway_bench.policies.trace_files import read_trace
+from inferway_bench.policies.traces import AZURE_HEAD, azure
 from inferway_bench.processes import BenchError
 
 MOONCAKE = msgspec.json.encode(
@@ -21,7 +21,7 @@ MOONCAKE = msgspec.json.encode(
 )
 AGENTIC = msgspec.json.encode({"requests": [{"in": 640, "out": 2, "hash_ids": list(range(10))}]})
 AZURE = [
-    HEAD,
+    AZURE_HEAD,
     b"2023-11-16 18:15:46.6805900,374,44",
     b"2023-11-16 18:15:50.9951690,396,109",
     b"2023-11-16 18:16:51.0000000,12,0",

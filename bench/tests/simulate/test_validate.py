@@ -11,27 +11,32 @@ from statistics import fmean
 import msgspec
 import pytest
 from bench.tests.peers.test_run import RoundRobin
-from bench.tests.test_report import MACHINE
+from bench.tests.runs import a_run, unseen
 
 from inferway.prompts.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import simulated_fleet
-from inferway_bench.peers.plan import RealEngines, SimulatedEngines
+from inferway_bench.peers.plan import Scenario, SimulatedEngines
 from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.results import read_run, write_run
-from inferway_bench.simulate.beside import fit_beside
-from inferway_bench.simulate.compared import Compared, Sent, compared
-from inferway_bench.simulate.division import division
-from inferway_bench.simulate.fitting import First, Measured, Tokens, fit
-from inferway_bench.simulate.sent import as_workload
-from inferway_bench.simulate.validate import engine_like
-from inferway_bench.simulate.validated import VALIDATE, VALIDATE_REAL, Plan, ValidateRun
+from inferway_bench.rows import Run
+from inferway_bench.simulate.compared import Sent, as_workload, compared
+from inferway_bench.simulate.constants import division
+from inferway_bench.simulate.fitting import First, Measured, Tokens, fit, fit_beside
+from inferway_bench.simulate.validate import (
+    VALIDATE,
+    VALIDATE_REAL,
+    Tour,
+    ValidatePlan,
+    engine_like,
+    findings,
+    router_row,
+)
 
 TRUE = EngineSpec(
     step_seconds=0.02,
@@ -220,14 +225,13 @@ def test_both_are_judged_over_all_requests() -> None:
 
     found = compared(sent([sample(0.2, 0), sample(0.1, 200)]), fleet)
 
-    assert found.ttft == pytest.approx(0.15)
-    assert found.cached_share == pytest.approx(0.4)
-    assert found.simulated_cached_share == pytest.approx(0.4)
-    assert found.cached_points == pytest.approx(0.0)
+    assert found["ttft"] == pytest.approx(150)
+    assert found["cached"] == pytest.approx(40)
+    assert found["simulated_cached"] == pytest.approx(40)
     both = TRUE.idle_ttft(250) + TRUE.idle_ttft(250, 200)
-    assert found.simulated_ttft == pytest.approx(both / 2)
+    assert found["simulated_ttft"] == pytest.approx(both / 2 * 1e3)
     context = 251 * TRUE.context_seconds  # 250 of the prompt, and one of the answer
-    assert found.simulated_token_seconds == pytest.approx(0.023 + context)
+    assert found["simulated_itl"] == pytest.approx(23 + context * 1e3)
 
 
 def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
@@ -239,9 +243,11 @@ def test_engines_that_slow_each_other_are_simulated_apart_as_well() -> None:
     found = compared(sent([sample(0.2, 0)] * 2, work), fleet)
 
     alone = TRUE.idle_ttft(250)
-    assert found.apart_ttft == pytest.approx(alone)
+    assert found["apart_ttft"] == pytest.approx(alone * 1e3)
     step = alone - TRUE.request_seconds
-    assert found.simulated_ttft == pytest.approx(alone + step / 2)  # the second's takes two
+    assert found["simulated_ttft"] == pytest.approx(
+        (alone + step / 2) * 1e3
+    )  # the second's takes two
 
 
 def test_of_engines_whose_times_scatter_many_runs_are_simulated() -> None:
@@ -278,15 +284,14 @@ def test_how_much_engines_slow_each_other_is_found_in_what_chats_waited() -> Non
     work = requests_side_by_side(40)
     fleet = FleetSpec(num_engines=2, num_slow=0, engine=TRUE)
 
-    def carried(beside: float) -> list[Sent]:
+    def waited(beside: float) -> float:
         there = sent([sample(0.2, 0)] * 40, work)
-        [outcome] = there.simulated(fleet.with_beside(beside))
-        return [replace(there, samples=[sample(ttft, 0) for ttft in outcome.ttft.tolist()])]
+        return there.simulated_ttft(fleet.with_beside(beside))
 
-    assert fit_beside(carried(1.3), fleet) == pytest.approx(1.3, abs=0.005)
-    assert fit_beside(carried(1.0), fleet) == 1.0
+    assert fit_beside(waited(1.3), waited) == pytest.approx(1.3, abs=0.005)
+    assert fit_beside(waited(1.0), waited) == 1.0
     with pytest.raises(BenchError, match="a quieter machine"):
-        fit_beside(carried(9.0), fleet)
+        fit_beside(waited(9.0), waited)
 
 
 def requests_side_by_side(count: int) -> Workload:
@@ -315,45 +320,56 @@ def test_who_has_a_session_is_seen_by_what_engines_count(tmp_path: Path) -> None
     assert others == [1 - first, first, 1 - first]
 
 
-def found(router: str, real: float, simulated: float, cached: float, like: float) -> Compared:
-    return Compared(
-        router=router, policy="round-robin", seed=1, requests=10, rate=1.0, ttft=real,
-        simulated_ttft=simulated, ttft_p90=real, simulated_ttft_p90=simulated,
-        cached_share=cached, simulated_cached_share=like, token_seconds=0.01,
-        simulated_token_seconds=0.01,
-    )  # fmt: skip
-
-
-def run(*, is_fitted: bool) -> ValidateRun:
-    good, bad = found("good", 1.0, 1.1, 0.5, 0.49), found("bad", 1.0, 0.8, 0.5, 0.53)
-    return ValidateRun(
-        machine=MACHINE,
-        command="inferway bench validate",
-        plan=Plan(RealEngines() if is_fitted else SimulatedEngines(), ChatSpec(), 2.0),
-        engine=TRUE,
-        is_fitted=is_fitted,
-        compared=[good, bad],
-        load_after=0.1,
-        fitted_to=(found("good", 0.5, 0.499, 0.5, 0.5),) if is_fitted else (),
-    )
+def run(*, is_real: bool) -> Run:
+    """A router that is simulated well, and one that is not; two seeds each."""
+    same = {"requests": 10, "rate": 1.0, "itl": 10.0, "simulated_itl": 10.0, "cached": 50.0}
+    good = {**same, "ttft": 1_000.0, "simulated_ttft": 1_100.0, "simulated_cached": 49.0}
+    bad = {**same, "ttft": 1_000.0, "simulated_ttft": 800.0, "simulated_cached": 53.0}
+    rows = [
+        router_row(name, "round-robin", [seed, seed])
+        for name, seed in (("good", good), ("bad", bad))
+    ]
+    facts = {"engines": "two engines"}
+    return a_run("validate", rows, plan={"real": is_real}, facts=facts)
 
 
 def test_a_simulation_of_real_engines_is_judged_by_its_times_too() -> None:
-    assert [goal.is_met for goal in run(is_fitted=True).goals()] == [True, True, False, False]
-    assert [goal.is_met for goal in run(is_fitted=False).goals()] == [True, False]
+    real, other = VALIDATE.goals(run(is_real=True)), VALIDATE.goals(run(is_real=False))
 
-
-def test_a_validation_is_read_as_it_was_written() -> None:
-    there = run(is_fitted=True)
-
-    assert read_run(write_run("validate", there), ValidateRun) == there
+    assert [goal.is_met for goal in real] == [True, True, False, False]
+    assert [goal.is_met for goal in other] == [True, False]
 
 
 def test_the_report_says_by_how_much_it_is_off() -> None:
-    text = VALIDATE_REAL.markdown(run(is_fitted=True))
+    text = VALIDATE_REAL.markdown(run(is_real=True))
 
-    assert "| good | round-robin | 10 | 1.0 | 1,000 | 1,100 | +10.0% |" in text
-    assert "15 %" in text or "15%" in text
-    assert "TTFT in ms, simulated / measured: 499 / 500" in text
-    assert VALIDATE.file == "validate"
-    assert VALIDATE_REAL.file == "validate_real"
+    assert "| good | round-robin | 20 | 1.0 | 1,000 | 1,100 | +10.0% |" in text
+    assert "within 15%" in text
+
+
+@pytest.mark.parametrize(("is_real", "name"), [(True, "validate --real"), (False, "validate")])
+def test_a_run_with_real_engines_is_kept_by_itself(is_real: bool, name: str) -> None:
+    assert VALIDATE.run_name is not None
+    assert VALIDATE.run_name(ValidatePlan(real=is_real)) == name
+
+
+@pytest.mark.slow
+def test_chats_through_a_router_are_compared_with_simulated_ones(tmp_path: Path) -> None:
+    engines = SimulatedEngines(engines=2, prefill_us_per_token=1.0, inter_token_ms=1.0)
+    few = ChatSpec(sessions=6, turns=2, systems=2, apart=1)
+    scenario = Scenario(engines, few, warm_up_requests=2, bisections=1)
+    prompts = EnginePrompts(str(prepare_smollm2()))
+    try:
+        with simulated_fleet(engines, tmp_path) as fleet:
+            tour = Tour(scenario, fleet, prompts, tmp_path, unseen)
+            tour.measure([RoundRobin()], RoundRobin(), rate=50.0, seeds=1)
+    finally:
+        prompts.close()
+
+    made = findings(tour, load_after=0.1)
+
+    [row] = made.rows
+    assert (row.keys["policy"], row.values["requests"]) == ("round-robin", 12)
+    assert row.median("cached") == pytest.approx(row.median("simulated_cached"), abs=10)
+    assert made.facts["prefill_seconds"] == 1e-6
+    assert any("as given to the engines" in line for line in made.about)

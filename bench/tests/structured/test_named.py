@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from inferway_bench.structured.named import is_named
+from inferway_bench.structured.benchmark import is_named
 
 SET = {"type": "array", "uniqueItems": True, "maxItems": 3}
 

@@ -13,8 +13,7 @@ import pytest
 
 from inferway.prompts.prepare import PACKAGED_SMOLLM2
 from inferway_bench.processes import BenchError
-from inferway_bench.structured.judge import Judge
-from inferway_bench.structured.plan import Plan
+from inferway_bench.structured.benchmark import StructuredPlan, judge, rows_of
 from inferway_bench.structured.sample import read
 from inferway_bench.structured.systems import vocabulary_of
 
@@ -55,7 +54,7 @@ def test_instances_are_judged_as_they_came_and_in_schema_order(tmp_path: Path) -
 
     ready, *said = done.stdout.splitlines()
     one, _, two = map(json.loads, said)
-    assert ready == b"ready"
+    assert "llguidance" in json.loads(ready)
     assert one["taken"] == [False, False]  # the third is too long
     assert one["ordered"] == [True, False]
     assert one["unenforced"] == []
@@ -77,21 +76,30 @@ def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> N
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     cases = read(path, vocabulary_of(str(MODEL)).ll_tokenizer.tokenize_str, max_tokens=4_000)
 
-    with Judge("inferway", Path(sys.executable), Plan(), MODEL) as judge:
-        for case in cases:
-            judge.judge(case)
+    with judge("inferway", Path(sys.executable), StructuredPlan(file=path)) as worker:
+        worker.read()
+        answers = [worker.ask(msgspec.to_builtins(case)) for case in cases]
+    rows = {(row.table, *row.keys.values()): row for row in rows_of(cases, {"inferway": answers})}
 
-    said = [one.error for one in judge.system.judged]
-    assert said == [None, None, "no answer can keep this schema"]
-    assert judge.system.judged[1].named == [True, False]
-    assert judge.system.masks.num > 10
+    kept = rows["kept", "as they came", "inferway"]
+    assert [answer.get("error") for answer in answers] == [
+        None,
+        None,
+        "no answer can keep this schema",
+    ]
+    assert (kept.median("compiled"), kept.median("accept an invalid one")) == (2, 1)
+    assert kept.median("unnamed") == 0
+    assert rows["masks", "inferway", "wall"].median("max") > 0
 
 
 def test_a_worker_that_ends_is_told_with_what_it_said(tmp_path: Path) -> None:
-    judge = Judge("inferway", Path(sys.executable), Plan(), tmp_path)
+    plan = StructuredPlan(file=tmp_path, model=tmp_path)
 
-    with pytest.raises(BenchError) as caught, judge:
-        pass
+    with (
+        judge("inferway", Path(sys.executable), plan) as worker,
+        pytest.raises(BenchError) as caught,
+    ):
+        worker.read()
 
     assert "inferway: its worker ended with 1" in str(caught.value)
     assert "tokenizer.json" in str(caught.value)

@@ -53,6 +53,11 @@ def range_of(key: str) -> click.ParamType[Any]:
     if isinstance(kind, UnionType):
         kind = kind.types[0]
     assert isinstance(kind, IntType | FloatType)
+    return number_range(kind)
+
+
+def number_range(kind: IntType | FloatType) -> click.ParamType[Any]:
+    """Return the numbers that the type of a field takes, with its bounds."""
     bounds: dict[str, Any] = {
         "min": kind.ge if kind.gt is None else kind.gt,
         "max": kind.le if kind.lt is None else kind.lt,

@@ -6,40 +6,59 @@ import click
 
 from inferway.cli.lazy import LazyGroup
 
-_HERE = "inferway_bench.cli"
-
 COMMANDS = {
     "chat-overhead": (
-        f"{_HERE}.chat_overhead", "chat_overhead",
+        "inferway_bench.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
     ),
-    "director": (f"{_HERE}.director", "director", "Measure a decision's CPU time as chats grow."),
-    "docs": (f"{_HERE}.docs", "docs", "Write the benchmarks' pages from stored results."),
-    "epp": (f"{_HERE}.epp", "epp", "Measure the endpoint picker behind a real Envoy."),
-    "index": (f"{_HERE}.index", "index", "Measure the index beside Dynamo's RadixTree."),
-    "load": (f"{_HERE}.load", "load", "Load an OpenAI endpoint and measure it."),
-    "many-seeds": (
-        f"{_HERE}.many_seeds", "many_seeds",
-        "Count the seeds that it takes to see a difference.",
+    "dataplane": (
+        "inferway_bench.dataplane.benchmark", "dataplane",
+        "Measure the data plane's CPU time, latency and memory.",
     ),
-    "peers": (f"{_HERE}.peers", "peers", "Compare routers in front of one fleet."),
-    "policies": (f"{_HERE}.policies", "policies", "Compare policies on one simulated fleet."),
+    "director": (
+        "inferway_bench.director.benchmark", "director",
+        "Measure a decision's CPU time as chats grow.",
+    ),
+    "docs": ("inferway_bench.cli.docs", "docs", "Write the benchmarks' pages from stored results."),
+    "epp": (
+        "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
+    ),
+    "index": (
+        "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
+    ),
+    "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
+    "peers": (
+        "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
+    ),
+    "policies": (
+        "inferway_bench.simulate.report", "policies", "Compare policies on one simulated fleet.",
+    ),
+    "policies-fleet": (
+        "inferway_bench.simulate.report", "policies_fleet",
+        "Compare policies behind several gateways.",
+    ),
     "prompts": (
-        f"{_HERE}.prompts", "prompts", "Measure rendering and tokenizing, beside transformers.",
+        "inferway_bench.prompts.benchmark", "prompts",
+        "Measure rendering and tokenizing, beside transformers.",
     ),
-    "proxy": (f"{_HERE}.proxy", "proxy", "Measure the data plane's CPU, latency and memory."),
-    "route": (f"{_HERE}.route", "route", "Measure the CPU time of a routed request."),
-    "scale": (f"{_HERE}.scale", "scale", "Measure how many engines one process can serve."),
-    "simulate": (f"{_HERE}.simulate", "simulate", "Replay a trace on a simulated fleet."),
+    "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
+    "simulate": (
+        "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
+    ),
     "structured": (
-        f"{_HERE}.structured", "structured", "Measure structured output beside four libraries.",
+        "inferway_bench.structured.benchmark", "structured",
+        "Measure structured output beside four libraries.",
     ),
     "validate": (
-        f"{_HERE}.validate", "validate", "Compare the simulation with real routers and engines.",
+        "inferway_bench.simulate.validate", "validate",
+        "Compare the simulation with real routers and engines.",
     ),
 }  # fmt: skip
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def bench() -> None:
-    """Measure gateways, engines and routing policies."""
+    """Measure gateways, engines and routing policies.
+
+    The commands load, simulate and validate are for users. The others measure Inferway itself, for
+    its maintainers."""

@@ -18,16 +18,13 @@ def docs(docs: Path) -> None:
 
     DOCS is the folder docs unless it is given. Nothing is measured.
     """
-    from inferway_bench import performance
+    from inferway_bench import pages
     from inferway_bench.catalog import BENCHMARKS
-    from inferway_bench.cli.shown import draw
 
     try:
-        for path in performance.write(docs, BENCHMARKS):
+        for path in pages.write(docs, BENCHMARKS):
             click.echo(path)
         for benchmark in BENCHMARKS:
-            path = benchmark.results(docs)
-            if path.is_file():
-                draw(benchmark, benchmark.load(docs), path.parent, ("svg",))
+            benchmark.draw_stored(docs)
     except InferwayError as e:
         raise click.ClickException(str(e)) from e

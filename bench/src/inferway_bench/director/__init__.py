@@ -1,1 +1,1 @@
-"""`inferway bench director`: growing chats -> what a decision costs, and how it grows."""
+"""`inferway bench director`: what a decision costs, and how it grows."""

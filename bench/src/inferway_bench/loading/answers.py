@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What the client brings back of one request; its times are of `time.perf_counter`."""
+    """The answer to one request, as it came; its times are of `time.perf_counter`."""
 
     sent: float | None = None
     status: int = 0
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Read:
-    """An answer, read."""
+    """What an answer says, and when its tokens came."""
 
     text: str = ""
     times: list[float] = field(default_factory=list)  # of the deltas with tokens
@@ -85,7 +85,7 @@ class _Chunk(msgspec.Struct):
 
 
 def read_answer(answer: Answer) -> Read:
-    """What is no whole answer of at least one token has an error."""
+    """Return what the answer says; one that is not whole, or has no token, has an error."""
     read = Read(error=answer.error)
     if answer.error is None and answer.status != 200:
         read.error = f"status {answer.status}"

@@ -55,7 +55,7 @@ class Target:
         return urlsplit(self.url).port or (443 if self.is_tls else 80)
 
     def head(self, method: str, path: str) -> str:
-        """Of a request, up to its length."""
+        """Return the head of a request, up to the value of its length."""
         parts = urlsplit(self.url)
         before = parts.path.rstrip("/").removesuffix("/v1")
         named = {
@@ -84,7 +84,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     async def ask(self, request: bytes, answer: Answer, timeout: float) -> None:
-        """Fills `answer`."""
+        """Send a request and wait until `answer` is filled, at most `timeout` seconds."""
         loop = asyncio.get_running_loop()
         self._answer, self._done = answer, loop.create_future()
         timer = loop.call_later(timeout, self._end, "timeout")
@@ -174,14 +174,14 @@ class Client:
         self._tls = (target.tls or ssl.create_default_context()) if target.is_tls else None
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """Never raises for what the other side does: the answer says it."""
+        """Return the answer. Nothing that the other side does raises: the answer says it."""
         return await self._ask("POST", path, body)
 
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, b"")
 
     async def open(self, count: int) -> None:
-        """So many connections beforehand; none, if nobody listens."""
+        """Open this number of connections beforehand, or none if nobody listens."""
         made = [self._connect() for _ in range(count)]
         for found in await asyncio.gather(*made, return_exceptions=True):
             if isinstance(found, _Connection):

@@ -34,13 +34,14 @@ _CHARS_A_TOKEN = 4  # of English, about: how long an answer of a conversation is
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What a file has."""
+    """The sessions of a file, and what it is in words."""
 
     about: str
     sessions: Sequence[Session]
 
     def endless(self, seed: int, stage: int) -> Iterator[Session]:
-        """In an order drawn once, one stage behind the other; after the last the first again."""
+        """Yield the sessions in an order drawn once, each stage from another place on; after the
+        last comes the first again."""
         order = list(range(len(self.sessions)))
         Random(seed).shuffle(order)
         # Golden ratio: no two stages of a run begin near each other.
@@ -56,8 +57,8 @@ class Dataset:
         given_answers: bool,
         force_length: bool,
     ) -> Dataset:
-        """Answers of `output_tokens`, drawn; or of conversations about as long as their own. The
-        history keeps the file's answers, or the server's."""
+        """Return the same with answers of `output_tokens`, drawn, or of conversations about as long
+        as their own. The history keeps the file's answers, or the server's."""
         rng = Random(f"{seed} answers")
 
         def shape(turn: Turn) -> Turn:
@@ -75,7 +76,7 @@ class Dataset:
 
 
 def read_dataset(path: Path) -> Dataset:
-    """Raises BenchError with the place of what cannot be sent."""
+    """Return what a file has. Raises BenchError with the place of what cannot be sent."""
     entries = _entries(path)
     sessions: list[Session] = []
     for number, entry in enumerate(entries):

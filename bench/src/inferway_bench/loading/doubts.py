@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from inferway_bench.loading.samples import Sample
-
-if TYPE_CHECKING:
-    from inferway_bench.loading.results import Measured
+from inferway_bench.loading.measured import MeasuredLoad
 
 _BUSY = 0.8  # of a core
 _LATE_SECONDS, _LATE_SHARE = 0.005, 0.05  # of sending: less is nobody's trouble
@@ -22,70 +20,76 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 _FEW = 100  # requests: a 99th percentile needs more
 
 
-def doubts(found: Measured, good: Sequence[Sample]) -> list[str]:
-    """One sentence each, the worst first."""
-    return [*_of_generator(found), *_of_server(found, good), *_of_what_is_said(found, good)]
+def doubts(kept: MeasuredLoad) -> list[str]:
+    """Return one sentence each, the worst first."""
+    return [*_of_generator(kept), *_of_server(kept), *_of_what_is_said(kept)]
 
 
-def _of_generator(found: Measured) -> Iterator[str]:
-    if found.cpu_share > _BUSY:
+def _of_generator(kept: MeasuredLoad) -> Iterator[str]:
+    cpu_share = kept.driven.cpu_share
+    if cpu_share > _BUSY:
         yield (
-            f"the load generator was the bottleneck: it used {found.cpu_share:.0%} of its core; "
-            "the cure: a lower load, or several generators"
+            f"the load generator was the bottleneck: it used {cpu_share:.0%} of its core; the "
+            "cure: a lower load, or several generators"
         )
-    median = found.ttft.p50 if found.ttft is not None else 0.0
-    if found.late_p99 > max(_LATE_SECONDS, _LATE_SHARE * median):
+    times = [s.ttft for s in kept.good if s.ttft is not None]
+    if kept.late_p99 > max(_LATE_SECONDS, _LATE_SHARE * float(np.median(times or [0.0]))):
         yield (
-            f"the load generator was late by itself: {found.late_p99 * 1e3:.1f} ms in 1 % of the "
+            f"the load generator was late by itself: {kept.late_p99 * 1e3:.1f} ms in 1 % of the "
             "requests; the cure: a quieter or faster machine for it"
         )
-    if not found.is_whole:
+    if not kept.driven.is_whole:
         yield "stopped before its end"
 
 
-def _of_server(found: Measured, good: Sequence[Sample]) -> Iterator[str]:
-    num_errors = found.num_requests - found.num_ok
-    if num_errors:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in found.errors.items())
-        yield f"{num_errors} of {found.num_requests} requests failed ({kinds})"
-    sent, answered = found.num_ok / found.seconds, found.requests_per_second.value
-    is_sure = found.requests_per_second.high < sent
-    is_behind = found.rate is not None and answered < _BEHIND * sent and is_sure
+def _of_server(kept: MeasuredLoad) -> Iterator[str]:
+    num, good, rate = len(kept.samples), kept.good, kept.stage.rate
+    errors = Counter(s.error for s in kept.samples if s.error is not None).most_common()
+    if errors:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in errors)
+        yield f"{num - len(good)} of {num} requests failed ({kinds})"
+    details = {s.error: s.detail for s in kept.samples if s.error is not None and s.detail}
+    for kind, said in details.items():
+        yield f"{kind}: {said}"
+    sent, answered = len(good) / kept.seconds, kept.ended(lambda s: s.ok)
+    is_behind = rate is not None and answered.value < _BEHIND * sent and answered.high < sent
     in_order = sorted(good, key=lambda s: s.intended)
     grew = _growth([s.ttft for s in in_order if s.ttft is not None])
     if is_behind and grew is not None:
         yield (
             f"the server does not keep up: {sent:.3g} requests a second were sent and "
-            f"{answered:.3g} answered: its latencies grow as long as the load lasts"
+            f"{answered.value:.3g} answered: its latencies grow as long as the load lasts"
         )
     elif is_behind:
         yield (
-            f"{sent:.3g} requests a second were sent and {answered:.3g} answered: answers take "
-            "too long for so short a run; the cure: more --warm-up and --duration"
+            f"{sent:.3g} requests a second were sent and {answered.value:.3g} answered: answers "
+            "take too long for so short a run; the cure: more --warm-up and --duration"
         )
     elif grew is not None:
         yield (
             f"time to first token was still growing ({grew:.1f} times from the first third to the "
             "last): not a steady state"
         )
-    if found.rate is not None and found.num_held > 0.02 * found.num_requests:
+    num_held = sum(s.held > 0 for s in kept.samples)
+    if rate is not None and num_held > 0.02 * num:
         yield (
-            f"{found.num_held} turns waited for the answer before in their session, which counts "
-            "as latency; the cure for less of it: more --sessions"
+            f"{num_held} turns waited for the answer before in their session, which counts as "
+            "latency; the cure for less of it: more --sessions"
         )
 
 
-def _of_what_is_said(found: Measured, good: Sequence[Sample]) -> Iterator[str]:
-    if found.num_ok and found.num_ok < _FEW:
-        yield f"{found.num_ok} requests: the 99th percentile is hardly more than the slowest"
-    if good and found.prompt_tokens is None:
+def _of_what_is_said(kept: MeasuredLoad) -> Iterator[str]:
+    good = kept.good
+    if 0 < len(good) < _FEW:
+        yield f"{len(good)} requests: the 99th percentile is hardly more than the slowest"
+    if good and all(s.prompt_tokens is None for s in good):
         yield "the server says no usage: tokens are counted by their chunks, the cache is unknown"
-    elif good and found.cached_share is None:
+    elif good and kept.cached_share() is None:
         yield (
             "the server does not say what it had cached; vLLM does with "
             "--enable-prompt-tokens-details"
         )
-    if good and found.ttft is not None and all(s.num_deltas == 1 for s in good):
+    if good and all(s.num_deltas == 1 for s in good):
         yield "no answer came in more than one piece: its first token is its last"
 
 

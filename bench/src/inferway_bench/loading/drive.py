@@ -8,16 +8,20 @@ at which a request was meant to be sent: a server that stalls is charged with al
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import uvloop
+
 from inferway_bench.loading.answers import Answer, read_answer
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.workload import Conversation, Session
+from inferway_bench.loading.workload import Conversation, Session, Turn
 
 OnSample = Callable[[Sample], None]
 
@@ -41,7 +45,7 @@ class Pacing:
 
 @dataclass(slots=True)
 class Driven:
-    """What `drive` has measured; samples in the order in which they ended."""
+    """The samples that `drive` has measured, in the order in which they ended."""
 
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0  # wall time from the start to the last answer
@@ -60,13 +64,12 @@ async def drive(
     stop: asyncio.Event | None = None,
     reads_late: bool = False,
 ) -> Driven:
-    """Sends `sessions`, in the order of their first times, until they or `pacing` end; then waits
-    for the last answers. `fields` are in each body under the turn's own. When `stop` is set, what
-    is on its way is given up, and what was measured is returned.
+    """Send `sessions`, in the order of their first times, until they or `pacing` end; then wait for
+    the last answers, and return what was measured. `fields` are in each body under the turn's own.
+    When `stop` is set, the requests that are under way are given up.
 
     With `reads_late`, answers that no later turn needs are read when all is over, so that reading
-    one delays nobody's clock: where tenths of a millisecond matter.
-    """
+    one delays nobody's clock: where tenths of a millisecond matter."""
     client = Client(target)
     await client.open(min(_FIRST_CONNECTIONS, pacing.users or _FIRST_CONNECTIONS))
     stage = _Stage(client, target, {"model": model, **fields}, pacing, on_sample, reads_late)
@@ -88,6 +91,32 @@ async def drive(
     driven.cpu_share = (time.process_time() - cpu) / driven.seconds
     stage.read_rest()
     return driven
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Let no garbage be looked for meanwhile: a collection would be somebody's latency."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def send_at(
+    target: Target, requests: Sequence[tuple[float, Mapping[str, Any]]]
+) -> tuple[list[Sample], float]:
+    """Send each body at its time, in seconds from the start, whether or not others are answered.
+    Return the samples in the order of `requests`, and the share of a core that sending took."""
+    sessions = [
+        Session(number, [Turn(fields=body)], (at,)) for number, (at, body) in enumerate(requests)
+    ]
+    with without_collections():
+        driven = uvloop.run(drive(target, sessions, Pacing(), model="", fields={}, reads_late=True))
+    return sorted(driven.samples, key=lambda sample: sample.session), driven.cpu_share
 
 
 class _Asked(NamedTuple):

@@ -15,7 +15,7 @@ Range = tuple[int, int]  # least and most, drawn evenly
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """Of what kind they are; lengths in tokens."""
+    """The kind of the chats that are generated; lengths in tokens."""
 
     systems: int = 4  # different system prompts; 0: none
     system_tokens: int = 500
@@ -41,8 +41,8 @@ def _range(least_most: Range) -> str:
 
 
 def generated_chats(spec: ChatSpec, seed: int, tag: str = "") -> Iterator[Session]:
-    """Endless; the same for the same seed, whatever is done with them. With another tag they have
-    other words, and all else is the same."""
+    """Yield chats without end, the same for the same seed. With another tag they have other words,
+    and all else is the same."""
     for number in count():
         yield _session(spec, seed, number, f"{seed} {tag}")
 

@@ -1,185 +1,211 @@
-"""A whole run: the model's name, then one load after another, each with sessions of its own."""
+"""`inferway bench load`: the model's name, then one load after another, each with its sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import shlex
+import os
+import secrets
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+import click
 import msgspec
+import numpy as np
 import uvloop
 
+from inferway_bench.harness import Benchmark
 from inferway_bench.loading.client import Client, Target
-from inferway_bench.loading.drive import STREAMED, Driven, Pacing, drive
-from inferway_bench.loading.results import LoadRun, Measured, Slo, measured
+from inferway_bench.loading.doubts import doubts
+from inferway_bench.loading.drive import STREAMED, Driven, Pacing, drive, without_collections
+from inferway_bench.loading.generated import ChatSpec
+from inferway_bench.loading.measured import TABLE, MeasuredLoad, Slo, Stage, keep, row_of
+from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.loading.samples import Sample
 from inferway_bench.loading.schedule import first_times, interleaved, poisson, scaled, uniform
-from inferway_bench.loading.sources import Source
+from inferway_bench.loading.sources import Source, generated, of_file
 from inferway_bench.loading.workload import Session
-from inferway_bench.machine import command_line, this_machine
+from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table
+from inferway_bench.rows import Findings
+from inferway_bench.spread import three_digits
+
+_REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One stage: so many requests a second, or so many users, or (neither) a trace's own times."""
-
-    rate: float | None = None
-    users: int | None = None
-
-    @property
-    def name(self) -> str:
-        if self.users is not None:
-            return f"{self.users} user{'s' * (self.users > 1)}"
-        return "own times" if self.rate is None else f"{self.rate:g}/s"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done. Each load takes `warm_up`, `seconds` and `cool_down`, or `requests` in all."""
-
-    loads: Sequence[Load]
-    seconds: float | None = 60.0  # that are measured
-    requests: int | None = None
-    warm_up: float = 5.0
-    cool_down: float = 2.0
-    live: int = 40  # sessions open at a time, where each request has its time
-    is_uniform: bool = False  # arrivals as far from each other; else a Poisson process
-    speed: float = 1.0  # of a trace's own times
-    seed: int = 0
-    slo: Slo | None = None
-    streams: bool = True
-
-    @property
-    def total_seconds(self) -> float | None:
-        """Of one load. None: as many as its requests take."""
-        if self.seconds is None:
-            return None
-        return self.warm_up + self.seconds + self.cool_down
+def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
+    """Measure every load. SIGINT ends it with what was measured so far. Raises BenchError when that
+    is nothing, and UsageError for a flag that cannot be followed."""
+    target, source = target_of(plan), _source(plan)
+    stages = [Stage(rate=rate) for rate in plan.rates]
+    stages += [Stage(users=users) for users in plan.users]
+    run = _LoadRun(target, source, plan, stages or [Stage()], on_step)
+    with without_collections():
+        model, found = uvloop.run(run.measure())
+    slo = Slo(plan.slo_ttft, plan.slo_itl, plan.slo_e2e)
+    rows = [row_of(kept, slo, number) for number, kept in enumerate(found)]
+    doubted = [f"{kept.stage.name}: {doubt}" for kept in found for doubt in run.doubts(kept)]
+    facts: dict[str, str | int | float] = {
+        "model": model,
+        "workload": source.about,
+        "axis": "users" if plan.users else "requests per second",
+        "slo": slo.words,
+    }
+    if slo.ttft is not None:
+        facts["slo_ms"] = slo.ttft * 1e3
+    is_whole = len(found) == len(run.stages) and all(kept.driven.is_whole for kept in found)
+    about = [f"{target.url}, model {model}; {source.about}."]
+    about += ["", *(f"- {line}" for line in doubted)] if doubted else []
+    return Findings(rows=rows, about=about, facts=facts, is_whole=is_whole)
 
 
-# A load's number, the load, and each of its samples.
-OnProgress = Callable[[int, Load, Sample | None], None]
+def target_of(plan: LoadPlan) -> Target:
+    """Return whom to ask. Raises UsageError for a key or certificates that cannot be read."""
+    headers = {header.name: header.value for header in plan.headers}
+    if plan.api_key_env is not None:
+        key = os.environ.get(plan.api_key_env, "").strip()
+        if not key.isascii() or not key.isprintable() or not key:
+            raise click.UsageError(
+                f"--api-key-env {plan.api_key_env}: the variable is unset, empty or not "
+                "printable ASCII; the cure: export it"
+            )
+        headers["authorization"] = f"Bearer {key}"
+    return Target(plan.url, headers, plan.timeout, _tls(plan))
 
 
-def run_load(
-    target: Target,
-    source: Source,
-    plan: Plan,
-    *,
-    model: str | None = None,
-    on_progress: OnProgress = lambda number, load, sample: None,  # noqa: ARG005
-) -> LoadRun:
-    """SIGINT ends it with what was measured so far. Raises BenchError when that is nothing."""
-    machine = this_machine()
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # a collection would be somebody's latency
+def _tls(plan: LoadPlan) -> ssl.SSLContext | None:
+    if plan.ca_file is None and not plan.insecure:
+        return None
     try:
-        name, found = uvloop.run(_run(target, source, plan, model, on_progress))
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    return LoadRun(
-        machine=machine,
-        command=shlex.join(hidden(command_line())),
-        url=target.url,
-        model=name,
-        workload=source.about,
-        seed=plan.seed,
-        measured=found,
+        context = ssl.create_default_context(cafile=plan.ca_file)
+    except (OSError, ssl.SSLError) as e:
+        raise click.UsageError(f"--ca-file {plan.ca_file}: no certificates: {e}") from e
+    if plan.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _source(plan: LoadPlan) -> Source:
+    tag = "" if plan.same_text else secrets.token_hex(8)
+    if plan.dataset is None:
+        spec = ChatSpec(
+            systems=plan.systems,
+            system_tokens=plan.system_tokens,
+            turns=plan.turns,
+            message_tokens=plan.message_tokens,
+            answer_tokens=plan.output_tokens or ChatSpec().answer_tokens,
+            think=plan.think,
+            force_length=plan.ignore_eos,
+            given_answers=plan.answers == "given",
+        )
+        return generated(spec, plan.seed, tag)
+    source = of_file(
+        plan.dataset,
+        plan.seed,
+        output_tokens=plan.output_tokens,
+        given_answers=plan.answers != "server",
+        force_length=plan.ignore_eos,
+        most_tokens=plan.max_prompt_tokens,
+        tag=tag,
     )
+    if plan.trace_times and source.timed is None:
+        raise click.UsageError(
+            f"--trace-times: {plan.dataset} is not a trace; the cure: --rates or --users"
+        )
+    return source
 
 
-def hidden(words: Sequence[str]) -> Iterator[str]:
-    """A command's words without the values of headers, which may be secret."""
-    is_header = False
-    for word in words:
-        if is_header or word.startswith("--header="):
-            word = word.partition(":")[0] + ": …"
-        is_header = word == "--header"
-        yield word
-
-
-async def _run(
-    target: Target, source: Source, plan: Plan, model: str | None, on_progress: OnProgress
-) -> tuple[str, list[Measured]]:
-    name = model or await ask_model(target)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    found: list[Measured] = []
-    for number, load in enumerate(plan.loads):
-        on_progress(number, load, None)
-        driven = await _drive(target, source, plan, number, name, on_progress, stop)
-        try:
-            found.append(_measured(driven, plan, load, source))
-        except BenchError:
-            if not (stop.is_set() and found):  # else it was stopped while it warmed up
-                raise
-        gc.collect()
-        if stop.is_set():
-            break
-    return name, found
-
-
-async def _drive(
-    target: Target,
-    source: Source,
-    plan: Plan,
-    number: int,
-    model: str,
-    on_progress: OnProgress,
-    stop: asyncio.Event,
-) -> Driven:
-    load = plan.loads[number]
-    return await drive(
-        target,
-        sessions_of(source, plan, number),
-        Pacing(load.users, plan.total_seconds, plan.requests),
-        model=model,
-        fields=STREAMED if plan.streams else {},
-        on_sample=lambda sample: on_progress(number, load, sample),
-        stop=stop,
-    )
-
-
-def sessions_of(source: Source, plan: Plan, number: int) -> Iterator[Session]:
-    """Those of a load, with their times if it has any."""
-    load = plan.loads[number]
-    if load.users is not None:
+def sessions_of(source: Source, plan: LoadPlan, stage: Stage, number: int) -> Iterator[Session]:
+    """Return the sessions of a load, with their times if it has any; `number` is its place."""
+    if stage.users is not None:
         return source.untimed(number)
     if source.timed is not None:
-        sessions = source.timed(number, load.rate)
-        return sessions if load.rate is not None else scaled(sessions, 1 / plan.speed)
-    assert load.rate is not None
+        sessions = source.timed(number, stage.rate)
+        return sessions if stage.rate is not None else scaled(sessions, 1 / plan.speed)
+    assert stage.rate is not None
     seed = plan.seed * 1_000 + number
-    arrivals = uniform(load.rate) if plan.is_uniform else poisson(load.rate, seed)
-    times = first_times(arrivals, seconds=plan.total_seconds, count=plan.requests)
-    return iter(interleaved(source.untimed(number), times, plan.live, seed))
+    arrivals = uniform(stage.rate) if plan.uniform else poisson(stage.rate, seed)
+    times = first_times(arrivals, seconds=plan.seconds, count=plan.requests)
+    return iter(interleaved(source.untimed(number), times, plan.sessions, seed))
 
 
-def _measured(driven: Driven, plan: Plan, load: Load, source: Source) -> Measured:
-    found = measured(
-        driven,
-        load=load.name,
-        rate=load.rate,
-        users=load.users,
-        warm_up=plan.warm_up,
-        cool_down=plan.cool_down,
-        seconds=plan.total_seconds,
-        slo=plan.slo,
-    )
-    most = max(sample.session for sample in driven.samples) + 1
-    if source.num_sessions is None or most <= source.num_sessions:
-        return found
-    again = (
-        f"the file's {source.num_sessions:,} sessions were begun {most:,} times: what was sent "
-        "before may be cached"
-    )
-    return msgspec.structs.replace(found, doubts=[*found.doubts, again])
+@dataclass(slots=True)
+class _LoadRun:
+    """One load after another. Its event loop writes `shown`."""
+
+    target: Target
+    source: Source
+    plan: LoadPlan
+    stages: list[Stage]
+    on_step: OnStep
+    samples: list[Sample] = field(default_factory=list)  # of the load that is under way
+    shown: float = 0.0  # when they were shown last, in seconds of the load
+
+    async def measure(self) -> tuple[str, list[MeasuredLoad]]:
+        """Return the model's name, and what was measured of each load."""
+        plan = self.plan
+        model = plan.model or await ask_model(self.target)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        found: list[MeasuredLoad] = []
+        for number, stage in enumerate(self.stages):
+            driven = await self._drive(number, model, stop)
+            seconds = plan.seconds
+            try:
+                found.append(
+                    keep(driven, stage, warm_up=plan.before, cool_down=plan.after, seconds=seconds)
+                )
+            except BenchError:
+                if not (stop.is_set() and found):  # else it was stopped while it warmed up
+                    raise
+            if stop.is_set():
+                break
+        return model, found
+
+    async def _drive(self, number: int, model: str, stop: asyncio.Event) -> Driven:
+        plan, stage = self.plan, self.stages[number]
+        self.samples, self.shown = [], 0.0
+        about = f"{stage.name} (load {number + 1} of {len(self.stages)})"
+        self._show(about)
+        return await drive(
+            self.target,
+            sessions_of(self.source, plan, stage, number),
+            Pacing(stage.users, plan.seconds, plan.requests),
+            model=model,
+            fields=STREAMED if plan.stream else {},
+            on_sample=lambda sample: self._seen(sample, about),
+            stop=stop,
+        )
+
+    def _seen(self, sample: Sample, about: str) -> None:
+        self.samples.append(sample)
+        if sample.ended - self.shown >= _REFRESH_SECONDS:
+            self.shown = sample.ended
+            self._show(about)
+
+    def _show(self, about: str) -> None:
+        times = [s.ttft for s in self.samples if s.ok and s.ttft is not None]
+        failed = sum(not s.ok for s in self.samples)
+        words = f"{about}: {len(self.samples):,} answers"
+        words += f", TTFT p50 {np.median(times) * 1e3:.0f} ms" if times else ""
+        words += f", {failed:,} failed" * bool(failed)
+        plan = self.plan
+        done = len(self.samples) if plan.requests else int(self.shown)
+        self.on_step(words, done, plan.requests or int(plan.seconds or 0))
+
+    def doubts(self, kept: MeasuredLoad) -> Iterator[str]:
+        """Yield why figures of a load cannot be trusted, or do not say what they seem to."""
+        yield from doubts(kept)
+        begun, there = max(s.session for s in kept.driven.samples) + 1, self.source.num_sessions
+        if there is not None and begun > there:
+            yield (
+                f"the file's {there:,} sessions were begun {begun:,} times: what was sent before "
+                "may be cached"
+            )
 
 
 async def ask_model(target: Target) -> str:
@@ -207,3 +233,116 @@ async def ask_model(target: Target) -> str:
             f"{target.url}/v1/models: answered {answer.status} and names no model; {cure}"
         )
     return names[0]
+
+
+def _ms(name: str, head: str = "") -> Column:
+    return Column(name, head, three_digits, unit="ms")
+
+
+def _compared(name: str, head: str = "") -> Column:
+    return Column(name, head, three_digits, better="lower", unit="ms")
+
+
+LOAD = Benchmark(
+    "load",
+    "Load an OpenAI endpoint and measure it: URL, as in http://127.0.0.1:8000.\n\n"
+    "Sessions grow turn by turn. Latency counts from the time at which a request was meant to be "
+    "sent, so that a server that stalls is charged with all that it delays.",
+    LoadPlan,
+    measure_load,
+    tables=[
+        Table(
+            TABLE, "Time to first token, ms, with 95 % intervals", ["load"],
+            [
+                Column("requests", form="{:,.0f}"),
+                _compared("TTFT", "mean"),
+                _ms("TTFT p50", "p50"),
+                _compared("TTFT p90", "p90"),
+                _ms("TTFT p99", "p99"),
+            ],
+        ),
+        Table(
+            TABLE, "Time between tokens, and the whole answer, ms", ["load"],
+            [
+                _compared("ITL"),
+                _compared("ITL p90", "p90"),
+                _compared("E2E"),
+                _compared("E2E p90", "p90"),
+                _ms("E2E p99", "p99"),
+            ],
+        ),
+        Table(
+            TABLE, "Throughput, and prompt tokens from a cache as the engines say", ["load"],
+            [
+                Column("answers/s", form=three_digits),
+                Column("tokens/s", form=three_digits, better="higher", unit="a second"),
+                Column("cached", form="{:.1%}", better="higher", unit="share"),
+            ],
+        ),
+        Table(
+            TABLE, "Goals: {slo}", ["load"],
+            [Column("kept", form="{:.1%}"), Column("good answers/s", form=three_digits)],
+            where=lambda row: "kept" in row.values,
+        ),
+        Table(
+            TABLE, "What was sent, mean tokens, and the load generator itself", ["load"],
+            [
+                Column("failed", form="{:,.0f}"),
+                Column("prompt", form="{:,.0f}"),
+                Column("answer", form="{:,.0f}"),
+                Column("held", form="{:,.0f}"),
+                _ms("late p99"),
+                Column("its CPU", form="{:.0%}"),
+            ],
+            notes=[
+                "held: turns whose session's answer before was not there at their time; late: how "
+                "long the generator itself held requests up, ms; CPU: of one core"
+            ],
+        ),
+        Table(
+            TABLE, "The same p99, ms, from sending: what others report, and what hides waiting",
+            ["load"],
+            [
+                _ms("TTFT p99", "TTFT"),
+                _ms("TTFT sent p99", "from sending"),
+                _ms("E2E p99", "E2E"),
+                _ms("E2E sent p99", "from sending"),
+            ],
+        ),
+        Table(
+            TABLE, "Closed loops, p99, ms: corrected for what was not sent while a user waited",
+            ["load"],
+            [
+                _ms("TTFT p99", "TTFT"),
+                _ms("TTFT corrected p99", "corrected"),
+                _ms("E2E p99", "E2E"),
+                _ms("E2E corrected p99", "corrected"),
+            ],
+            where=lambda row: "E2E corrected p99" in row.values,
+        ),
+    ],
+    chart=Chart(
+        "{model}: {workload}",
+        [
+            Plot(
+                TABLE, ["TTFT", "TTFT p90"], "at", x_label="{axis}",
+                y_label="time to first token, ms", levels={"goal": "slo_ms"},
+            ),
+            Plot(
+                TABLE, ["ITL", "ITL p90"], "at", x_label="{axis}",
+                y_label="time between tokens, ms",
+            ),
+            Plot(TABLE, ["tokens/s"], "at", x_label="{axis}", y_label="tokens per second"),
+            Plot(
+                TABLE, ["cached"], "at", x_label="{axis}", factor=100, most=100,
+                y_label="prompt tokens from a cache, %",
+            ),
+        ],
+    ),
+    question="how an endpoint performs under a load that you describe",
+    takes="as long as its flags say",
+    arguments="http://127.0.0.1:8080 --users 8",
+    audience="user",
+    times="another machine",
+)  # fmt: skip
+load = LOAD.command()

@@ -54,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer: as the usage says, else as many as there were deltas."""
+        """The number of tokens of the answer: as the usage says, else that of its deltas."""
         return self.num_deltas if self.completion_tokens is None else self.completion_tokens
 
     @property

@@ -12,8 +12,8 @@ from inferway_bench.loading.workload import Session, first_turns
 
 
 def poisson(rate: float, seed: int) -> Iterator[float]:
-    """Endless arrival times in seconds, `rate` a second, as people come who know nothing of each
-    other."""
+    """Yield arrival times in seconds without end, `rate` a second, of people who know nothing of
+    each other."""
     rng = Random(seed)
     at = 0.0
     while True:
@@ -22,7 +22,7 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def uniform(rate: float) -> Iterator[float]:
-    """The same, one as far from the next as the other."""
+    """Yield arrival times in seconds without end, `rate` a second, at equal distances."""
     number = 0
     while True:
         number += 1
@@ -30,7 +30,8 @@ def uniform(rate: float) -> Iterator[float]:
 
 
 def first_times(times: Iterator[float], *, seconds: float | None, count: int | None) -> list[float]:
-    """Those before `seconds`, and `count` at most. At least one of the limits is given."""
+    """Return the times before `seconds`, and `count` of them at most. At least one of the limits is
+    given."""
     found: list[float] = []
     for at in islice(times, count):
         if seconds is not None and at >= seconds:
@@ -39,15 +40,9 @@ def first_times(times: Iterator[float], *, seconds: float | None, count: int | N
     return found
 
 
-def starting(sessions: Iterable[Session], times: Iterable[float]) -> Iterator[Session]:
-    """Each session begins at one of `times`; its further turns follow the answers before."""
-    for session, at in zip(sessions, times, strict=False):
-        yield replace(session, at=(at,))
-
-
 def scaled(sessions: Iterable[Session], factor: float) -> Iterator[Session]:
-    """Times of their own, in `factor` of the time: 0.5 is twice as fast. The first one's first
-    turn comes at once."""
+    """Yield the sessions with their own times multiplied by `factor`: 0.5 is twice as fast. The
+    first turn of the first one comes at once."""
     begin: float | None = None
     for session in sessions:
         if begin is None:
@@ -58,12 +53,12 @@ def scaled(sessions: Iterable[Session], factor: float) -> Iterator[Session]:
 def interleaved(
     sessions: Iterator[Session], times: Sequence[float], live: int, seed: int
 ) -> list[Session]:
-    """Each of `times` gets the next turn of one of `live` sessions; one that is over makes place
-    for another. So requests come at the very times, whatever the sessions' lengths.
+    """Return sessions of which each of `times` gets the next turn of one of `live`; one that is
+    over makes place for another. So requests come at the very times, whatever the sessions'
+    lengths.
 
     Whose turn it is is drawn among the half that has waited longest, so that answers have time to
-    come. The same seed draws the same, whatever the server does. In the order of first times.
-    """
+    come. The same seed draws the same, whatever the server does. In the order of first times."""
     rng = Random(seed)
     waiting: deque[_Open] = deque()
     begun: list[_Open] = []

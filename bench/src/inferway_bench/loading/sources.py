@@ -33,7 +33,8 @@ class Source:
 
 
 def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
-    """With another `tag` the same, in other words: no cache of a run before knows them."""
+    """Return the source of generated chats. With another `tag` they have other words, so that no
+    cache of an earlier run knows them."""
 
     def untimed(stage: int) -> Iterator[Session]:
         return generated_chats(spec, seed * _STAGE_SEED + stage, tag)
@@ -42,8 +43,8 @@ def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
 
 
 def dataset_file(given: str, data: Path) -> Path:
-    """`given` if it is a file, else the trace or the chats of `data` with this short name: that of
-    `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
+    """Return `given` if it is a file, else the trace or the chats of `data` with this short name:
+    that of `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
     path = Path(given)
     if path.exists() and not path.is_dir():
         return path
@@ -69,8 +70,9 @@ def of_file(
     most_tokens: int | None = None,
     tag: str = "",
 ) -> Source:
-    """A trace, conversations or bodies; which of them is seen from the first line. `most_tokens`
-    leaves out what a trace has of longer prompts, `tag` changes its words. Raises BenchError."""
+    """Return the source of a trace, of conversations or of bodies; its first line shows which.
+    `most_tokens` leaves out what a trace has of longer prompts, `tag` changes its words. Raises
+    BenchError."""
     trace = _trace(path, seed)
     if trace is not None:
         short = trace if most_tokens is None else shortened(trace, most_tokens)

@@ -15,8 +15,8 @@ from inferway_bench.processes import BenchError
 
 
 def shortened(workload: Workload, most_tokens: int) -> Workload:
-    """Without what has a longer prompt, and without what follows it. Raises BenchError if that is
-    all."""
+    """Return the workload without its longer prompts, and without what follows them. Raises
+    BenchError if nothing is left."""
     place: dict[int, int] = {}
     kept: list[SimRequest] = []
     for index, request in enumerate(workload.requests):
@@ -41,8 +41,9 @@ def shortened(workload: Workload, most_tokens: int) -> Workload:
 def traced(
     workload: Workload, at: NDArray[np.float64], seed: str, force_length: bool = True
 ) -> Iterator[Session]:
-    """In the order of `at`, the seconds at which requests come that follow none. Requests that
-    follow each other are one session, and each of its turns brings its whole prompt."""
+    """Yield sessions in the order of `at`, the seconds at which requests come that follow none.
+    Requests that follow each other are one session, and each of its turns brings its whole prompt.
+    """
     following = _following(workload.requests)
     firsts = [i for i, r in enumerate(workload.requests) if r.follows is None]
     for number, first in enumerate(sorted(firsts, key=lambda i: float(at[i]))):
@@ -67,7 +68,8 @@ def _turns(
 
 
 def prompt(workload: Workload, index: int, seed: str) -> str:
-    """As many words as the request has tokens: its blocks' own, and some that nobody else has."""
+    """Return as many words as the request has tokens: those of its blocks, and some that no other
+    request has."""
     request = workload.requests[index]
     each = workload.block_tokens
     parts = [block(each, f"{seed} {name}") for name in request.blocks]

@@ -29,14 +29,14 @@ class Windows:
         self.each = seconds / self.num
 
     def of(self, times: Sequence[float]) -> NDArray[np.int64]:
-        """The window of each of `times`; what lies beyond the ends has -1."""
+        """Return the number of the window of each time; -1 for a time beyond the ends."""
         number = np.floor((np.asarray(times, np.float64) - self._since) / self.each)
         inside = (number >= 0) & (number < self.num)
         found: NDArray[np.int64] = np.where(inside, number, -1).astype(np.int64)
         return found
 
     def sums(self, times: Sequence[float], values: Sequence[float]) -> Floats:
-        """Of the values in each window."""
+        """Return the sum of the values in each window."""
         window = self.of(times)
         kept = window >= 0
         return np.bincount(
@@ -44,7 +44,7 @@ class Windows:
         ).astype(np.float64)
 
     def ratio(self, above: Floats, below: Floats) -> Interval:
-        """sum(above) / sum(below), of the sums in each window."""
+        """Return sum(above) / sum(below), of the sums in each window, with its 95 % interval."""
         drawn = _draws(self.num)
         under = below[drawn].sum(axis=1)
         ratios = above[drawn].sum(axis=1)[under > 0] / under[under > 0]
@@ -55,7 +55,7 @@ class Windows:
         return self.ratio(self.sums(times, values), self.sums(times, [1.0] * len(values)))
 
     def rate(self, times: Sequence[float], values: Sequence[float]) -> Interval:
-        """The values' sum for each second."""
+        """Return the sum of the values for each second, with its 95 % interval."""
         return self.ratio(self.sums(times, values), np.full(self.num, self.each))
 
     def percentile(

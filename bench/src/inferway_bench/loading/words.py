@@ -30,11 +30,11 @@ pass sell require report decide pull
 
 
 def text(num_tokens: int, seed: object) -> str:
-    """So many words that `seed` draws, each with a space before it."""
+    """Return this number of words, drawn with `seed`, each with a space before it."""
     return "".join([f" {word}" for word in Random(str(seed)).choices(_WORDS, k=num_tokens)])
 
 
 @lru_cache(maxsize=1 << 14)
 def block(num_tokens: int, seed: str) -> str:
-    """The same, kept: blocks of prompts come again."""
+    """Return what `text` does, and keep it: blocks of prompts come again."""
     return text(num_tokens, seed)

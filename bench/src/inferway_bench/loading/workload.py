@@ -61,18 +61,18 @@ class MadeTurns(Sequence[Turn]):
 
 
 def first_turns(turns: Sequence[Turn], count: int) -> Sequence[Turn]:
-    """As slicing does, but turns that are not made yet are not made for it."""
+    """Return what slicing does; turns that are not made yet are not made for it."""
     return turns.first(count) if isinstance(turns, MadeTurns) else turns[:count]
 
 
 class Conversation:
-    """A session's history. Written by the one that sends the session."""
+    """The history of a session, which the one that sends the session writes."""
 
     def __init__(self) -> None:
         self._history: list[Message] = []
 
     def ask(self, turn: Turn, defaults: Mapping[str, Any]) -> tuple[str, bytes]:
-        """The path and the body of the turn: `defaults` (the model, stream) under its own."""
+        """Return the path and the body of the turn, with `defaults` under its own fields."""
         body = {**defaults, **turn.fields}
         if "prompt" in body:
             return COMPLETIONS, msgspec.json.encode(body)
@@ -82,6 +82,6 @@ class Conversation:
         return CHATS, msgspec.json.encode(body)
 
     def hear(self, turn: Turn, answer: str) -> None:
-        """The answer to `turn`, the server's or the one that the turn brings in its place."""
+        """Add the answer to `turn`: the server's, or the one that the turn brings in its place."""
         said = answer if turn.answer is None else turn.answer
         self._history.append({"role": "assistant", "content": said})

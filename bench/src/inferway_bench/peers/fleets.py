@@ -54,7 +54,7 @@ class Fleet:
     block_size: int
 
     def reset(self) -> None:
-        """Forgets all cached prefixes, and lets the routers hear it: an engine publishes what has
+        """Forget all cached prefixes, and let the routers hear it: an engine publishes what has
         happened with its next step. Raises BenchError when an engine does not become idle."""
         for engine in self.engines:
             wait_until(partial(_is_idle, engine.url), f"{engine.url} to be idle")
@@ -75,12 +75,15 @@ def _is_idle(url: str) -> bool:
 def started(
     engines: SimulatedEngines | RealEngines, vllm: Path | None, directory: Path, on_step: OnStep
 ) -> Iterator[Fleet]:
-    """`vllm` starts real ones. Raises BenchError when it is needed and not said."""
+    """Start engines; `vllm` starts real ones, by default that of INFERWAY_VLLM_VENV. Raises
+    BenchError when one does not start."""
     if isinstance(engines, SimulatedEngines):
         on_step(f"starting {engines.engines} simulated engines")
         with simulated_fleet(engines, directory) as fleet:
             yield fleet
         return
+    venv = os.environ.get("INFERWAY_VLLM_VENV")
+    vllm = Path(venv) / "bin" / "vllm" if vllm is None and venv else vllm
     if vllm is None:
         raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
     with real_fleet(engines, vllm, directory, on_step) as fleet:
@@ -89,7 +92,7 @@ def started(
 
 @contextmanager
 def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
-    """Processes of `inferway simulate`. Raises BenchError when one does not start."""
+    """Start processes of `inferway simulate`. Raises BenchError when one does not start."""
     model = str(prepare_smollm2())
     executable = str(Path(sys.executable).with_name("inferway"))
     with ExitStack() as stack:
@@ -100,13 +103,13 @@ def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
             log = directory / f"engine-{number}.log"
             started.append((stack.enter_context(running(command, log)), log))
         for process, log in started:
-            wait_until(partial(_listens, log), "a simulated engine", process, log)
+            wait_until(lambda log=log: bool(_url_in(log)), "a simulated engine", process, log)  # type: ignore[misc]
         yield Fleet([_address(_url_in(log)) for _, log in started], spec.block_size)
 
 
 @contextmanager
 def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
-    """vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
+    """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
     if not vllm.is_file():
         raise BenchError(
             f"{vllm}: not there; the cure: scripts/install_vllm.sh, and its environment's bin/vllm "
@@ -132,7 +135,8 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) 
 
 
 def real_engines(layers: int | None = None) -> RealEngines:
-    """As this machine's CPU computes soonest; of all the model's layers, or of so many."""
+    """Return engines that compute as this machine's CPU does soonest; with all the model's layers,
+    or with this number of them."""
     return RealEngines(dtype=vllm_dtype(CPUINFO.read_text()), layers=layers)
 
 
@@ -148,14 +152,20 @@ def _warm_up(url: str) -> None:
 def _whole(
     command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[Popen[bytes]]:
-    """As `running`, and nothing that it started is left behind."""
+    """Run `command` as `running` does, and leave nothing behind that it has started."""
     with ExitStack() as last, running(command, log, environment) as process:
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):
-                for stat in process_tree(process.pid)[1:]:
-                    last.callback(_kill, stat.pid)
+            for pid in _descendants(process.pid):
+                last.callback(_kill, pid)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        return [stat.pid for stat in process_tree(pid)[1:]]
+    except ProcessLookupError:
+        return []
 
 
 def _kill(pid: int) -> None:
@@ -174,10 +184,6 @@ def _kv_events() -> str:
             "topic": "",
         }
     )
-
-
-def _listens(log: Path) -> bool:
-    return bool(_url_in(log))
 
 
 def _url_in(log: Path) -> str:

@@ -1,12 +1,31 @@
-"""What a run of `inferway bench peers` does: the fleet, the chats, how often."""
+"""The engines and the chats of `inferway bench peers`, and of `bench validate`."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from inferway_bench.flags import flag
 from inferway_bench.peers.workload import ChatSpec
+
+VllmFlag = Annotated[
+    Path | None,
+    flag(
+        "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
+        metavar="PATH",
+    ),
+]
+LayersFlag = Annotated[
+    int | None,
+    flag(
+        "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
+        "CPU is slow; by default the model has all 30.",
+        metavar="N", ge=1, le=30,
+    ),
+]  # fmt: skip
 
 
 class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
@@ -19,9 +38,11 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
     inter_token_ms: float = 20.0
     max_num_seqs: int = 32
     time_factor_under_load: float = 2.0
+    prefills_in_turn: bool = True  # one prompt at a time
 
     @property
     def about(self) -> str:
+        """The number of engines and what they do, in words."""
         return (
             f"{self.engines} simulated engines, each with {self.blocks} blocks of "
             f"{self.block_size} tokens; {self.prefill_us_per_token:g} µs for each prompt token "
@@ -31,10 +52,11 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
         )
 
     def flags(self) -> list[str]:
-        """Of `inferway simulate`."""
+        """Return the flags of `inferway simulate`."""
         return [
             *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
-            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us", "--prefill-in-turn"),
+            *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us"),
+            *(["--prefill-in-turn"] if self.prefills_in_turn else []),
             *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
             *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
             *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),
@@ -54,6 +76,7 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
 
     @property
     def about(self) -> str:
+        """The number of engines and what they compute, in words."""
         dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
         return (
             f"{self.engines} engines of vLLM on the CPU with {self._model}{dtype}, one thread "
@@ -68,7 +91,7 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
         return f"{layers} of SmolLM2-135M's shape"
 
     def flags(self) -> list[str]:
-        """Of `vllm serve`."""
+        """Return the flags of `vllm serve`."""
         return [
             *self._fewer_layers(),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
@@ -83,32 +106,35 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
         return ["--hf-overrides", changed, "--load-format", "dummy"]
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Loads are shares of the rate at which round-robin's mean TTFT doubles."""
+class Scenario(msgspec.Struct, frozen=True):
+    """The engines behind the routers, and the chats that are sent to them."""
 
     engines: SimulatedEngines | RealEngines
     chats: ChatSpec
-    loads: tuple[float, ...] = (0.5, 0.75, 0.9)
-    seeds: int = 5
-    first_seed: int = 0
-    warm_up_requests: int = 40  # before each router is measured
-    rate: float | None = None  # the rate at which it doubles, if it is known already
+    warm_up_requests: int  # before each router is measured
+    bisections: int  # of the search for the rate
     idle_rate: float | None = None  # requests a second that hardly ever meet; None: looked for
-    bisections: int = 3
 
     @property
-    def all_seeds(self) -> range:
-        return range(self.first_seed, self.first_seed + self.seeds)
+    def about(self) -> str:
+        """The engines and chats, in two sentences."""
+        chats = self.chats
+        return (
+            f"{self.engines.about}. Each load, router and seed has {chats.sessions} chats of "
+            f"{chats.turns} turns with {chats.systems} system prompts, in all {chats.requests} "
+            f"requests with {chats.answer_tokens} tokens an answer, and begins with empty caches."
+        )
 
 
-SIMULATED = Plan(
+SIMULATED = Scenario(
     SimulatedEngines(),
     # eight engines hold 82,000 tokens; the chats of one run are about as many
     ChatSpec(sessions=96, turns=5, systems=8, system_chars=1000, apart=24),
     warm_up_requests=80,
+    bisections=3,
     idle_rate=3.0,
 )
-REAL = Plan(
+REAL = Scenario(
     RealEngines(),
     # two engines hold 32,700 tokens; the chats of one run are nearly twice as many
     ChatSpec(
@@ -119,18 +145,5 @@ REAL = Plan(
         answer_tokens=4,
     ),
     warm_up_requests=16,
-    bisections=2,
-)
-QUICK = msgspec.structs.replace(
-    SIMULATED,
-    chats=ChatSpec(sessions=40, turns=4, systems=8),
-    loads=(0.75,),
-    seeds=2,
-    bisections=2,
-)
-QUICK_REAL = msgspec.structs.replace(
-    REAL,
-    loads=(0.75,),
-    seeds=2,
     bisections=2,
 )

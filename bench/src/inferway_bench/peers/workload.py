@@ -22,7 +22,7 @@ from inferway_bench.loading.workload import Session, Turn
 
 
 class ChatSpec(msgspec.Struct, frozen=True):
-    """Of what kind the chats are; lengths in characters, of which SmolLM2 takes 4 to a token."""
+    """The shape of chats. Lengths are in characters, of which SmolLM2 takes 4 to a token."""
 
     sessions: int = 40
     turns: int = 5  # of each session
@@ -41,9 +41,9 @@ class ChatSpec(msgspec.Struct, frozen=True):
 def chats(
     spec: ChatSpec, seed: int, tag: str, rate: float, most: int | None = None
 ) -> list[Session]:
-    """In the order of their first turns, for `rate` requests a second: a Poisson process, each
-    time another session's turn. Seed and spec decide all but the tag and how fast it goes. `most`:
-    only so many requests, the first of all."""
+    """Return sessions in the order of their first turns, for `rate` requests a second: a Poisson
+    process, each time another session's turn. Seed and spec decide all but the tag and how fast it
+    goes. `most` keeps only the first requests of all."""
     rng = random.Random(seed)
     writer = _Writer(rng)
     systems = [writer.text(spec.system_chars, spec.system_chars) for _ in range(spec.systems)]
@@ -109,7 +109,7 @@ class _Writer:
         self._sentences = _sentences()
 
     def text(self, least: int, most: int) -> str:
-        """As many characters, drawn evenly."""
+        """Return text of a length that is drawn evenly between `least` and `most` characters."""
         length = self._rng.randint(least, most)
         written = ""
         while len(written) < length:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 
 class BlockCache:
-    """`capacity` blocks. What it holds is always closed towards the start of prompts: whoever uses
-    a block uses all before it, and blocks without users go tails first."""
+    """A cache of `capacity` blocks. What it holds is always closed towards the start of prompts: a
+    request that uses a block uses all before it, and blocks without users go tails first."""
 
     __slots__ = ("_empty", "_idle", "_users", "capacity", "evicted")
 
@@ -26,25 +26,22 @@ class BlockCache:
         self._users: dict[int, int] = {}  # block -> requests that use it; 0 if it is only kept
         self._idle: OrderedDict[int, None] = OrderedDict()  # kept without users, oldest first
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._users
-
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses."""
+        """The number of blocks that no request uses."""
         return self._empty + len(self._idle)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests use, 0..1."""
+        """The share of the blocks that requests use, 0..1."""
         return 1.0 - (self._empty + len(self._idle)) / self.capacity
 
     def held(self) -> set[int]:
-        """All blocks that a prompt could reuse."""
+        """Return all blocks that a prompt could reuse."""
         return set(self._users)
 
     def match(self, blocks: Sequence[int], most: int) -> int:
-        """How many of the first `most` blocks are here: a search by halving, see the class."""
+        """Return how many of the first `most` blocks are here, found by halving (see the class)."""
         users = self._users
         if not most or blocks[0] not in users:
             return 0
@@ -58,8 +55,7 @@ class BlockCache:
         return low
 
     def used(self, blocks: Sequence[int], least: int = 1) -> int:
-        """How many of `blocks`, from the start, have at least so many users: whoever uses a block
-        uses all before it."""
+        """Return how many of `blocks`, from the start, have at least this number of users."""
         get = self._users.get
         low, high = 0, len(blocks)
         while low < high:
@@ -71,9 +67,9 @@ class BlockCache:
         return low
 
     def admit(self, blocks: Sequence[int], most: int, extra: int) -> int | None:
-        """Room for `blocks`, at most the first `most` of them reused, and `extra` blocks that
-        nobody can find. Returns how many are reused; None, and nothing done, if there is no room.
-        """
+        """Take room for `blocks`, of which the first `most` may be reused, and for `extra` blocks
+        that nobody can find. Return how many are reused; None, and take nothing, if there is no
+        room."""
         users, idle = self._users, self._idle
         num_reused = num_shared = self.match(blocks, most)
         if num_reused == most < len(blocks) and blocks[most] in users:
@@ -108,8 +104,8 @@ class BlockCache:
         self._empty = 0
 
     def release(self, blocks: Sequence[int], extra: int, answer: Sequence[int] = ()) -> None:
-        """The request that was admitted with `blocks` and `extra` has ended; `answer`: what some of
-        the extra blocks hold now, behind `blocks`."""
+        """End the request that was admitted with `blocks` and `extra`. `answer` is what some of the
+        extra blocks hold now, behind `blocks`."""
         users, idle = self._users, self._idle
         self._empty += extra
         for block in reversed(answer):

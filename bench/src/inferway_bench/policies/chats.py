@@ -21,7 +21,7 @@ _MOST_BLOCKS = 1 << 12  # of a session
 
 
 class ChatSpec(msgspec.Struct, frozen=True):
-    """Of what kind the chats are; lengths in tokens, (median, sigma of the logarithm)."""
+    """What is drawn: lengths are in tokens, as (median, sigma of the logarithm)."""
 
     num_requests: int = 12_000
     system_prompts: int = 12
@@ -34,7 +34,7 @@ class ChatSpec(msgspec.Struct, frozen=True):
 
 
 def chats(seed: int, spec: ChatSpec | None = None) -> Workload:
-    """Chats in the order in which their sessions begin."""
+    """Return chats that are drawn with the seed, in the order in which their sessions begin."""
     spec = spec or ChatSpec()
     rng = np.random.default_rng(seed)
     lengths = [_length(rng, spec.system_tokens) for _ in range(spec.system_prompts)]
@@ -64,7 +64,7 @@ class _Blocks(msgspec.Struct, frozen=True):
     session: int  # above all systems
 
     def until(self, tokens: int) -> tuple[int, ...]:
-        """Of the whole blocks of its first `tokens` tokens."""
+        """Return the ids of the whole blocks of the first `tokens` tokens."""
         shared = self.system_tokens // BLOCK_TOKENS
         return tuple(
             [
@@ -77,7 +77,7 @@ class _Blocks(msgspec.Struct, frozen=True):
 def _session(
     rng: np.random.Generator, spec: ChatSpec, blocks: _Blocks, start: float, first: int
 ) -> Iterator[SimRequest]:
-    """Its turns; the first is request number `first`."""
+    """Yield the turns of a session, of which the first is request number `first`."""
     tokens = blocks.system_tokens
     for turn in range(int(rng.geometric(1 / spec.mean_turns))):
         tokens += _length(rng, spec.message_tokens)

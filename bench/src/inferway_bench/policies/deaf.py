@@ -1,6 +1,6 @@
 """Ours without KV events: the same costs and the same learning, but what an engine holds is guessed
-by what this gateway has sent there, as much of it as fits the engine's cache. What events buy is
-what lies between the two."""
+by what this gateway has sent there, as much of it as fits the engine's cache. The difference of the
+two is what events buy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from inferway_bench.policies.simulate import World
 
 
 def deaf(world: World) -> Policy:
+    """Return expected-ttft with the memory of what was sent in the place of KV events."""
     ours = expected_ttft(world)
     memory = Memory(world.block_tokens, SentBlocks(world.engines[0].cache.capacity))
     return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
@@ -27,7 +28,7 @@ def deaf(world: World) -> Policy:
 
 @dataclass(slots=True)
 class Memory:
-    """Fills the columns that KV events would fill."""
+    """Fills the columns that KV events would fill with what was sent."""
 
     block_tokens: int
     sent: SentBlocks

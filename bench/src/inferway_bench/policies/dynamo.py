@@ -24,7 +24,7 @@ from inferway_bench.policies.simple import chosen
 
 @dataclass(slots=True)
 class _Books:
-    """What the router knows of all workers, from its own requests."""
+    """What the router knows of all workers by its own requests."""
 
     prefill_tokens: Column
     num_used: Column  # blocks in use
@@ -56,7 +56,7 @@ class _Books:
 
 @dataclass(slots=True)
 class DynamoCost:
-    """Chooses, and follows what it has chosen."""
+    """Chooses the smallest cost, and follows the request that it has routed."""
 
     random: Random
     block_tokens: int

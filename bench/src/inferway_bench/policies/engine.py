@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from inferway_bench.policies.requests import SimRequest
 
 
-class EngineSpec(msgspec.Struct, frozen=True):
-    """What an engine can do."""
+class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The constants of an engine: what its steps take, and what fits it."""
 
     step_seconds: float = 0.008
     decode_seconds: float = 0.00025
@@ -52,8 +52,26 @@ class EngineSpec(msgspec.Struct, frozen=True):
     # times sends a few requests elsewhere for the noise in them, which changes what comes after.
     scatter: float = 0.0
 
+    @property
+    def step_about(self) -> str:
+        """What a step takes, in words."""
+        context = attention = beside = scatter = ""
+        if self.context_seconds:
+            context = f" (and {self.context_seconds * 1e6:.4g} µs for each token of its context)"
+        if self.attention_tokens:
+            attention = f" (twice that for one that attends to {self.attention_tokens:,} others)"
+        if self.beside != 1.0:
+            beside = f"; it takes {self.beside:.4g} times as long while another engine computes"
+        if self.scatter:
+            scatter = f"; step times have a standard deviation of {self.scatter:.1%}"
+        return (
+            f"{self.step_seconds * 1e3:.4g} ms, plus {self.decode_seconds * 1e3:.4g} ms for each "
+            f"request that decodes{context}, plus {self.prefill_seconds * 1e6:.4g} µs for each "
+            f"computed prompt token{attention}{beside}{scatter}"
+        )
+
     def slower(self, factor: float) -> EngineSpec:
-        """The same, `factor` times as slow."""
+        """Return an engine that is `factor` times as slow."""
         return msgspec.structs.replace(
             self,
             step_seconds=self.step_seconds * factor,
@@ -63,7 +81,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
         )
 
     def prompt_seconds(self, first: int, end: int) -> float:
-        """To compute a prompt's tokens from number `first` on to `end`."""
+        """Return the seconds to compute a prompt's tokens from number `first` on, up to `end`."""
         seconds = (end - first) * self.prefill_seconds
         if self.attention_tokens:
             seen = (end * end - first * first) / 2
@@ -71,7 +89,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
         return seconds
 
     def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to the first token on an engine with nothing else to do."""
+        """Return the seconds to the first token on an engine with nothing else to do."""
         steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
         seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
         return self.request_seconds + seconds
@@ -79,7 +97,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
 class Told(NamedTuple):
     """An engine's metrics. vLLM makes them at the end of a step, of what was scheduled for it
-    (Scheduler.update_from_output): who has come since is not in them."""
+    (Scheduler.update_from_output): requests that have come since are not in them."""
 
     running: int = 0
     waiting: int = 0
@@ -88,7 +106,7 @@ class Told(NamedTuple):
 
 
 class Job:
-    """A request in an engine."""
+    """A request on its way through a gateway and an engine, which both write here."""
 
     __slots__ = (
         "arrived", "cached_blocks", "expected_uncached", "extra", "followers", "gateway", "index",
@@ -109,16 +127,10 @@ class Job:
 
 
 class Engine:
-    """One engine. `plan` begins what comes next, `end` ends it; `due` is when."""
-
-    __slots__ = (
-        "_block_tokens", "_context", "_num_steps", "_pure", "_random", "_start", "_step",
-        "_step_seconds", "_unadmitted", "cache", "decoding", "due", "neighbours", "number",
-        "prefilling", "spec", "told", "version", "waiting",
-    )  # fmt: skip
+    """One engine. `plan` begins the next stretch of steps, `end` ends it; `due` is when it ends."""
 
     def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
-        """`seed`: of its times, if they scatter."""
+        """`seed` is that of the times of its steps, if they scatter."""
         self.number = number
         self.spec = spec
         self.neighbours: Sequence[Engine] = ()  # who share its processor
@@ -148,7 +160,7 @@ class Engine:
         return self._num_steps > 0
 
     def fits(self, request: SimRequest) -> bool:
-        """Whether it could ever be admitted."""
+        """Return whether a request could ever be admitted."""
         return len(request.blocks) + self._extra(request) <= self.cache.capacity
 
     def _extra(self, request: SimRequest) -> int:
@@ -156,7 +168,7 @@ class Engine:
         return -(-total // self._block_tokens) - len(request.blocks)
 
     def add(self, job: Job, now: float) -> bool:
-        """It waits from now on. True if `due` has changed."""
+        """Let a request wait from now on. Return whether `due` has changed."""
         self.waiting.append(job)
         if not self._num_steps:
             return self.plan(now)
@@ -171,7 +183,7 @@ class Engine:
         return True
 
     def plan(self, now: float) -> bool:
-        """Begin what comes next; False if there is nothing to do."""
+        """Begin the next stretch of steps. Return False if there is nothing to do."""
         spec, prefilling, decoding = self.spec, self.prefilling, self.decoding
         num_decoding = len(decoding)
         prompts = 0.0  # seconds
@@ -204,13 +216,13 @@ class Engine:
         return True
 
     def _chunk(self, job: Job, tokens: int) -> float:
-        """Seconds that the next `tokens` of its prompt take, which are done with the step."""
+        """The seconds that the next `tokens` of a prompt take; they are done with the step."""
         first = job.request.prompt_tokens - job.left
         job.left -= tokens
         return self.spec.prompt_seconds(first, first + tokens)
 
     def _admit(self, budget: int) -> float:
-        """Seconds that the step spends on prompts that wait now."""
+        """The seconds that the step spends on prompts that wait now."""
         waiting, prefilling, cache = self.waiting, self.prefilling, self.cache
         size, room = self._block_tokens, self.spec.max_num_seqs - self.num_running
         seconds = 0.0
@@ -233,8 +245,8 @@ class Engine:
         return seconds
 
     def end(self) -> tuple[list[Job], list[Job]]:
-        """What ran is done: (jobs whose first token came out, jobs that have ended); one may be in
-        both."""
+        """End the stretch that ran. Return the jobs whose first token came out, and those that have
+        ended; a job may be in both."""
         self._step += self._num_steps
         step, decoding, prefilling = self._step, self.decoding, self.prefilling
         first: list[Job] = []
@@ -264,7 +276,7 @@ class Engine:
         return first, ended
 
     def step_remainder(self, now: float) -> float:
-        """Seconds until the step that runs is over."""
+        """Return the seconds until the step that runs is over."""
         if not self._num_steps:
             return 0.0
         if not self._pure:
@@ -273,8 +285,8 @@ class Engine:
         return seconds - (now - self._start) % seconds
 
     def steps_until_room(self, request: SimRequest) -> int:
-        """Steps until enough requests have ended that all who wait, and `request` after them, have
-        their blocks and a place: as far as those that decode now end."""
+        """Return the steps until so many of the requests that decode now have ended that all who
+        wait, and `request` after them, have their blocks and a place in the batch."""
         cache = self.cache
         places = self.num_running + len(self.waiting) + 1 - self.spec.max_num_seqs
         blocks = self._new_blocks(request) - cache.num_free
@@ -293,11 +305,11 @@ class Engine:
         return max(0, last - self._step)
 
     def _new_blocks(self, request: SimRequest) -> int:
-        """How many more would be in use."""
+        """The number of blocks that the request would take into use."""
         blocks = request.blocks
         return len(blocks) - self.cache.used(blocks) + self._extra(request)
 
 
 def _context(request: SimRequest) -> int:
-    """Tokens that one of its answer looks at, on average."""
+    """The tokens that a token of the answer looks at, on average."""
     return request.prompt_tokens + request.output_tokens // 2

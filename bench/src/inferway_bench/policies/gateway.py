@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,8 +30,8 @@ _FEW = 16  # engines; more are sooner written at once
 
 @dataclass(slots=True)
 class Policy:
-    """How one gateway chooses. `sees_blocks`: it is told which engine holds what, by KV events;
-    `sees_truth`: by looking into the engines' caches."""
+    """How one gateway chooses. It knows which engine holds what by KV events if it `sees_blocks`,
+    and by looking into the engines' caches if it `sees_truth`."""
 
     chooser: Chooser
     producers: Sequence[Producer] = ()
@@ -41,14 +41,12 @@ class Policy:
 
     @property
     def hears(self) -> bool:
-        """Whether KV events matter to it."""
+        """Whether the policy asks which engine holds what."""
         return self.sees_blocks or self.sees_truth
 
 
 class Feed:
-    """KV events of all engines on their way, and what is believed once they have arrived."""
-
-    __slots__ = ("_coming", "_delay", "_holders", "_is_heard")
+    """The KV events of all engines on their way, and what is believed once they have arrived."""
 
     def __init__(self, delay: float, *, is_heard: bool = True) -> None:
         self._delay = delay
@@ -60,12 +58,12 @@ class Feed:
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
         job: Job | None = None,
     ) -> None:  # fmt: skip
-        """`job`: whose prompt the stored blocks are."""
+        """Send what an engine has stored and removed; the stored blocks are the prompt of `job`."""
         if self._is_heard:
             self._coming.append((now + self._delay, engine, stored, removed, job))
 
     def deliver(self, now: float) -> None:
-        """What has arrived by `now` is believed."""
+        """Believe what has arrived by `now`."""
         coming, holders = self._coming, self._holders
         while coming and coming[0][0] <= now:
             _, engine, stored, removed, job = coming.popleft()
@@ -75,72 +73,61 @@ class Feed:
                 job.gateway.on_stored(job)
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
-        """Engine -> how many of `blocks`, from the start, it is believed to hold."""
+        """Return how many of `blocks`, from the start, each engine is believed to hold."""
         return self._holders.match(blocks)
 
 
 class Gateway:
-    """One gateway. `feed` may be shared: all hear the same events at the same time."""
-
-    __slots__ = (
-        "_engines", "_fade", "_follows", "_num", "_table", "block_tokens", "endpoints", "feed",
-        "in_flight", "kv_usage", "others", "overlay", "policy", "recent_tokens", "running",
-        "unbegun", "waiting",
-    )  # fmt: skip
+    """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
     def __init__(
         self, engines: Sequence[Engine], block_tokens: int, policy: Policy, feed: Feed,
         scrape_seconds: float,
     ) -> None:  # fmt: skip
-        num = len(engines)
         self.block_tokens = block_tokens
         self.policy = policy
         self.feed = feed
         self.overlay = SpeculativeOverlay()
-        self.endpoints = endpoints_of(num)
+        self.table = idle(endpoints_of(len(engines)), block_tokens)  # its load columns are kept
+        self.table.unbegun[:] = 0
         self._engines = engines
-        self._num = num
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
-        self._follows = bool(policy.following)
-        self._table = table = idle(self.endpoints, block_tokens)
-        self.in_flight, self.recent_tokens = table.in_flight, table.recent_tokens
-        self.others, self.running, self.waiting = table.others, table.running, table.waiting
-        self.kv_usage, self.unbegun = table.kv_usage, table.unbegun
 
     def scrape(self, ticks: int) -> None:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
         told = [engine.told for engine in self._engines]
-        self.running[:], self.waiting[:], self.unbegun[:], self.kv_usage[:] = zip(
+        table = self.table
+        table.running[:], table.waiting[:], table.unbegun[:], table.kv_usage[:] = zip(
             *told, strict=True
         )
-        np.add(self.running, self.waiting, out=self.others)
-        self.others -= self.in_flight
-        np.maximum(self.others, 0.0, out=self.others)
-        self.recent_tokens *= self._fade**ticks
+        np.add(table.running, table.waiting, out=table.others)
+        table.others -= table.in_flight
+        np.maximum(table.others, 0.0, out=table.others)
+        table.recent_tokens *= self._fade**ticks
 
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
-        """The engine that it goes to. What is in flight is counted from here on."""
+        """Return the row of the engine that a job goes to; it is in flight from here on."""
         policy, request = self.policy, job.request
-        candidates = self._candidates(now)
+        candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
         if policy.hears:
             found = self._found(request, now)
             # prompts on their way to an endpoint count as held by it
             held = self.overlay.extend(request.blocks, found)
             candidates.matched_blocks = candidates.matched_value = self._column(held)
-            candidates.prompt_blocks = np.full(self._num, float(len(request.blocks)))
+            candidates.prompt_blocks = np.full(len(self._engines), float(len(request.blocks)))
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
         row = target.endpoint.holder
-        if self._follows:
+        if policy.following:
             self._follow(job, llm, candidates, choice, now)
         self._book(job, row, target.matched_blocks, found)
         return row
 
     def _found(self, request: SimRequest, now: float) -> dict[int, int]:
-        """Endpoint -> blocks that it holds."""
+        """The number of the request's blocks, from the start, that each engine holds."""
         self.feed.deliver(now)
         if self.policy.sees_truth:
             most = len(request.blocks)
@@ -148,7 +135,7 @@ class Gateway:
         return self.feed.match(request.blocks)
 
     def _column(self, held: Mapping[int, int]) -> Column:
-        column = np.zeros(self._num)
+        column = np.zeros(len(self._engines))
         size = len(held)
         if size <= _FEW:
             for row, blocks in held.items():
@@ -158,12 +145,12 @@ class Gateway:
         return column
 
     def _book(self, job: Job, row: int, matched: int, found: Mapping[int, int]) -> None:
-        """As director.Journey.attempt."""
+        """Count the request as in flight, as the director does for an attempt."""
         request, size = job.request, self.block_tokens
         reusable = min(matched, (request.prompt_tokens - 1) // size)
         job.expected_uncached = request.prompt_tokens - reusable * size
-        self.in_flight[row] += 1
-        self.recent_tokens[row] += job.expected_uncached
+        self.table.in_flight[row] += 1
+        self.table.recent_tokens[row] += job.expected_uncached
         if self.policy.hears:
             job.speculation = self.overlay.add(row, request.blocks, skip=found.get(row, 0))
 
@@ -179,18 +166,19 @@ class Gateway:
         job.followers = followers
 
     def on_first_token(self, job: Job, now: float) -> None:
-        """The answer begins to pass through."""
+        """Tell the followers of a job that its answer begins to pass through."""
         for follower in job.followers:
             follower.on_head(200)
             follower.on_first_chunk(now)
 
     def on_stored(self, job: Job) -> None:
-        """The events that its prompt's blocks are stored have arrived."""
+        """Count a job's blocks as held no longer by guess: their events have arrived."""
         if job.speculation is not None:
             self.overlay.remove(job.speculation)
 
     def on_end(self, job: Job, row: int, now: float) -> None:
-        self.in_flight[row] -= 1
+        """Count a job as in flight no longer, and tell its followers."""
+        self.table.in_flight[row] -= 1
         if job.followers:
             request = job.request
             cached = job.cached_blocks * self.block_tokens
@@ -198,14 +186,7 @@ class Gateway:
             for follower in job.followers:
                 follower.on_end(Ending("ok", now, usage))
 
-    def _candidates(self, now: float) -> Candidates:
-        """As fleet.columns.ModelRows.candidates; matched columns are empty."""
-        table = self._table
-        candidates = table.narrowed(slice(None), self.endpoints, table.rows, table.adapters)
-        candidates.now = now
-        return candidates
-
 
 def endpoints_of(num_engines: int) -> list[Endpoint]:
-    """Holder i is engine i."""
+    """Return the endpoints of a fleet; holder i is engine i."""
     return [Endpoint(f"engine-{i}", f"http://engine-{i}", i) for i in range(num_engines)]

@@ -1,5 +1,5 @@
-"""Which engines hold which blocks: block -> bits of engines, so that a prompt is matched with all
-of them at once, however many there are."""
+"""Which engines hold which blocks: each block has the bits of its engines, so that a prompt is
+matched with all of them at once, however many there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MANY = 12  # bits; from so many on numpy finds them sooner
 
 
 class Holders:
-    """Who holds a block holds all before it."""
+    """The holders of blocks. An engine that holds a block holds all before it."""
 
     __slots__ = ("_masks",)
 
@@ -24,7 +24,7 @@ class Holders:
             masks[block] = masks.get(block, 0) | bit
 
     def remove(self, engine: int, blocks: Iterable[int]) -> None:
-        """Blocks that it holds."""
+        """Forget blocks that the engine holds."""
         masks, bit = self._masks, 1 << engine
         for block in blocks:
             left = masks[block] & ~bit
@@ -34,7 +34,7 @@ class Holders:
                 del masks[block]
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
-        """Engine -> how many of `blocks`, from the start, it holds."""
+        """Return how many of `blocks`, from the start, each engine holds that has any."""
         held: dict[int, int] = {}
         masks = self._masks
         if not blocks:

@@ -1,6 +1,6 @@
-"""Who knows everything: true caches, true queues, the true latency model. It chooses the engine
-where the request's first token will come soonest, as `expected-ttft` means to; it does not look
-further than that, so another policy may do better by doing worse now.
+"""A policy that knows everything: true caches, true queues, the true latency model. It chooses the
+engine where the request's first token will come soonest, as `expected-ttft` means to; it does not
+look further than that, so another policy may do better by doing worse now.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inferway_bench.policies.simple import chosen
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """`candidates.matched_blocks` must be true."""
+    """Chooses the soonest first token. `candidates.matched_blocks` must be true."""
 
     engines: Sequence[Engine]
     requests: Sequence[SimRequest]
@@ -42,8 +42,9 @@ class Oracle:
 
 
 def expected(engine: Engine, request: SimRequest, uncached_tokens: int, now: float) -> float:
-    """Seconds to the first token of `request`, if it is added now. Exact on an engine whose batch
-    stays as it is and has room; what begins to decode meanwhile is left out."""
+    """Return the seconds to the first token of `request`, if it is added now. They are exact on an
+    engine whose batch stays as it is and has room; requests that begin to decode meanwhile are left
+    out."""
     spec = engine.spec
     num_decoding = len(engine.decoding)
     tokens, seconds = uncached_tokens, _seconds(spec, request, uncached_tokens)

@@ -20,7 +20,7 @@ _COPY = 1 << 40  # above all ids of blocks and sessions
 
 
 class _Copies(Sequence[SimRequest]):
-    """Request i is number i // copies of copy i % copies: in the order of `start`."""
+    """Request i is number i // copies of copy i % copies: all are in the order of `start`."""
 
     def __init__(self, requests: Sequence[SimRequest], copies: int, most: int) -> None:
         self._requests = requests
@@ -58,7 +58,7 @@ class _Copies(Sequence[SimRequest]):
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """So many requests: the first of `workload`, or all of it as often as it takes."""
+    """Return this number of requests: the first of `workload`, or as many copies as it takes."""
     requests = workload.requests
     if num_requests <= len(requests):
         return workload.part(num_requests)

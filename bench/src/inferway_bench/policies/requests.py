@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ _IDS.setflags(write=False)
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Blocks are integers: equal ones hold equal tokens behind equal blocks."""
+    """One request. Blocks are integers: equal blocks hold equal tokens behind equal blocks."""
 
     blocks: tuple[int, ...]  # whole blocks of the prompt
     prompt_tokens: int
@@ -36,26 +37,13 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
     think: float = 0.0  # seconds from that answer's end; does not shrink
 
 
-class Columns:
-    """Arrays by request."""
+class Columns(NamedTuple):
+    """The fields of all requests as arrays."""
 
     start: NDArray[np.float64]
-
-    def __init__(
-        self,
-        start: Sequence[float],
-        follows: Sequence[int],
-        prompt_tokens: Sequence[int],
-        output_tokens: Sequence[int],
-    ) -> None:
-        self.start = np.array(start)
-        self.follows = np.array(follows, np.int64)  # -1: none
-        self.prompt_tokens = np.array(prompt_tokens, np.int64)
-        self.output_tokens = np.array(output_tokens, np.int64)
-
-
-def _tokens(request: SimRequest) -> tuple[int, int]:
-    return request.prompt_tokens, request.output_tokens
+    follows: NDArray[np.int64]  # -1: none
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,31 +58,27 @@ class Workload:
 
     @cached_property
     def llm_requests(self) -> list[LLMRequest]:
-        """The same as scheduling gets them."""
+        """The requests as scheduling gets them."""
         return [llm_request(r, i, self.block_tokens) for i, r in enumerate(self.requests)]
 
     def llm(self, index: int) -> LLMRequest:
-        """One of `llm_requests`; of a large workload these are not kept."""
+        """Return a request as scheduling gets it; those of a large workload are not kept."""
         if len(self.requests) > _KEPT:
             return llm_request(self.requests[index], index, self.block_tokens)
         return self.llm_requests[index]
 
     @cached_property
     def columns(self) -> Columns:
-        """The same as arrays, in one pass: there may be a million."""
-        return Columns(
-            *zip(
-                *(
-                    (r.start, -1 if r.follows is None else r.follows, *_tokens(r))
-                    for r in self.requests
-                ),
-                strict=True,
-            )
+        """The requests as arrays, made in one pass: there may be a million."""
+        fields = (
+            (r.start, -1 if r.follows is None else r.follows, r.prompt_tokens, r.output_tokens)
+            for r in self.requests
         )
+        return Columns(*map(np.array, zip(*fields, strict=True)))
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:
-        """Request -> those that wait for its answer."""
+        """The requests that wait for the answer of each request."""
         waiting: dict[int, list[int]] = {}
         follows = self.columns.follows
         for index in np.flatnonzero(follows >= 0).tolist():
@@ -103,20 +87,21 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last, at the trace's own rate."""
+        """The seconds from the first start to the last, at the trace's own rate."""
         return self.requests[-1].start - self.requests[0].start + self.grain
 
     @property
     def own_rate(self) -> float:
-        """Requests a second, as the trace has them; 1 if they all begin at once."""
+        """The trace's own requests a second; 1 if they all begin at once."""
         return len(self.requests) / self.seconds if self.seconds else 1.0
 
     def part(self, count: int) -> Workload:
-        """The first `count` requests."""
+        """Return the workload of the first `count` requests."""
         return Workload(self.name, self.about, self.block_tokens, self.requests[:count], self.grain)
 
     def starts(self, rate: float, seed: int) -> NDArray[np.float64]:
-        """When each request arrives that follows none, for `rate` requests a second."""
+        """Return the seconds at which each request arrives that follows none, at `rate` requests a
+        second."""
         starts: NDArray[np.float64] = self.columns.start - self.columns.start[0]
         if self.grain:
             starts += np.random.default_rng(seed).uniform(0.0, self.grain, len(starts))
@@ -126,14 +111,15 @@ class Workload:
 
 
 def _block_text(block: int) -> str:
-    """CHARS_A_BLOCK characters, of ids that are longer, too."""
+    """CHARS_A_BLOCK characters, also of an id that has more."""
     if block < _MANY_BLOCKS:
         return f"{block:0{CHARS_A_BLOCK}x}"
     return xxh32_hexdigest(block.to_bytes(8, "big"))
 
 
 def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMRequest:
-    """Its text has CHARS_A_BLOCK characters a block, so what compares text compares blocks."""
+    """Return a request as scheduling gets it. Its text has CHARS_A_BLOCK characters a block, so a
+    plugin that compares text compares blocks."""
     text = "".join(map(_block_text, request.blocks))
     token_ids = _IDS[: request.prompt_tokens]
     if len(token_ids) < request.prompt_tokens:
@@ -149,9 +135,22 @@ def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMReques
     )
 
 
+class Figures(msgspec.Struct, frozen=True):
+    """The means of a run's requests that count: times in ms, shares in %."""
+
+    ttft: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    itl: float
+    cached: float
+    cpu_seconds: float  # of the simulation
+    cpu_us: float  # of each request
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run's requests; arrays by request, seconds and tokens."""
+    """What became of a run's requests, as arrays by request in seconds and tokens."""
 
     ttft: NDArray[np.float64]
     latency: NDArray[np.float64]  # to the last token
@@ -159,14 +158,25 @@ class Outcome:
     cached_tokens: NDArray[np.int64]
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
-    slow: NDArray[np.bool_]  # by engine
     cpu_seconds: float = 0.0
 
-    def cached_share(self, workload: Workload) -> float:
-        """Of the prompt tokens of all requests."""
-        return float(self.cached_tokens.sum() / workload.columns.prompt_tokens.sum())
-
-    def token_seconds(self, workload: Workload) -> float:
-        """From one token of an answer to the next, over the answers of all requests."""
-        num_gaps = (workload.columns.output_tokens - 1).sum()
-        return float((self.latency - self.ttft).sum() / num_gaps)
+    def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
+        """Return the figures of the requests that arrive behind the first share `warm_up` of the
+        run, and before its end."""
+        end = len(workload.requests) / rate * (1 + 1e-9)  # the last one's time has been rounded
+        judged = np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
+        prompt = workload.columns.prompt_tokens[judged]
+        gaps = workload.columns.output_tokens[judged] - 1
+        ttft = self.ttft[judged]
+        p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
+        decoded = self.latency[judged] - ttft
+        return Figures(
+            ttft=float(ttft.mean()) * 1e3,
+            ttft_p50=float(p50),
+            ttft_p90=float(p90),
+            ttft_p99=float(p99),
+            itl=float(decoded.sum() / max(1, gaps.sum())) * 1e3,
+            cached=float(self.cached_tokens[judged].sum() / prompt.sum()) * 100,
+            cpu_seconds=self.cpu_seconds,
+            cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
+        )

@@ -1,8 +1,9 @@
-"""ServeGen's clients of a reasoning model (Alibaba): a load drawn from what was measured of each.
+"""ServeGen's clients of a reasoning model (Alibaba): a load that is drawn from measurements.
 
-Of each client it tells, for every ten minutes of a day, the rate and how its requests are spaced
+The file has, for each client and every ten minutes of a day, the rate and how requests are spaced
 (a renewal process: Gamma or Weibull), and for every six hours the lengths of prompts and answers.
-Drawn with a seed, from the busiest ten minutes on. It names no blocks, so prompts are private.
+Requests are drawn with a seed, from the busiest ten minutes on. Nothing names blocks, so prompts
+are private.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway_bench.policies.azure import BLOCK_TOKENS, private_blocks
 from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.policies.traces import PRIVATE_BLOCK, private_blocks
 from inferway_bench.processes import BenchError
 
 DAY = 86_400.0
@@ -24,7 +25,7 @@ _DEFAULT = 20_000  # requests
 
 
 class _Lengths(msgspec.Struct):
-    """Python's dictionaries as text: tokens -> share."""
+    """Lengths in tokens with their shares: Python's dictionaries as text."""
 
     input_tokens: str
     output_tokens: str
@@ -38,7 +39,7 @@ class _Client(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some minutes of one client's day."""
+    """A part of one client's day."""
 
     start: float  # seconds of the day
     rate: float  # requests a second
@@ -46,7 +47,7 @@ class Window:
     shape: float
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Seconds between requests, their mean as the rate says."""
+        """Draw the seconds between requests, whose mean is that of the rate."""
         if self.kind == "Gamma":
             drawn = rng.gamma(self.shape, size=count) / self.shape
         else:
@@ -56,7 +57,7 @@ class Window:
         return gaps
 
     def times(self, rng: np.random.Generator, seconds: float) -> NDArray[np.float64]:
-        """When its requests come, of the day; the first within a gap drawn evenly."""
+        """Draw the seconds of the day at which requests come; the first is somewhere in a gap."""
         expected = self.rate * seconds
         gaps = self.gaps(rng, int(expected + 8 * expected**0.5 + 16))
         gaps[0] *= rng.random()
@@ -66,7 +67,7 @@ class Window:
 
 
 def servegen(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
-    """`lines` as they stand in the file, a client each; so many requests, 20,000 if not given."""
+    """Return `most` requests, by default 20,000, of the clients, of which each line has one."""
     clients = [msgspec.json.decode(line, type=_Client, strict=False) for line in lines if line]
     windows = [parse_windows(client.trace_csv) for client in clients]
     wanted = most or _DEFAULT
@@ -97,12 +98,12 @@ def servegen(lines: Sequence[bytes], seed: int, most: int | None = None) -> Work
         "busiest ten minutes of their day on; it names no blocks, so prompts are private and "
         "nothing can be reused"
     )
-    return Workload("servegen", about, BLOCK_TOKENS, requests)
+    return Workload("servegen", about, PRIVATE_BLOCK, requests)
 
 
 def parse_windows(trace: str) -> dict[float, Window]:
-    """By start; those without requests are left out. Raises BenchError for a kind of gaps that is
-    not known."""
+    """Return the windows with requests, by their start. Raises BenchError for a kind of gaps that
+    is not known."""
     windows = {}
     for line in trace.split():
         start, rate, _, kind, shape, _ = line.split(",")
@@ -115,7 +116,7 @@ def parse_windows(trace: str) -> dict[float, Window]:
 
 
 def parse_lengths(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """`{45: 0.25, 46: 0.75}` -> tokens, and their shares, which are made to sum to 1."""
+    """Return the tokens in a text like `{45: 0.25, 46: 0.75}`, and their shares, which sum to 1."""
     pairs = [part.split(":") for part in text.strip("{} ").split(",") if ":" in part]
     tokens = np.array([int(float(length)) for length, _ in pairs], np.int64)
     shares = np.array([float(share) for _, share in pairs])
@@ -123,7 +124,7 @@ def parse_lengths(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 
 def _busiest_first(windows: Sequence[dict[float, Window]]) -> tuple[list[float], float]:
-    """Starts from the busiest on, around the day; and how long a window is."""
+    """The starts of windows from the busiest on, and the length of a window in seconds."""
     rates: dict[float, float] = {}
     for own in windows:
         for start, window in own.items():

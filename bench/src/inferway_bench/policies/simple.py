@@ -1,4 +1,4 @@
-"""Policies that need no knowledge of caches."""
+"""Policies that know nothing of caches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inferway.openai_api.llm_request import LLMRequest
 
 
 def chosen(candidates: Candidates, row: int) -> Choice:
-    """This one."""
+    """Return the choice of the candidate in this row."""
     matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
     return Choice((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
 
 
 @dataclass(frozen=True, slots=True)
 class Anywhere:
-    """Each equally likely."""
+    """Chooses each engine with the same probability."""
 
     random: Random
 
@@ -31,7 +31,7 @@ class Anywhere:
 
 @dataclass(slots=True)
 class RoundRobin:
-    """One after the other."""
+    """Chooses one engine after the other."""
 
     turn: int
 
@@ -42,8 +42,8 @@ class RoundRobin:
 
 @dataclass(slots=True)
 class ConsistentHash:
-    """A ring with `points` points an engine, as vllm-router's `consistent_hash`: a session stays
-    where its name falls."""
+    """Chooses by a session's name on a ring with `points` points for each engine, as vllm-router's
+    `consistent_hash`."""
 
     points: int = 160
     _ring: list[tuple[int, int]] = field(default_factory=list)  # (point, row), in order
@@ -63,7 +63,7 @@ class ConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Each session where `rows` says that it is."""
+    """Chooses for each session the engine that `rows` has for it."""
 
     rows: Mapping[int, int]
 

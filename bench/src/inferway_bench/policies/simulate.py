@@ -24,7 +24,7 @@ from inferway_bench.processes import BenchError
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
-    """Engines and gateways."""
+    """A fleet of engines, and the gateways before it."""
 
     num_engines: int = 8
     num_slow: int = 1
@@ -37,13 +37,26 @@ class FleetSpec(msgspec.Struct, frozen=True):
     def scrape_seconds(self) -> float:
         return max(0.2, self.num_engines * 0.002)
 
+    @property
+    def about(self) -> str:
+        """How many engines there are, what their steps take, and how late gateways hear of it."""
+        engine, slow = self.engine, "all alike"
+        if self.num_slow:
+            slow = f"{self.num_slow} of them {self.slow_factor:g} × slower"
+        return (
+            f"{self.num_engines:,} engines, {slow}. A step takes {engine.step_about}. A step has "
+            f"at most {engine.max_batched_tokens:,} tokens and {engine.max_num_seqs} requests. "
+            f"Metrics are scraped every {self.scrape_seconds * 1e3:,g} ms, KV events arrive "
+            f"{self.event_delay * 1e3:g} ms after the step that caused them."
+        )
+
     def with_beside(self, beside: float) -> FleetSpec:
-        """The same, of engines that slow each other so many times."""
+        """Return the fleet with engines that slow each other by this factor."""
         engine = msgspec.structs.replace(self.engine, beside=beside)
         return msgspec.structs.replace(self, engine=engine)
 
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
-        """Which of them are slow is drawn."""
+        """Return the engines; the slow ones are drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))
         specs = [
             self.engine.slower(self.slow_factor) if i in slow else self.engine
@@ -58,7 +71,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """What a policy may be made of. All but the oracle leave the engines alone."""
+    """What a policy may be made of. All policies but the oracle leave the engines alone."""
 
     engines: Sequence[Engine]
     requests: Sequence[SimRequest]
@@ -70,21 +83,12 @@ class World(msgspec.Struct, frozen=True):
 MakePolicy = Callable[[World], Policy]
 
 
-TellArrived = Callable[[int], None]  # how many requests have arrived, now and then
-_TELL_EVERY = 2_000
-
-
 def simulate(
-    workload: Workload,
-    rate: float,
-    fleet: FleetSpec,
-    make_policy: MakePolicy,
-    seed: int,
-    tell: TellArrived | None = None,
+    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
 ) -> Outcome:
-    """Run `workload` at `rate` requests a second until all have ended. Raises BenchError for a
-    request that no engine could ever hold."""
-    return _Run(workload, rate, fleet, make_policy, seed).run(tell)
+    """Run `workload` at `rate` requests a second until all have ended, and return what became of
+    them. Raises BenchError for a request that no engine could ever hold."""
+    return _Run(workload, rate, fleet, make_policy, seed).run()
 
 
 class _Run:
@@ -124,7 +128,6 @@ class _Run:
             cached_tokens=np.zeros(num, np.int64),
             engine=np.zeros(num, np.int32),
             num_ended=np.zeros(num, np.int32),
-            slow=np.array([engine.spec != fleet.engine for engine in self._engines]),
         )
 
     def _check_room(self) -> None:
@@ -139,15 +142,14 @@ class _Run:
             )
 
     def _world(self) -> World:
-        """Each gateway draws numbers of its own."""
+        """The world of one gateway, which draws numbers of its own."""
         requests, size = self._workload.requests, self._workload.block_tokens
         random = Random(self._random.random())
         return World(self._engines, requests, size, random, lambda: self.now)
 
-    def run(self, tell: TellArrived | None = None) -> Outcome:
+    def run(self) -> Outcome:
         began = process_time()
         arrivals, due = self._arrivals, self._due
-        num_arrived = 0
         coming = self._coming
         while arrivals or due or coming:
             at = arrivals[0][0] if arrivals else math.inf
@@ -163,9 +165,6 @@ class _Run:
                 self._scrape(tick, at)
             else:
                 self._arrive()
-                num_arrived += 1
-                if tell is not None and num_arrived % _TELL_EVERY == 0:
-                    tell(num_arrived)
         self._outcome.cpu_seconds = process_time() - began
         return self._outcome
 

@@ -1,4 +1,4 @@
-"""A file of requests -> a workload. Its format is recognised by its first line."""
+"""Files of requests -> workloads. The first line of a file says which format it has."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from inferway_bench.packed import unpacked
-from inferway_bench.policies.azure import HEAD, azure
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.servegen import servegen
-from inferway_bench.policies.traces import agentic, mooncake
+from inferway_bench.policies.traces import AZURE_HEAD, agentic, azure, mooncake
 from inferway_bench.processes import BenchError
 
 # In `traces/` of `bench/data`, whose README has more; there they are packed.
@@ -23,18 +22,19 @@ _FORMATS = "Mooncake's JSON lines, an agent's sessions, Azure's CSV, ServeGen's 
 
 
 def stored(traces: Path, name: str) -> Path:
-    """The file of one of `FILES` in a folder, packed or not; the packed one when none is there."""
+    """Return the file of one of `FILES` in a folder, packed or not; the packed one if none is
+    there."""
     files = [traces / f"{FILES[name]}{ending}" for ending in (".xz", ".gz", "")]
     return next((file for file in files if file.is_file()), files[0])
 
 
 @lru_cache(maxsize=8)
 def read_trace(path: Path, seed: int, most: int | None = None) -> Workload:
-    """At most `most` of its requests; what is drawn is drawn with the seed. Raises BenchError when
-    it is not there, or of no format that is known."""
+    """Return the requests of a file, at most `most`; what is drawn is drawn with the seed. Raises
+    BenchError when the file is not there, or of no format that is known."""
     lines = _lines(path)
     first = lines[0] if lines else b""
-    if first.startswith(HEAD):
+    if first.startswith(AZURE_HEAD):
         return azure(lines, most)
     if b'"trace_csv"' in first:
         return servegen(lines, seed, most)

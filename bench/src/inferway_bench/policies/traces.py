@@ -1,8 +1,9 @@
-"""Traces that name their blocks -> workloads: Mooncake's, and a coding agent's sessions."""
+"""Traces -> workloads: Mooncake's, a coding agent's sessions, and Azure's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from random import Random
 
 import msgspec
@@ -15,6 +16,9 @@ _AGENTIC_BLOCK = 64
 _EACH = BLOCK // _AGENTIC_BLOCK
 _AGENTIC_THINK = 60.0  # seconds
 AGENTIC_MOST = 250_000  # tokens of a prompt
+AZURE_HEAD = b"TIMESTAMP,ContextTokens,GeneratedTokens"
+PRIVATE_BLOCK = 128  # tokens of a block where a trace names none
+_MOST_BLOCKS = 1 << 16  # of a private prompt
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -25,7 +29,7 @@ class _MooncakeLine(msgspec.Struct):
 
 
 def mooncake(lines: Sequence[bytes], most: int | None = None) -> Workload:
-    """Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
+    """Return Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
     decode = msgspec.json.Decoder(_MooncakeLine).decode
     requests = [_mooncake_request(decode(line)) for line in lines[:most] if line]
     about = (
@@ -59,8 +63,8 @@ class _AgentSession(msgspec.Struct):
 
 
 def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
-    """Sessions of a coding agent, 64,000 tokens a prompt, in an order drawn with the seed; at most
-    `most` requests."""
+    """Return sessions of a coding agent, 64,000 tokens a prompt, in an order that is drawn with the
+    seed; at most `most` requests."""
     decode = msgspec.json.Decoder(_AgentSession).decode
     sessions = [decode(line) for line in lines if line]
     order = list(range(len(sessions)))
@@ -96,3 +100,38 @@ def _agent_requests(
             follows=first + number - 1 if number else None,
             think=min(step.think_time, _AGENTIC_THINK),
         )
+
+
+def azure(lines: Sequence[bytes], most: int | None = None) -> Workload:
+    """Return Azure's trace of a conversation service (2023): when requests came, and how long they
+    were. Policies differ in load alone. The first line is the head."""
+    rows = [line.decode().split(",") for line in lines[1:] if line][:most]
+    requests = []
+    first = _seconds(rows[0][0])
+    for number, (time, prompt, answer) in enumerate(rows):
+        requests.append(
+            SimRequest(
+                blocks=private_blocks(number, int(prompt)),
+                prompt_tokens=max(1, int(prompt)),
+                output_tokens=max(1, int(answer)),
+                session=number,
+                start=_seconds(time) - first,
+            )
+        )
+    about = (
+        "Azure's conversation trace (2023): times and lengths; it names no blocks, so prompts are "
+        "private and nothing can be reused"
+    )
+    return Workload("azure", about, PRIVATE_BLOCK, requests)
+
+
+def private_blocks(number: int, tokens: int) -> tuple[int, ...]:
+    """Return the ids of the whole blocks of a prompt that nobody shares."""
+    first = number * _MOST_BLOCKS
+    return tuple(range(first, first + tokens // PRIVATE_BLOCK))
+
+
+def _seconds(time: str) -> float:
+    """2023-11-16 18:15:46.6805900"""
+    whole, _, fraction = time.partition(".")
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")

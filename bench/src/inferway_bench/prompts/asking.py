@@ -1,95 +1,85 @@
-"""The workers' other end: started, asked, always ended."""
+"""Both systems, each in processes of its own that are asked the same in turns: what the machine
+does meanwhile meets both alike."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferway_bench.cpu import resident_bytes
+from inferway_bench.chats import Message
+from inferway_bench.json_worker import JsonWorker
 from inferway_bench.processes import BenchError
-from inferway_bench.prompts import worker
+from inferway_bench.progress import OnStep
+from inferway_bench.prompts import worker as worker_file
+from inferway_bench.prompts.models import BenchModel
 
+SYSTEMS = OURS, THEIRS = "Inferway", "transformers"
 # No hub, and no advice about frameworks that are not there.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+# The shortest chat: with it transformers compiles its template, which we do when loading.
+HI = [{"role": "user", "content": "Hi"}]
+
+Chat = list[Message]
+Given = dict[str, list[Mapping[str, Any]]]  # system -> its answers to the same questions
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreters:
-    """Which Python runs which system."""
+class Workers:
+    """The processes of both systems."""
 
-    transformers: Path
-    inferway: Path = Path(sys.executable)
+    def __init__(self, transformers: Path, on_step: OnStep) -> None:
+        self.on_step = on_step
+        self._pythons = {OURS: Path(sys.executable), THEIRS: transformers}
 
-    def of(self, system: str) -> Path:
-        return self.inferway if system == "inferway" else self.transformers
+    def fresh(self, system: str) -> JsonWorker:
+        """Return a process that has loaded nothing."""
+        command = [self._pythons[system], "-P", str(worker_file.__file__), system]
+        return JsonWorker(system, command, {**os.environ, **_ENVIRONMENT})
 
+    @contextmanager
+    def prepared(self, system: str, model: BenchModel) -> Iterator[JsonWorker]:
+        """Yield a process that has loaded `model` and compiled its template."""
+        with self.fresh(system) as worker:
+            ask(worker, "load", model=str(model.directory))
+            ask(worker, "tokenize", chat=HI)
+            yield worker
 
-class Asked:
-    """A worker process that runs. Not for several threads."""
-
-    def __init__(self, system: str, process: subprocess.Popen[str], log: Path) -> None:
-        self.system = system
-        self._process = process
-        self._log = log
-
-    def ask(self, what: str, **details: object) -> Mapping[str, Any]:
-        """Raises BenchError, with what the worker said last, when it has no answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": what, **details}) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            tail = self._log.read_text(errors="replace")[-800:]
-            raise BenchError(f"{self.system}, {what}: the worker ended: {tail}")
-        answer: Mapping[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"{self.system}, {what}: {answer['error']}")
-        return answer
-
-    @property
-    def resident_bytes(self) -> int:
-        return resident_bytes(self._process.pid)
+    @contextmanager
+    def both(self, model: BenchModel) -> Iterator[Mapping[str, JsonWorker]]:
+        """Yield a process of each system that has loaded `model`."""
+        with ExitStack() as stack:
+            yield {s: stack.enter_context(self.prepared(s, model)) for s in SYSTEMS}
 
 
-@contextmanager
-def asked(system: str, interpreters: Interpreters, directory: Path) -> Iterator[Asked]:
-    """A fresh worker; its standard error goes to a file in `directory`."""
-    log = directory / f"{system}.log"
-    command = [str(interpreters.of(system)), "-P", str(worker.__file__), system]
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **_ENVIRONMENT},
-        )
-    try:
-        yield Asked(system, process, log)
-    finally:
-        _end(process)
+def ask(worker: JsonWorker, what: str, **details: object) -> Mapping[str, Any]:
+    """Return a worker's answer. Raises BenchError when it has none."""
+    answer: Mapping[str, Any] = worker.ask({"do": what, **details})
+    if "error" in answer:
+        raise BenchError(f"{worker.name}, {what}: {answer['error']}")
+    return answer
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """At the end of its input a worker ends by itself."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(BrokenPipeError):
-                pipe.close()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def in_turn(repeat: int) -> Sequence[str]:
+    """Return the systems in the order of a repeat: who is first changes."""
+    return SYSTEMS if repeat % 2 == 0 else SYSTEMS[::-1]
+
+
+def asked(workers: Mapping[str, JsonWorker], what: str, chats: Iterable[Chat]) -> Given:
+    """Ask both systems the same of each chat. Raises BenchError when they find other tokens, or
+    another text: then their times say nothing."""
+    given: Given = {system: [] for system in SYSTEMS}
+    for repeat, chat in enumerate(chats):
+        for system in in_turn(repeat):
+            given[system].append(ask(workers[system], what, chat=chat))
+    check_same(what, given)
+    return given
+
+
+def check_same(what: str, given: Given) -> None:
+    """Raises BenchError when the systems have found different things."""
+    ours, theirs = ([answer["digest"] for answer in given[system]] for system in SYSTEMS)
+    if ours != theirs:
+        raise BenchError(f"{what}: transformers finds other tokens or another text than we do")

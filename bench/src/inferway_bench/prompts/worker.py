@@ -15,7 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 Chat = list[dict[str, str]]
 Json = dict[str, Any]
@@ -25,43 +25,15 @@ _FETCHES = 2_000
 _RENDERINGS = 50
 
 
-class System(Protocol):
-    """What is measured."""
-
-    version: str
-
-    def load(self, model: str) -> None:
-        """All that has to be done once for the model in the directory `model`."""
-
-    def tokenize(self, chat: Chat) -> object:
-        """Template and tokenizer; what comes out is the system's own kind of ids."""
-
-    def ids(self, tokenized: object) -> Sequence[int]: ...
-
-    def render(self, chat: Chat) -> str:
-        """Template only."""
-
-    def encode(self, text: str) -> object:
-        """Encoder only."""
-
-    def encoded_ids(self, encoded: object) -> Sequence[int]: ...
-
-    def fetch(self) -> object:
-        """What a request does to get at the loaded model."""
-
-    def compile(self) -> None:
-        """The model's template, from its source, as if for the first time."""
-
-
-class Inferway:
-    """Ours, as a library."""
+class InferwayRenderer:
+    """Ours, as a library. What both systems have: `tokenize` is template and tokenizer, `render`
+    the template alone, `encode` the encoder alone; `ids` are those of what two of these return.
+    `fetch` is what a request does to get at the loaded model."""
 
     def __init__(self) -> None:
-        import inferway
         from inferway.prompts import render_requests, renderer
 
         self._library = render_requests
-        self.version = inferway.__version__
         self._renderer = renderer.Renderer()
         self._wanted = render_requests.GetOrCreateTokenizerKeyRequest("")
         self._key = ""
@@ -88,9 +60,6 @@ class Inferway:
         tokenizer = self._renderer.loaded(self._key).tokenizer
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def encoded_ids(self, encoded: Any) -> Sequence[int]:
-        return self.ids(encoded)
-
     def fetch(self) -> object:
         return self._renderer.loaded(self._renderer.get_or_create_tokenizer_key(self._wanted))
 
@@ -105,7 +74,6 @@ class Transformers:
     def __init__(self) -> None:
         self._library = import_module("transformers")
         self._library.utils.logging.set_verbosity_error()
-        self.version: str = self._library.__version__
         self._tokenizer: Any = None
 
     def load(self, model: str) -> None:
@@ -114,8 +82,8 @@ class Transformers:
     def tokenize(self, chat: Chat) -> object:
         return self._tokenizer.apply_chat_template(chat, add_generation_prompt=True)
 
-    def ids(self, tokenized: Any) -> Sequence[int]:
-        ids: list[int] = tokenized["input_ids"]
+    def ids(self, found: Any) -> Sequence[int]:
+        ids: list[int] = found[0].ids if isinstance(found, list) else found["input_ids"]
         return ids
 
     def render(self, chat: Chat) -> str:
@@ -137,19 +105,15 @@ class Transformers:
         tokenizer = self._tokenizer.backend_tokenizer
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)
 
-    def encoded_ids(self, encoded: Any) -> Sequence[int]:
-        ids: list[int] = encoded[0].ids
-        return ids
-
 
 class Worker:
-    """One method per question. Times are nanoseconds: wall clock, CPU of all threads."""
+    """One method for each question. Times are nanoseconds: wall clock, CPU of all threads."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: InferwayRenderer | Transformers) -> None:
         self._system = system
 
     def hello(self) -> Json:
-        return {"version": self._system.version}
+        return {}
 
     def load(self, model: str) -> Json:
         wall, cpu, _ = _timed(lambda: self._system.load(model))
@@ -173,7 +137,7 @@ class Worker:
         """The encoder alone, on the text of `chat`."""
         text = self._system.render(chat)
         wall, cpu, encoded = _timed(lambda: self._system.encode(text))
-        return {"wall": wall, "cpu": cpu, **_found(self._system.encoded_ids(encoded))}
+        return {"wall": wall, "cpu": cpu, **_found(self._system.ids(encoded))}
 
     def fetch(self) -> Json:
         wall, cpu = _timed_often(self._system.fetch, _FETCHES)
@@ -202,7 +166,7 @@ def _timed(call: Callable[[], object]) -> tuple[int, int, Any]:
 
 
 def _timed_often(call: Callable[[], object], times: int) -> tuple[float, float]:
-    """Per call."""
+    """Wall and CPU time of a call."""
 
     def calls() -> None:
         for _ in range(times):
@@ -225,9 +189,9 @@ def _peak(call: Callable[[], object]) -> int:
 
 
 def main(system: str) -> None:
-    """Answers until standard input ends. An error is an answer too."""
+    """Answer until standard input ends. An error is an answer, too."""
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
-    worker = Worker(Inferway() if system == "inferway" else Transformers())
+    worker = Worker(InferwayRenderer() if system == "Inferway" else Transformers())
     for line in sys.stdin:
         question = json.loads(line)
         try:

@@ -1,18 +1,22 @@
-"""The same chats over HTTP and simulated, side by side."""
+"""The same chats over HTTP and simulated, side by side: the same prompts in the same blocks at the
+same times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import fmean
 
-import msgspec
 import numpy as np
 
+from inferway.blocks.keys import BlockHasher
+from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.workload import Conversation, Session
 from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.gateway import Policy
-from inferway_bench.policies.requests import Outcome, Workload
+from inferway_bench.policies.requests import Outcome, SimRequest, Workload
 from inferway_bench.policies.simple import Divided
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
@@ -25,7 +29,7 @@ _NEXT_DRAW = 10_000  # seeds
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One seed's chats, answered through one router."""
+    """The chats of one seed, answered through one router."""
 
     router: str
     policy: str  # that simulates it
@@ -45,11 +49,11 @@ class Sent:
 
     @property
     def ttft(self) -> float:
-        """Seconds, mean."""
+        """The mean of what was measured, in seconds."""
         return float(np.mean([sample.ttft for sample in self.samples]))
 
     def simulated(self, fleet: FleetSpec) -> list[Outcome]:
-        """More than one where times scatter."""
+        """Simulate the chats; more than once where times scatter."""
         rows, named, work = self.rows, policy_named(self.policy), self.workload
         make = named if rows is None else lambda _: Policy(Divided(rows))
         seeds = range(self.seed, self.seed + _NEXT_DRAW * DRAWS, _NEXT_DRAW)
@@ -59,60 +63,56 @@ class Sent:
         ]
 
     def simulated_ttft(self, fleet: FleetSpec) -> float:
-        """Seconds, mean."""
+        """Return the mean of what is simulated on a fleet, in seconds."""
         return fmean(float(outcome.ttft.mean()) for outcome in self.simulated(fleet))
 
 
-class Compared(msgspec.Struct, frozen=True):
-    """One load carried by one router, and the same simulated."""
-
-    router: str
-    policy: str
-    seed: int
-    requests: int  # that were answered
-    rate: float
-    ttft: float  # seconds, mean, over HTTP
-    simulated_ttft: float
-    ttft_p90: float
-    simulated_ttft_p90: float
-    cached_share: float  # as the engines' answers say
-    simulated_cached_share: float
-    token_seconds: float
-    simulated_token_seconds: float
-    apart_ttft: float | None = None  # simulated with engines that do not slow each other
-
-    @property
-    def ttft_error(self) -> float:
-        """Of the simulation, as a share of what was measured."""
-        return self.simulated_ttft / self.ttft - 1
-
-    @property
-    def cached_points(self) -> float:
-        """By how many points the simulation is off."""
-        return (self.simulated_cached_share - self.cached_share) * 100
-
-
-def compared(sent: Sent, fleet: FleetSpec) -> Compared:
+def compared(sent: Sent, fleet: FleetSpec) -> dict[str, float]:
+    """Return the mean figures of the chats, measured and simulated; times in ms, shares in %.
+    `apart_ttft` is simulated with engines that do not slow each other."""
     samples, workload = sent.samples, sent.workload
-    outcomes = sent.simulated(fleet)
-    ttft = np.concatenate([outcome.ttft for outcome in outcomes])
-    apart = None
+    simulated = [one.figures(workload, workload.own_rate) for one in sent.simulated(fleet)]
+    cached = sum(s.cached_tokens or 0 for s in samples) / sum(s.prompt_tokens or 0 for s in samples)
+    found = {
+        "requests": len(samples),
+        "rate": workload.own_rate,
+        "ttft": sent.ttft * 1e3,
+        "simulated_ttft": fmean(one.ttft for one in simulated),
+        "itl": fmean(s.itl for s in samples if s.itl is not None) * 1e3,
+        "simulated_itl": fmean(one.itl for one in simulated),
+        "cached": cached * 100,
+        "simulated_cached": fmean(one.cached for one in simulated),
+    }
     if fleet.engine.beside != 1.0:
-        apart = sent.simulated_ttft(fleet.with_beside(1.0))
-    return Compared(
-        router=sent.router,
-        policy=sent.policy,
-        seed=sent.seed,
-        requests=len(samples),
-        rate=round(workload.own_rate, 3),
-        ttft=sent.ttft,
-        simulated_ttft=float(ttft.mean()),
-        ttft_p90=float(np.percentile([sample.ttft for sample in samples], 90)),
-        simulated_ttft_p90=float(np.percentile(ttft, 90)),
-        cached_share=sum(s.cached_tokens or 0 for s in samples)
-        / sum(s.prompt_tokens or 0 for s in samples),
-        simulated_cached_share=fmean(one.cached_share(workload) for one in outcomes),
-        token_seconds=float(np.mean([s.itl for s in samples if s.itl is not None])),
-        simulated_token_seconds=fmean(one.token_seconds(workload) for one in outcomes),
-        apart_ttft=apart,
-    )
+        found["apart_ttft"] = sent.simulated_ttft(fleet.with_beside(1.0)) * 1e3
+    return found
+
+
+def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:
+    """Return all turns of `sessions` at their intended times. Their answers are replaced by what
+    the sessions say, so none of an answer's blocks is reused; but they are kept, and displace
+    others."""
+    hasher = BlockHasher(block_tokens)
+    requests, numbers = [], count(1)
+    for session in sessions:
+        conversation = Conversation()
+        for turn, at in zip(session.turns, session.at, strict=True):
+            _, body = conversation.ask(turn, {"model": "any"})
+            ids = np.array(prompts.token_ids(body), np.uint32)
+            blocks, output = tuple(hasher.keys(ids)), int(turn.fields["max_tokens"])
+            # the last token of an answer is not computed
+            num_answer = (len(ids) + output - 1) // block_tokens - len(blocks)
+            requests.append(
+                SimRequest(
+                    blocks=blocks,
+                    prompt_tokens=len(ids),
+                    output_tokens=output,
+                    session=session.number,
+                    start=at,
+                    # no key is negative
+                    answer_blocks=tuple(-next(numbers) for _ in range(num_answer)),
+                )
+            )
+            conversation.hear(turn, "")
+    requests.sort(key=lambda request: request.start)
+    return Workload("sent", "chats that were sent over HTTP", block_tokens, requests)

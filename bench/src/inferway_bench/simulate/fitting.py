@@ -10,7 +10,7 @@ By how much equal requests differ says how a step's time scatters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from math import log
 from statistics import median
@@ -29,10 +29,11 @@ _PAIR_MEDIAN = 0.9539
 # A constant that makes up less of the times than this, on average, was not measured: the solver's
 # rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
 _SMALLEST_SHARE = 1e-6
+_MOST_BESIDE, _CLOSE = 4.0, 0.002
 
 
 class First(NamedTuple):
-    """One answer's beginning, on an engine with nothing else to do."""
+    """The beginning of one answer, on an engine with nothing else to do."""
 
     cached: int  # tokens
     prompt: int  # tokens
@@ -40,7 +41,7 @@ class First(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """One answer's tokens, so many being written at once."""
+    """The tokens of answers of which `batch` are written at once."""
 
     batch: int
     context: int  # tokens before one of them, prompt and answer, on average
@@ -55,8 +56,8 @@ class Measured(NamedTuple):
 
 
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
-    """`like` with the constants that were measured, now and then. Raises BenchError where too
-    little was."""
+    """Return `like` with the constants that were measured, at several times. Raises BenchError if
+    too little was measured."""
     firsts = [first for one in measured for first in one.firsts]
     tokens = [token for one in measured for token in one.tokens]
     step, decode, context = _between(tokens)
@@ -80,6 +81,28 @@ def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
     )
 
 
+def fit_beside(waited: float, simulated: Callable[[float], float]) -> float:
+    """Return by how much engines that share a machine slow each other: how many times as long a
+    step takes while another engine computes, so that the mean TTFT which is `simulated` with it is
+    `waited`, in seconds; 1 if it is longer without. Raises BenchError when four times is not
+    enough.
+
+    It is the only constant that cannot be measured on an engine alone: the router and the clients
+    want the processors as well, so `waited` is that of chats that went through a router.
+    """
+    low, high = 1.0, _MOST_BESIDE
+    if simulated(high) < waited:
+        raise BenchError(
+            f"fitting: first tokens came after {waited * 1e3:,.0f} ms; with engines that slow each "
+            f"other {high:g} times it is {simulated(high) * 1e3:,.0f}: something else was in the "
+            "way; the cure: a quieter machine"
+        )
+    while high - low > _CLOSE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
+    return round(low, 3)
+
+
 def _scatter(measured: Sequence[Measured]) -> float:
     """The deviation of a time's logarithm from one request to an equal one of the same minute."""
     differences = [pair for one in measured for pair in _differences(one.firsts)]
@@ -95,7 +118,7 @@ def _differences(firsts: Sequence[First]) -> Iterator[float]:
 
 
 def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
-    """(seconds of a step, of each request in it, of each token that one looks at)."""
+    """The seconds of a step, of each request in it, and of each token that one looks at."""
     if len({one.batch for one in tokens}) < 2:
         raise BenchError("fitting: tokens of one batch size; two are needed at least")
     rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]

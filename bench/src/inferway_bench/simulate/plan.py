@@ -1,11 +1,21 @@
-"""What is simulated: which load on which fleet, by which policies."""
+"""What is simulated: traces, fleets, policies and loads."""
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from inferway.prompts.prepare import prepare_smollm2
+from inferway_bench.chats import default_data_dir
+from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.flags import data_flag, flag
+from inferway_bench.peers.plan import REAL
+from inferway_bench.peers.workload import chats as written_chats
 from inferway_bench.policies.chats import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.repeated import repeated
@@ -13,71 +23,177 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.policies.trace_files import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
+from inferway_bench.rows import load_run
+from inferway_bench.simulate.compared import as_workload
 
 CHATS = "chats"
+PEERS_CHATS = "peers-chats"
+_UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arrive
+_CONSTANTS = EngineSpec.__struct_fields__
+_LARGE = 100_000  # requests; from so many on one process at a time has the memory
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What a run does."""
+class Setting(NamedTuple):
+    """A trace on a fleet."""
 
-    trace: str  # a file, a name of `FILES`, or `chats`
-    policies: tuple[str, ...] = ("round-robin", "expected-ttft")
-    fleet: FleetSpec = FleetSpec(num_slow=0)
-    requests: int | None = None  # None: all of the trace
-    rate: float | None = None  # requests a second; None: by `load`, else the trace's own
-    load: float | None = None  # share of the rate at which round-robin's mean TTFT doubles
-    seeds: tuple[int, ...] = (1,)
-    think: float = 1.0  # thinking takes so many times as long
-    # Fleets of so many engines instead, one after the other; each engine gets the same load, so the
-    # rate, which is the first one's, grows with them.
-    sizes: tuple[int, ...] = ()
+    trace: str  # as the plan names it
+    engines: int
+    gateways: int
+
+
+class SimulatePlan(msgspec.Struct, frozen=True):
+    """The flags of `inferway bench simulate`; other benchmarks have other defaults."""
+
+    trace: Annotated[
+        tuple[str, ...],
+        flag(
+            "Replay this file, or mooncake, agentic, azure or servegen of --data, or chats, which "
+            "are generated, or peers-chats, those of inferway bench peers --real. FILE@TOKENS "
+            "gives the engines KV caches of this number of tokens.",
+            metavar="FILE",
+        ),
+    ] = (CHATS,)
+    engines: Annotated[
+        tuple[int, ...],
+        flag("Simulate a fleet of this number of engines, each with the same load.", ge=1),
+    ] = (8,)
+    slow: Annotated[int, flag("Make this number of the engines three times as slow.", ge=0)] = 0
+    gateways: Annotated[
+        tuple[int, ...],
+        flag("Put this number of gateways before the fleet. Each knows its own requests.", ge=1),
+    ] = (1,)
+    policy: Annotated[
+        tuple[str, ...],
+        flag("Simulate this policy, of inferway serve --policy or of a peer.", metavar="NAME"),
+    ] = ("round-robin", "expected-ttft")
+    rate: Annotated[
+        float | None,
+        flag("Send this number of requests a second, instead of the trace's own.", gt=0),
+    ] = None
+    load: Annotated[
+        tuple[float, ...],
+        flag(
+            "Send requests at this share of --rate; without --rate, of the rate at which "
+            "round-robin's mean TTFT doubles.",
+            metavar="SHARE",
+            gt=0,
+        ),
+    ] = ()
+    curve: tuple[float, ...] = ()  # more loads, with one seed and gateway, for the picture
+    seeds: Annotated[
+        int,
+        flag(
+            "Simulate this number of seeds. From ten on, the tables say how many it takes to see a "
+            "difference.",
+            ge=1,
+        ),
+    ] = 1
+    requests: Annotated[
+        int | None,
+        flag(
+            "Simulate this number of requests. If the trace has fewer, copies of it run side by "
+            "side, each with blocks of its own.",
+            ge=1,
+        ),
+    ] = None
+    engine: Annotated[
+        tuple[str, ...],
+        flag(
+            f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
+    like: Annotated[
+        Path | None,
+        flag("Simulate the engines that inferway bench validate --real --save FILE has measured."),
+    ] = None
+    warm_up: Annotated[
+        float, flag("Do not count what arrives in this first share of a run.", ge=0, le=0.9)
+    ] = 0.5
+    weights: tuple[int, ...] = (0, 1, 2, 4, 8)  # of best-weighted, for each of its scorers
+    fit_gateways: int = 1  # in front of the fleet while they are fitted
+    finalists: int = 4  # of all weights, tried again with all seeds
+    bisections: int = 6  # to find the rate at which round-robin's mean TTFT doubles
+    processes: Annotated[
+        int | None,
+        flag(
+            "Simulate in this number of processes at a time, instead of one a core; 100,000 "
+            "requests or more are simulated in one.",
+            ge=1,
+        ),
+    ] = None
+    data: Annotated[Path | None, data_flag("traces")] = None
 
     @property
-    def fleets(self) -> list[FleetSpec]:
-        """One for each size."""
-        replace = msgspec.structs.replace
-        return [replace(self.fleet, num_engines=size) for size in self.sizes] or [self.fleet]
+    def num_processes(self) -> int:
+        """The number of simulations at a time."""
+        usual = 1 if (self.requests or 0) >= _LARGE else os.cpu_count() or 1
+        return self.processes or usual
 
+    def settings(self) -> list[Setting]:
+        """Return every trace on every fleet."""
+        return [Setting(*each) for each in product(self.trace, self.engines, self.gateways)]
 
-def load(plan: Plan, data: Path, seed: int) -> Workload:
-    """Raises BenchError when the trace is not there."""
-    if plan.trace == CHATS:
-        default = ChatSpec()
-        own = min(plan.requests or default.num_requests, default.num_requests)
-        workload = chats(seed, msgspec.structs.replace(default, num_requests=own))
-    else:
-        workload = read_trace(trace_path(plan.trace, data), seed)
-    if plan.think != 1.0:
-        workload = _thinking(workload, plan.think)
-    return workload if plan.requests is None else repeated(workload, plan.requests)
-
-
-def trace_path(trace: str, data: Path) -> Path:
-    """A file that is there, or one of `data` by its short name."""
-    if trace in FILES and not Path(trace).exists():
-        return stored(data / "traces", trace)
-    return Path(trace)
-
-
-def engine_spec(words: tuple[str, ...], default: EngineSpec) -> EngineSpec:
-    """`KEY=VALUE` words set fields of an engine. Raises BenchError for one that is none."""
-    known = {field.name: field.type for field in msgspec.structs.fields(EngineSpec)}
-    values = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if key not in known:
-            raise BenchError(f"engine: no {key!r}; known: {', '.join(known)}")
+    def fleet(self, setting: Setting) -> FleetSpec:
+        """Return the fleet of a setting. Raises BenchError for a constant that does not exist, or
+        a file that is no validation of real engines."""
+        cache = _split(setting.trace)[1]
+        constants = {**self._fitted(), **dict(word.partition("=")[::2] for word in self.engine)}
+        constants |= {"cache_tokens": cache} if cache else {}
         try:
-            values[key] = msgspec.convert(value, known[key], strict=False)
+            engine = msgspec.convert(constants, EngineSpec, strict=False)
         except msgspec.ValidationError as e:
-            raise BenchError(f"engine: {word!r}: {e}") from e
-    return msgspec.structs.replace(default, **values)
+            raise BenchError(f"--engine: {e}; the keys are {', '.join(_CONSTANTS)}") from e
+        return FleetSpec(setting.engines, self.slow, engine=engine, num_gateways=setting.gateways)
+
+    def _fitted(self) -> dict[str, Any]:
+        facts = {} if self.like is None else load_run(self.like).facts
+        if self.like is not None and not facts.keys() >= set(_CONSTANTS):
+            raise BenchError(
+                f"{self.like}: no constants of engines; the cure: a file that inferway bench "
+                "validate --real --save wrote"
+            )
+        return {name: facts[name] for name in _CONSTANTS if name in facts}
+
+    def workload(self, trace: str, seed: int) -> Workload:
+        """Return the requests of a trace; what is drawn is drawn with the seed. Raises BenchError
+        when the trace is not there."""
+        name = _split(trace)[0]
+        traces = (self.data or default_data_dir()) / "traces"
+        return _workload(name, 1 if name in _UNSEEDED else seed, self.requests, traces)
 
 
-def _thinking(workload: Workload, factor: float) -> Workload:
-    requests = [
-        msgspec.structs.replace(request, think=request.think * factor)
-        for request in workload.requests
-    ]
-    about = f"{workload.about}; thinking takes {factor:g} times as long"
-    return Workload(workload.name, about, workload.block_tokens, requests, workload.grain)
+def preset(name: str, **defaults: Any) -> type[SimulatePlan]:
+    """Return a plan whose fields have other defaults."""
+    hints = get_type_hints(SimulatePlan, include_extras=True)
+    fields = [(field, hints[field], value) for field, value in defaults.items()]
+    made: Any = msgspec.defstruct(name, fields, bases=(SimulatePlan,), frozen=True)
+    kind: type[SimulatePlan] = made
+    return kind
+
+
+def _split(trace: str) -> tuple[str, int | None]:
+    """NAME@TOKENS"""
+    name, _, tokens = trace.rpartition("@")
+    return (name, int(tokens)) if name and tokens.isdecimal() else (trace, None)
+
+
+@lru_cache(maxsize=16)
+def _workload(name: str, seed: int, requests: int | None, traces: Path) -> Workload:
+    """A process keeps those that it has made last."""
+    if name == CHATS:
+        most = ChatSpec().num_requests
+        workload = chats(seed, ChatSpec(num_requests=min(requests or most, most)))
+    elif name == PEERS_CHATS:
+        sessions = written_chats(REAL.chats, seed, str(seed), rate=1.0)
+        workload = as_workload(sessions, _prompts(), REAL.engines.block_size)
+    else:
+        is_named = name in FILES and not Path(name).exists()
+        workload = read_trace(stored(traces, name) if is_named else Path(name), seed)
+    return workload if requests is None else repeated(workload, requests)
+
+
+@lru_cache(maxsize=1)
+def _prompts() -> EnginePrompts:
+    """Its threads end with the process."""
+    return EnginePrompts(str(prepare_smollm2()))

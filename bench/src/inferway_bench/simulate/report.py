@@ -1,144 +1,343 @@
-"""A run of `inferway bench simulate` as tables."""
+"""`inferway bench simulate`, and `policies` and `policies-fleet`, which are presets of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import resource
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean
+from functools import partial
+from typing import Any
 
-from inferway_bench.plotting import DOTS, Line, Panel, Picture
-from inferway_bench.policies.catalog import ENTRIES
-from inferway_bench.policies.fleet_words import engines_line, lateness_line
-from inferway_bench.policies.plot import STYLES
-from inferway_bench.policies.results import Row, gateways_named
-from inferway_bench.policies.simulate import FleetSpec
-from inferway_bench.sheets import Sheet, goal_sheet, told_by
-from inferway_bench.simulate.results import SimulateRun
-from inferway_bench.spread import Interval, mean_interval
+import msgspec
 
-_HEAD = (
-    *("policy", "TTFT", "p50", "p90", "p99", "token", "cached"),
-    *("simulating, s", "a request, µs"),
+from inferway_bench.harness import Benchmark
+from inferway_bench.plotting import Chart, Plot
+from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS
+from inferway_bench.processes import BenchError
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table
+from inferway_bench.rows import Findings, Goal, Row, Run, goal
+from inferway_bench.simulate.beside_others import (
+    BESIDE_PEERS,
+    BESIDE_WEIGHTED,
+    FEW_SEEDS,
+    KINDS,
+    MANY_SEEDS,
+    Requirement,
+    gains,
+    losses,
+    ratio_goals,
+    ratios,
+    with_ratios,
+)
+from inferway_bench.simulate.plan import SimulatePlan, preset
+from inferway_bench.simulate.run import simulated
+
+_MANY_ENGINES, _MANY_REQUESTS, _SECONDS = 1_000, 1_000_000, 600.0
+_TALL = 20_000  # ms; a policy that takes longer runs off the picture
+_FAR = 30  # times ours; the same
+
+
+def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
+    """Simulate the plan. Raises BenchError."""
+    if plan.slow > min(plan.engines):
+        raise BenchError(f"--slow {plan.slow}: there are {min(plan.engines)} engines")
+    rows = simulated(plan, on_step)
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    memory = max(resource.getrusage(which).ru_maxrss for which in processes) / 2**20
+    traces = [row for row in rows if row.table == "traces"]
+    return Findings(
+        rows=[*(row for row in rows if row.table != "simulations"), *with_ratios(rows)],
+        about=[*about(plan), f"- The simulation took at most {memory:.2f} GiB of memory."],
+        facts={
+            "most_engines": max(plan.engines),
+            "most_requests": max(int(row.median("requests")) for row in traces),
+        },
+        seeds=list(range(1, plan.seeds + 1)),
+    )
+
+
+def about(plan: SimulatePlan) -> Iterator[str]:
+    """Yield what is to be said of the fleet and the loads."""
+    yield f"- {plan.fleet(plan.settings()[0]).about}"
+    if plan.like is not None:
+        yield f"- The constants of the engines are those of {plan.like.name}."
+    yield (
+        "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
+        "proportion to the number of engines."
+    )
+    if plan.warm_up:
+        yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
+
+
+def measure_beside(
+    requirements: Sequence[Requirement], plan: SimulatePlan, on_step: OnStep
+) -> Findings:
+    """Simulate the plan, and say what ours is beside the others. Raises BenchError."""
+    found = measure(plan, on_step)
+    return msgspec.structs.replace(found, rows=beside(requirements, found.rows))
+
+
+def beside(requirements: Sequence[Requirement], rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, and those of the tables that say what ours is beside the others."""
+    return [*rows, *gains(rows), *ratios(rows, requirements)]
+
+
+def _size_goals(run: Run) -> list[Goal]:
+    """How long a large simulation may take of each policy but the oracle."""
+    engines, requests = int(run.facts["most_engines"]), int(run.facts["most_requests"])
+    rows = [row for row in run.select("simulations") if row.keys["policy"] != ORACLE]
+    if engines < _MANY_ENGINES or requests < _MANY_REQUESTS or not rows:
+        return []
+    slowest = max(rows, key=lambda row: max(row.repeats("cpu_us")))
+    what = (
+        f"CPU time of simulating {_MANY_REQUESTS:,} requests to {_MANY_ENGINES:,} engines, the "
+        f"slowest policy ({slowest.keys['policy']})"
+    )
+    seconds = max(slowest.repeats("cpu_us")) / 1e6 * _MANY_REQUESTS
+    return [goal(what, seconds, most=_SECONDS, form="{:,.0f}", unit=" s")]
+
+
+def _is_highest(row: Row) -> bool:
+    return row.keys["load"] == "90%"
+
+
+_TTFT = Column("ttft", "TTFT", "{:,.0f}", "mean", "lower", "ms")
+_P90 = Column("ttft_p90", "p90", "{:,.0f}", "mean alone", "lower", "ms")
+_CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
+
+_TRACES = Table(
+    "traces",
+    "Traces: tokens of an engine's cache; round-robin's mean TTFT in ms when idle, and the rate in "
+    "requests a second at which it doubles; weights of best-weighted (queue:kv:prefix), which are "
+    "fitted on the first half",
+    ("trace",),
+    (
+        Column("cache", form="{:,.0f}"), Column("requests", form="{:,.0f}"),
+        Column("idle_ttft", "idle TTFT", "{:,.0f}"), Column("rate", form="{:,.3g}"),
+        Column("weights"), Column("about"),
+    ),
+)  # fmt: skip
+_WHERE = "{trace}, engines: {engines:,}, gateways: {gateways}"
+_SIMULATIONS = Table(
+    "simulations",
+    f"{_WHERE}, load: {{load}}: mean TTFT (95 %), its percentiles and ITL in ms; share of prompt "
+    "tokens that came from a cache; CPU time of simulating the run and a request",
+    ("policy",),
+    (
+        _TTFT, Column("ttft_p50", "p50", "{:,.0f}", "mean alone"), _P90,
+        Column("ttft_p99", "p99", "{:,.0f}", "mean alone"),
+        Column("itl", "ITL", "{:,.1f}", "mean alone"), _CACHED,
+        Column("cpu_seconds", "CPU, s", "{:,.1f}", "mean alone"),
+        Column("cpu_us", "a request, µs", "{:,.0f}", "mean alone"),
+        Column("difference", f"{OURS} minus it", "{:+,.0f}"),
+        Column("few", f"by {FEW_SEEDS} seeds"), Column("needed", "seeds needed"),
+    ),
+    split=("trace", "engines", "gateways", "load"),
+)  # fmt: skip
+_BY_LOAD = Table(
+    "simulations",
+    f"**{_WHERE}**: mean TTFT in ms (95 %), its p90, and the share of prompt tokens that came "
+    "from a cache",
+    ("policy",),
+    (_TTFT, _P90, _CACHED),
+    across="load",
+    split=("trace", "engines", "gateways"),
+    in_details=True,
+)
+_HIGHEST_TTFT = Table(
+    "simulations", "Mean TTFT in ms, at {load} of the rate, gateways: {gateways}", ("policy",),
+    (replace(_TTFT, shown="mean alone", better=None),), across="trace", split=("gateways", "load"),
+    where=_is_highest,
+)  # fmt: skip
+_HIGHEST_CACHED = replace(
+    _HIGHEST_TTFT,
+    title="Share of prompt tokens that came from a cache, at {load} of the rate, "
+    "gateways: {gateways}",
+    columns=(replace(_CACHED, better=None),),
+)
+_GAINS = Table(
+    "gains",
+    f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}; "
+    "*reusable* is the share of prompt tokens that the oracle takes from a cache",
+    ("trace", "gateways", "load"),
+    (Column("reusable", form="{:.1f}%"), *(Column(kind) for kind in KINDS)),
+)
+_RATIOS = Table(
+    "ratios",
+    f"Ratios that are required of {OURS}, as means of those of each seed (95 %)",
+    ("trace", "gateways", "load", "ratio", "best"),
+    (Column("measured", form="{:.3f}"), Column("oracle", "with the oracle", "{:.3f}")),
+    in_details=True,
 )
 
+_STYLES: dict[str, dict[str, Any]] = {
+    OURS: {"color": "#cc3311", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
+    ORACLE: {"color": "black", "linestyle": "--"},
+    LLM_D: {"color": "#0077bb", "linewidth": 1.8},
+}
+_OVER_RATE = Plot(
+    "curve", ("ttft",), x="rate", by="policy", x_label="requests per second",
+    y_label="mean TTFT, ms", title="{trace}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
+)  # fmt: skip
+_OVER_ENGINES = replace(
+    _OVER_RATE, table="simulations", x="engines", x_label="engines", title="", log_x=True, most=None
+)
+_OVER_POLICIES = Plot("simulations", ("ttft_p90",), x="policy", y_label="p90 TTFT, ms", log_y=True)
 
-def about(run: SimulateRun) -> list[str]:
-    kept = [f"Kept from an earlier run: {run.kept}.", ""] if run.kept else []
-    return [*kept, *(f"- {note}" for note in notes(run))]
-
-
-def notes(run: SimulateRun) -> list[str]:
-    fleet = run.plan.fleets[0]
-    rate = f"{run.rows[0].rate:,.2f} requests a second"
-    if run.plan.load is not None:
-        rate += f", {run.plan.load:.0%} of the rate at which round-robin's mean TTFT doubles"
-    return [
-        f"{engines_line(fleet)}; caches of {fleet.engine.cache_tokens:,} tokens",
-        lateness_line(fleet),
-        *(["the rate grows in proportion to the number of engines"] if run.plan.sizes else []),
-        f"{run.about}; blocks of {run.block_tokens} tokens",
-        f"{run.requests:,} requests, {rate}; the figures are those of the second half of the "
-        f"requests; the simulation took at most {run.memory_gib} GiB of memory",
-        "the last two columns are the CPU time, on one core, of simulating the run and a request",
-    ]
-
-
-def sheets(run: SimulateRun) -> Iterator[Sheet]:
-    for fleet in run.plan.fleets:
-        title = (
-            f"{_title(run, fleet)}; mean TTFT, its percentiles and the time for each further token "
-            "in ms"
-        )
-        yield Sheet(title, _HEAD, list(_rows(run, fleet)))
-    goals = run.goals()
-    if goals:
-        yield goal_sheet(goals)
-
-
-def pictures(run: SimulateRun) -> list[Picture]:
-    """What deciding costs, by policy; of several fleets what becomes of it as they grow."""
-    if run.plan.sizes:
-        title = f"{run.rows[0].workload}: the same load for each engine"
-        return [Picture("simulate_engines", title, [_growing(run)], one_legend=True)]
-    names = run.policies()
-    places = [float(i) for i in range(len(names))]
-    p90 = [fmean(row.ttft_p90 for row in run.select(name)) * 1e3 for name in names]
-    cost = [
-        fmean(row.cpu_seconds for row in run.select(name)) / run.requests * 1e6 for name in names
-    ]
-    panels = [
-        Panel(
-            "policy", "p90 TTFT, ms", [Line("p90 TTFT", places, p90, DOTS)], log_y=True, ticks=names
+SIMULATE = Benchmark(
+    "simulate",
+    "Replay traces on a simulated fleet in virtual time, with the scheduling code of production, "
+    "an engine's steps and its KV cache.",
+    SimulatePlan,
+    measure,
+    (_TRACES, _SIMULATIONS),
+    Chart(
+        "{most_requests:,} requests, {most_engines:,} engines",
+        (
+            _OVER_POLICIES,
+            replace(_OVER_POLICIES, y=("cpu_us",), y_label="simulating a request, µs"),
         ),
-        Panel("policy", "simulating a request, µs", [Line("CPU", places, cost, DOTS)], ticks=names),
-    ]
-    return [Picture("simulate", _title(run, run.plan.fleet), [panels])]
-
-
-def _growing(run: SimulateRun) -> list[Panel]:
-    sizes = run.plan.sizes
-
-    def lines(of: Callable[[Row], float]) -> list[Line]:
-        return [
-            Line(
-                name,
-                sizes,
-                [mean_interval([of(row) for row in run.select(name, n)]) for n in sizes],
-                STYLES.get(name, {}),
-            )
-            for name in run.policies()
-        ]
-
-    cached = lines(lambda row: row.cached_share * 100)
-    p90 = lines(lambda row: row.ttft_p90 * 1e3)
-    return [
-        Panel("engines", "prompt tokens from a cache, %", cached, log_x=True),
-        Panel("engines", "p90 TTFT, ms", p90, log_x=True, log_y=True),
-    ]
-
-
-def _title(run: SimulateRun, fleet: FleetSpec) -> str:
-    slow = f", {fleet.num_slow} of them {fleet.slow_factor:g} × slower" if fleet.num_slow else ""
-    gateways = gateways_named(fleet.num_gateways)
-    return f"{run.rows[0].workload}, {fleet.num_engines:,} engines{slow}, {gateways}"
-
-
-def _rows(run: SimulateRun, fleet: FleetSpec) -> Iterator[list[str]]:
-    models = {entry.name for entry in ENTRIES if entry.is_model}
-    for name in run.policies():
-        rows = run.select(name, fleet.num_engines if run.plan.sizes else 0)
-        seconds = fmean(row.cpu_seconds for row in rows)
-        yield [
-            f"{name} (model)" if name in models else name,
-            _ms(mean_interval([row.ttft for row in rows]), len(rows)),
-            *(_mean_ms(rows, field) for field in ("ttft_p50", "ttft_p90", "ttft_p99")),
-            f"{fmean(row.token_seconds for row in rows) * 1e3:,.1f}",
-            f"{fmean(row.cached_share for row in rows):.1%}",
-            f"{seconds:,.1f}",
-            f"{seconds / run.requests * 1e6:,.0f}",
-        ]
-
-
-def _mean_ms(rows: Sequence[Row], field: str) -> str:
-    return f"{fmean(getattr(row, field) for row in rows) * 1e3:,.0f}"
-
-
-def _ms(found: Interval, seeds: int) -> str:
-    if seeds == 1:
-        return f"{found.value * 1e3:,.0f}"
-    return found.times(1e3).shown("{:,.0f}")
-
-
-SIMULATE = told_by(
-    "simulate", SimulateRun, about, sheets, notes=notes, pictures=pictures,
+    ),
+    goals=_size_goals,
     question="how policies perform on a trace and a fleet that you choose, in virtual time",
     takes="2 to 6 minutes a policy for a million requests to 1,000 engines",
     arguments="--trace mooncake --engines 1000 --requests 1000000",
-)  # fmt: skip
+    audience="user",
+    times="virtual",
+    run_name=lambda plan: _run_name(plan),
+)
 SIMULATE_ENGINES = replace(
     SIMULATE,
     name="simulate --engines",
+    chart=Chart(
+        "The same load for each engine",
+        (
+            replace(
+                _OVER_ENGINES, y=("cached",), y_label="prompt tokens from a cache, %", log_y=False
+            ),
+            replace(_OVER_ENGINES, y=("ttft_p90",), y_label="p90 TTFT, ms"),
+        ),
+    ),
     question="how the cached share grows with the number of engines, in virtual time",
     takes="a minute",
     arguments="4 --engines 16 … --trace mooncake",
+)
+SIMULATE_SEEDS = replace(
+    SIMULATE,
+    name="simulate --seeds",
+    chart=Chart(
+        "{seeds} seeds in virtual time",
+        (
+            replace(_OVER_RATE, table="simulations", title="", log_y=False, most=None),
+            Plot(
+                "simulations", ("difference",), x="rate", by="policy", styles=_STYLES,
+                x_label="requests per second", y_label=f"{OURS} minus it, ms",
+            ),
+        ),
+    ),
+    question="which differences between policies on two real engines exceed chance, and how many "
+    "seeds show them, in virtual time",
+    takes="2 minutes",
+    arguments="100 --trace peers-chats --like docs/results/validate_real.json …",
+)  # fmt: skip
+
+
+def _run_name(plan: SimulatePlan) -> str:
+    if len(plan.engines) > 1:
+        return SIMULATE_ENGINES.name
+    return SIMULATE_SEEDS.name if plan.seeds >= MANY_SEEDS else SIMULATE.name
+
+
+PoliciesPlan = preset(
+    "PoliciesPlan",
+    trace=("mooncake", "chats@65536", "agentic@1048576"),
+    slow=1,
+    gateways=(1, 4),
+    policy=(),
+    load=(0.5, 0.75, 0.9),
+    curve=(0.25, 1.5, 2.5),
+    seeds=5,
+    bisections=8,
+)
+POLICIES = Benchmark(
+    "policies",
+    "Compare all policies on one simulated fleet in virtual time: real traces and generated chats, "
+    "and an oracle.",
+    PoliciesPlan,
+    partial(measure_beside, BESIDE_WEIGHTED),
+    (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, _TRACES, _BY_LOAD, _RATIOS),
+    Chart(
+        "One gateway; a mean TTFT above 20 s is cut off",
+        (
+            _OVER_RATE,
+            replace(
+                _OVER_RATE, y=("cached",), y_label="prompt tokens from a cache, %", log_y=False,
+                most=None,
+            ),
+        ),
+        split=("trace",),
+    ),
+    quick={
+        "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
+        "curve": (0.5,), "seeds": 2, "weights": (0, 1, 3), "finalists": 1, "bisections": 3,
+    },
+    goals=ratio_goals,
+    losses=losses,
+    question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
+    "policies, those of its peers, and an oracle",
+    takes="18 minutes",
+    times="virtual",
+)  # fmt: skip
+FleetPlan = preset(
+    "FleetPlan",
+    trace=(
+        *("mooncake", "agentic@1048576", "azure@262144", "servegen"),
+        *("mooncake@8388608", "agentic@8388608"),  # more tokens than all prompts have
+    ),
+    engines=(16,),
+    gateways=(1, 4),
+    policy=(
+        *("round-robin", "least-request", "consistent-hash", LLM_D, "llm-d-whole", "cache-aware"),
+        *("dynamo-cost", "best-weighted", OURS, DEAF, ORACLE),
+    ),
+    load=(0.75, 0.9),
+    seeds=5,
+    weights=(0, 1, 2, 8),
+    fit_gateways=4,
+    finalists=2,
+    bisections=5,
+)
+POLICIES_FLEET = replace(
+    POLICIES,
+    name="policies-fleet",
+    help="Compare policies in front of 16 equal engines behind 1 and 4 gateways in virtual time, "
+    "with and without pressure on the caches.",
+    plan=FleetPlan,
+    measure=partial(measure_beside, BESIDE_PEERS),
+    tables=(_HIGHEST_TTFT, _GAINS, _HIGHEST_CACHED, _TRACES, _BY_LOAD, _RATIOS),
+    chart=Chart(
+        f"Each workload at its highest load; ratios above {_FAR} are cut off",
+        (
+            Plot(
+                "simulations",
+                ("p90_ratio",),
+                x="trace",
+                by="policy",
+                styles=_STYLES,
+                log_y=True,
+                most=_FAR,
+                title="gateways: {gateways}",
+                where=_is_highest,
+                x_label=" ",
+                y_label=f"p90 TTFT / that of {OURS}",
+            ),
+        ),
+        split=("gateways",),
+    ),
+    question="how much KV events gain, with one gateway and with several, in front of many engines",
+    takes="40 minutes",
+)
+simulate, policies, policies_fleet = (
+    benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET)
 )

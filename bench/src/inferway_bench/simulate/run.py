@@ -1,113 +1,250 @@
-"""`inferway bench simulate`, from the trace to the rows: one simulation after the other, in this
-process."""
+"""The simulations of a plan, in as many processes as there are cores: rates are found, weights are
+fitted, and each policy is simulated at each load with each seed."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import product
-from pathlib import Path
+from math import sqrt
 from statistics import fmean
+from typing import TypeVar
 
 import msgspec
 
-from inferway_bench.machine import this_machine
-from inferway_bench.policies.catalog import policy_named
-from inferway_bench.policies.measured import command, doubling, row
-from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.results import Row
-from inferway_bench.policies.simulate import simulate
+from inferway_bench.policies.catalog import BEST_WEIGHTED, OURS, POLICIES, policy_named
+from inferway_bench.policies.configured import Weights, grid, weighted
+from inferway_bench.policies.requests import Figures, Workload
+from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnCountedStep
-from inferway_bench.simulate.plan import Plan, load
-from inferway_bench.simulate.results import SimulateRun
+from inferway_bench.progress import OnStep
+from inferway_bench.rows import Row
+from inferway_bench.simulate.plan import Setting, SimulatePlan
 
-_BISECTIONS = 6
-_SEARCH = 5_000  # requests to find a rate with, and so many more for each engine:
-_SEARCH_EACH = 25
+_WARM_UP_OF_FIT = 0.2
+_SEARCHED = 2  # seeds whose mean TTFT is to double, and more where they have few requests:
+_SEARCHED_REQUESTS = 1_600
+_MOST_SEARCHED = 20_000  # requests of a seed, or so many for each engine:
+_MOST_EACH = 25
+_IDLE_GAP = 60.0  # seconds between requests that hardly ever meet
+_FIRST = 0.01  # requests a second for each engine, from which on the search goes up
+_MOST_STEPS = 50
 
-
-def run_more(before: SimulateRun, plan: Plan, data: Path, on_step: OnCountedStep) -> SimulateRun:
-    """`before` with the policies of `plan`, in place of those of their names, at the rate that was
-    found then. All else must be as it was. Raises BenchError."""
-    policies = tuple(dict.fromkeys((*before.plan.policies, *plan.policies)))
-    if msgspec.structs.replace(plan, policies=before.plan.policies) != before.plan:
-        raise BenchError(
-            "--add: what was simulated before was another trace, fleet, rate or seed "
-            f"({before.command}); the cure: the same flags, or none of --add"
-        )
-    added = run_simulate(plan, data, on_step, before.rows[0].rate)
-    kept = [row for row in before.rows if row.policy not in plan.policies]
-    names = ", ".join(name for name in before.plan.policies if name not in plan.policies)
-    return msgspec.structs.replace(
-        added,
-        plan=msgspec.structs.replace(plan, policies=policies),
-        memory_gib=max(before.memory_gib, added.memory_gib),
-        rows=sorted([*kept, *added.rows], key=lambda row: policies.index(row.policy)),
-        kept=before.kept or f"{names}: {before.machine.date} UTC, commit {before.machine.commit}",
-    )
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+Case = tuple[str, float]  # trace, load
+Fitted = Mapping[Case, Weights]  # those of best-weighted with the least mean TTFT on the first half
 
 
-def run_simulate(
-    plan: Plan, data: Path, on_step: OnCountedStep, rate: float | None = None
-) -> SimulateRun:
-    """At `rate`, if it is given, whatever the plan says of rates. Raises BenchError, with the
-    cure: no such trace, no such policy."""
-    machine = this_machine()
-    policies = {name: policy_named(name) for name in plan.policies}
-    on_step("reading the trace")
-    first = load(plan, data, plan.seeds[0])
-    if rate is None:
-        rate = _rate(plan, first, on_step)
-    rows: list[Row] = []
-    for seed in plan.seeds:
-        workload = first if seed == plan.seeds[0] else load(plan, data, seed)
-        for fleet, (name, make) in product(plan.fleets, policies.items()):
-            what = f"{name}, {fleet.num_engines:,} engines, seed {seed}"
-            tell = _tell(on_step, what, len(workload.requests))
-            tell(0)
-            of_fleet = rate * fleet.num_engines / plan.fleets[0].num_engines
-            outcome = simulate(workload, of_fleet, fleet, make, seed, tell)
-            rows.append(
-                row(
-                    workload, outcome, of_fleet, policy=name, seed=seed,
-                    gateways=fleet.num_gateways, load=plan.load or 0.0,
-                )
-            )  # fmt: skip
-    return SimulateRun(
-        machine=machine,
-        command=command(),
-        plan=plan,
-        about=first.about,
-        requests=len(first.requests),
-        block_tokens=first.block_tokens,
-        memory_gib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-        rows=rows,
-    )
+class Task(msgspec.Struct, frozen=True):
+    """One simulation."""
+
+    plan: SimulatePlan
+    setting: Setting
+    load: float
+    policy: str
+    seed: int
+    rate: float
+    weights: Weights | None = None
+    is_fit: bool = False  # of the first half
 
 
-def _rate(plan: Plan, workload: Workload, on_step: OnCountedStep) -> float:
-    """Requests a second."""
-    if plan.rate is not None:
-        return plan.rate
-    if plan.load is None:
-        return workload.own_rate
-    fleet = plan.fleets[0]
-    part = workload.part(_SEARCH + _SEARCH_EACH * fleet.num_engines)
-    make = policy_named("round-robin")
+class Processes:
+    """So many processes that compute side by side; the only one is this process."""
+
+    def __init__(self, number: int, on_step: OnStep) -> None:
+        # Not forked: a progress display has a thread.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(number, mp_context=context) if number > 1 else None
+        self._on_step = on_step
+
+    def map(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
+        """Return what the function makes of each, in their order."""
+        if self._pool is None:
+            return [function(one) for one in self._told(given, what, len(given))]
+        futures = [self._pool.submit(function, one) for one in given]
+        for future in self._told(as_completed(futures), what, len(given)):
+            future.result()
+        return [future.result() for future in futures]
+
+    def _told(self, each: Iterator[_In] | Sequence[_In], what: str, total: int) -> Iterator[_In]:
+        for number, one in enumerate(each):
+            self._on_step(f"{what}: {number:,} of {total:,} simulations", number, total)
+            yield one
+
+    def close(self) -> None:
+        """End them; what has not begun is not computed."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
+    """Return a row for each trace with its rate, and one for each policy in each case. Raises
+    BenchError when a policy, a trace or a constant is not known."""
+    plan = SimulatePlan(**msgspec.structs.asdict(plan))  # processes cannot import a preset
+    names = plan.policy or tuple(POLICIES)
+    for name in names:
+        policy_named(name)
+    firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
+    for first in firsts:
+        plan.workload(first.trace, 1)  # an error is told before processes are started
+    processes = Processes(plan.num_processes, on_step)
+    try:
+        traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
+        rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
+        fitted = _fitted(plan, rates, processes) if BEST_WEIGHTED in names else {}
+        tasks = list(_tasks(plan, names, rates, fitted))
+        by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
+        found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
+    finally:
+        processes.close()
+    return [*(_with_weights(row, fitted) for row in traces), *_rows(plan, tasks, found)]
+
+
+def _with_weights(row: Row, fitted: Fitted) -> Row:
+    of_trace = [
+        (load, best) for (trace, load), best in fitted.items() if trace == row.keys["trace"]
+    ]
+    said = [f"{load:.0%} {best}" for load, best in of_trace]
+    return msgspec.structs.replace(row, values={**row.values, "weights": ", ".join(said) or None})
+
+
+def _tasks(
+    plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float], fitted: Fitted
+) -> Iterator[Task]:
+    for setting in plan.settings():
+        rate = rates[setting.trace] * setting.engines / plan.engines[0]
+        curve = plan.curve if setting.gateways == plan.gateways[0] else ()
+        for load, name in product((*(plan.load or (1.0,)), *curve), names):
+            weights = _nearest(fitted, setting.trace, load) if name == BEST_WEIGHTED else None
+            for seed in range(1, 1 + (1 if load in curve else plan.seeds)):
+                yield Task(plan, setting, load, name, seed, rate * load, weights)
+
+
+def _nearest(fitted: Fitted, trace: str, load: float) -> Weights:
+    """At a load that was not fitted, those of the nearest that was."""
+    loads = [at for of, at in fitted if of == trace]
+    return fitted[trace, min(loads, key=lambda at: abs(at - load))]
+
+
+def _rows(
+    plan: SimulatePlan, tasks: Sequence[Task], found: Mapping[Task, Figures]
+) -> Iterator[Row]:
+    """A row for each case, and at last the points of the curve."""
+    by_case: dict[tuple[Setting, float, str], list[Task]] = {}
+    for task in tasks:
+        by_case.setdefault((task.setting, task.load, task.policy), []).append(task)
+    points = []
+    for (setting, load, policy), seeds in by_case.items():
+        keys = {**setting._asdict(), "load": f"{load:.0%}", "policy": policy}
+        values: dict[str, list[float]] = {
+            name: [getattr(found[task], name) for task in seeds]
+            for name in Figures.__struct_fields__
+        }
+        row = Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
+        if load not in plan.curve:
+            yield row
+        if plan.curve and setting.gateways == plan.gateways[0]:
+            points.append(point(row))
+    yield from points
+
+
+def point(row: Row) -> Row:
+    """Return what the curve has of a case."""
+    values = {name: fmean(row.repeats(name)) for name in ("rate", "ttft", "cached")}
+    return Row("curve", row.keys, values, row.is_ours)
+
+
+def _fitted(plan: SimulatePlan, rates: Mapping[str, float], processes: Processes) -> Fitted:
+    """All weights are tried with one seed, the best of them again with all seeds."""
+
+    def ranked(tried: Mapping[Case, Sequence[Weights]], seeds: int) -> dict[Case, list[Weights]]:
+        """By mean TTFT, the best first."""
+        tasks = [
+            Task(
+                plan, Setting(trace, plan.engines[0], plan.fit_gateways), load, BEST_WEIGHTED,
+                seed, rates[trace] * load, weights, is_fit=True,
+            )
+            for (trace, load), some in tried.items()
+            for weights, seed in product(some, range(1, seeds + 1))
+        ]  # fmt: skip
+        means: dict[Case, dict[Weights, list[float]]] = {case: {} for case in tried}
+        for task, found in zip(
+            tasks, processes.map(perform, tasks, "fitting weights"), strict=True
+        ):
+            assert task.weights is not None
+            of_case = means[task.setting.trace, task.load]
+            of_case.setdefault(task.weights, []).append(found.ttft)
+        return {case: sorted(of, key=lambda w: (fmean(of[w]), w)) for case, of in means.items()}
+
+    cases = list(product(plan.trace, plan.load or (1.0,)))
+    first = ranked(dict.fromkeys(cases, grid(plan.weights)), 1)
+    best = ranked({case: some[: plan.finalists] for case, some in first.items()}, plan.seeds)
+    return {case: some[0] for case, some in best.items()}
+
+
+def perform(task: Task) -> Figures:
+    """Simulate a task in a process of the pool."""
+    plan, warm_up = task.plan, task.plan.warm_up
+    workload = plan.workload(task.setting.trace, task.seed)
+    if task.is_fit:
+        workload, warm_up = workload.part(len(workload.requests) // 2), _WARM_UP_OF_FIT
+    make = policy_named(task.policy) if task.weights is None else weighted(task.weights)
+    outcome = simulate(workload, task.rate, plan.fleet(task.setting), make, task.seed)
+    return outcome.figures(workload, task.rate, warm_up)
+
+
+def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
+    """Return how fast the requests of a trace come, in a process of the pool: the rate that is
+    given, the trace's own, or (for loads) the one at which round-robin's mean TTFT doubles."""
+    workload = plan.workload(setting.trace, 1)
+    rate, idle, fleet = plan.rate or workload.own_rate, None, plan.fleet(setting)
+    if plan.load and plan.rate is None:
+        most = max(_MOST_SEARCHED, _MOST_EACH * setting.engines)
+        num_seeds = max(_SEARCHED, _SEARCHED_REQUESTS // len(workload.requests))
+        searched = [
+            plan.workload(setting.trace, seed).part(most)
+            for seed in range(1, min(num_seeds, plan.seeds) + 1)
+        ]
+        idle, rate = doubling_rate(searched, fleet, plan.bisections, plan.warm_up)
+    values = {
+        "cache": fleet.engine.cache_tokens,
+        "requests": len(workload.requests),
+        "idle_ttft": idle,
+        "rate": rate,
+        "about": f"{workload.about}; blocks of {workload.block_tokens} tokens",
+    }
+    return Row("traces", {"trace": setting.trace}, values)
+
+
+def doubling_rate(
+    workloads: Sequence[Workload], fleet: FleetSpec, bisections: int, warm_up: float = 0.0
+) -> tuple[float, float]:
+    """Return round-robin's mean TTFT on an idle fleet, in ms, and the rate at which it is twice
+    that, in requests a second; the means are those over `workloads`, and the number of each is its
+    seed. Raises BenchError when it does not double."""
+    round_robin = policy_named("round-robin")
 
     def ttft(rate: float) -> float:
-        on_step(f"finding the rate at which round-robin's TTFT doubles: {rate:.2f} requests/s")
-        outcomes = [simulate(part, rate, fleet, make, seed) for seed in (1, 2)]
-        return fmean(row(part, o, rate, policy="round-robin").ttft for o in outcomes)
+        return fmean(
+            simulate(each, rate, fleet, round_robin, seed).figures(each, rate, warm_up).ttft
+            for seed, each in enumerate(workloads, start=1)
+        )
 
-    return plan.load * doubling(ttft, fleet.num_engines / 100, _BISECTIONS)[1]
-
-
-def _tell(on_step: OnCountedStep, what: str, total: int) -> Callable[[int], None]:
-    return partial(_told, on_step, what, total)
-
-
-def _told(on_step: OnCountedStep, what: str, total: int, done: int) -> None:
-    on_step(f"{what}: {done:,} of {total:,} requests", done, total)
+    idle = ttft(1 / _IDLE_GAP)
+    low = high = _FIRST * fleet.num_engines
+    for _ in range(_MOST_STEPS):
+        if ttft(high) >= 2 * idle:
+            break
+        low, high = high, high * 1.5
+    else:
+        raise BenchError(
+            f"round-robin's mean TTFT, {idle:,.0f} ms, does not double with any rate; the cure: "
+            "more requests, or --rate"
+        )
+    for _ in range(bisections):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
+    return idle, low

@@ -1,6 +1,9 @@
 """A file of schemas and instances -> token ids, as every system gets them.
 
 A line is `{"id", "schema", "tests": [{"valid", "data"}]}`: JSONSchemaBench's, as MaskBench has it.
+Libraries that make an object property by property, in the order in which the schema lists them,
+refuse the same object written in another order. That says nothing about what they would let a model
+write; so every instance is judged both as it came and in order.
 """
 
 from __future__ import annotations
@@ -14,10 +17,15 @@ import msgspec
 
 from inferway_bench.packed import unpacked
 from inferway_bench.processes import BenchError
-from inferway_bench.structured.ordering import in_schema_order
+from inferway_structured.backends.schemas.nodes import Document, Node
+from inferway_structured.backends.schemas.shapes import takes
+
+_DEPTH = 12  # of references that are followed
 
 
 class Instance(msgspec.Struct, frozen=True):
+    """One document, in tokens."""
+
     valid: bool
     tokens: list[int]
     ordered: list[int] | None  # in schema order, where that is another text
@@ -25,6 +33,8 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
+    """One schema, and what it is judged by."""
+
     id: str
     schema: str
     instances: list[Instance]
@@ -36,7 +46,8 @@ def read(
     max_tokens: int,
     max_schemas: int | None = None,
 ) -> list[Case]:
-    """Raises BenchError where the file is not of that form."""
+    """Return the schemas of a file, without instances of more than `max_tokens`. Raises BenchError
+    where the file is not of that form."""
     try:
         lines = list(_lines(path))
         return [_case(line, tokenize, max_tokens) for line in lines[:max_schemas]]
@@ -58,3 +69,70 @@ def _case(line: Any, tokenize: Callable[[str], list[int]], max_tokens: int) -> C
             ordered = None if other == text else tokenize(other)
             instances.append(Instance(bool(test["valid"]), tokens, ordered, text))
     return Case(line["id"], json.dumps(line["schema"]), instances)
+
+
+def in_schema_order(schema: Any, value: Any) -> Any:
+    """Return the value with its properties in the order in which the schema lists them."""
+    return _ordered([Document(schema).root], value)
+
+
+def _ordered(nodes: list[Node], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_ordered(list(_items(nodes, at, value)), one) for at, one in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    inner: dict[str, list[Node]] = {}
+    extra: dict[str, list[Node]] = {}
+    for node in _parts(nodes, value):
+        keywords = node.keywords
+        for name, one in keywords.get("properties", {}).items():
+            inner.setdefault(name, []).append(one)
+        for name in value:
+            others = [*keywords.get("patternProperties", {}).values()]
+            if "additionalProperties" in keywords:
+                others.append(keywords["additionalProperties"])
+            extra.setdefault(name, []).extend(others)
+    required = [n for node in _parts(nodes, value) for n in node.keywords.get("required", ())]
+    names = [name for name in dict.fromkeys([*inner, *required]) if name in value]
+    names += [name for name in value if name not in names]
+    return {
+        name: _ordered([*inner.get(name, ()), *extra.get(name, ())], value[name]) for name in names
+    }
+
+
+def _items(nodes: list[Node], at: int, value: Any) -> Iterator[Node]:
+    for node in _parts(nodes, value):
+        prefix = node.keywords.get("prefixItems", ())
+        if at < len(prefix):
+            yield prefix[at]
+        elif "items" in node.keywords:
+            yield node.keywords["items"]
+
+
+def _parts(nodes: list[Node], value: Any, depth: int = _DEPTH) -> Iterator[Node]:
+    """The schemas that speak of this value, in the order written: of alternatives, those that do
+    not refuse it."""
+    for node in nodes if depth else ():
+        for word, rule in [*node.keywords.items()]:
+            if word == "$ref":
+                yield from _parts([rule], value, depth - 1)
+            elif word == "allOf":
+                yield from _parts(rule, value, depth - 1)
+            elif word in ("anyOf", "oneOf"):
+                left = [branch for branch in rule if takes(branch, value) is not False]
+                yield from _parts(left, value, depth - 1)
+            elif word in ("properties", "patternProperties", "additionalProperties"):
+                yield _Only(node, word)
+            elif word in ("then", "else"):
+                yield from _parts([rule], value, depth - 1)
+        yield _Only(node, "required", "items", "prefixItems")
+
+
+class _Only(Node):
+    """A node of which some keywords are looked at."""
+
+    def __init__(self, node: Node, *words: str) -> None:
+        super().__init__(node.document, node.raw, node.place)
+        self.__dict__["keywords"] = {
+            word: rule for word, rule in node.keywords.items() if word in words
+        }

@@ -1,8 +1,8 @@
 """One system judging schemas, each in a fork of its own that can be killed.
 
 `python -m inferway_bench.structured.worker SYSTEM MODEL SECONDS GIB` reads cases from standard
-input, a line each, and prints a result for each, after a first line when it is ready. Standard
-library only, besides our plugin.
+input, a line each, and prints a result for each, after the versions of its libraries when it is
+ready. Standard library only, besides our plugin.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from inferway_bench.structured.systems import SYSTEMS, Prepared, System, vocabulary_of
 
+_PACKAGES = ("llguidance", "outlines_core", "jsonschema_rs", "vllm", "xgrammar")
 _JUDGING_SECONDS = 60.0  # for all instances of a schema, beside the compile
 
 
@@ -35,11 +37,19 @@ def main() -> None:
     _warm(system, words)
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not a result
-    results.write("ready\n")
+    results.write(json.dumps(_versions()) + "\n")
     results.flush()
     for line in sys.stdin:
         results.write(_forked(system, json.loads(line), seconds, words, eos) + "\n")
         results.flush()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _warm(system: System, words: int) -> None:

@@ -1,1 +1,0 @@
-"""`inferway bench chat-overhead`: the same tokens as chat and as completion -> the time between."""

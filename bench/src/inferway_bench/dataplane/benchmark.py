@@ -1,0 +1,398 @@
+"""`inferway bench dataplane`: what it costs to stand between clients and engines, beside other
+routers.
+
+Every router gets two trivial engines of its own. All of them are started first and then loaded in
+turns; routers that do not look at prompts also carry streams, are timed far from saturation, and
+are started anew for their memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from inferway.prompts.prepare import prepare_smollm2
+from inferway_bench import conversations
+from inferway_bench.cpu import resident_bytes
+from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies
+from inferway_bench.dataplane.memory import memory_rows
+from inferway_bench.dataplane.steps import time_steps
+from inferway_bench.dataplane.testbed import (
+    events_written,
+    in_turns,
+    publish_events,
+    set_pace,
+    started_routers,
+)
+from inferway_bench.dataplane.wrk import Load
+from inferway_bench.flags import flag
+from inferway_bench.harness import Benchmark
+from inferway_bench.plotting import Chart, Plot
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table
+from inferway_bench.routers import (
+    BLOCK_SIZE,
+    Counters,
+    OnlyFlag,
+    PeersFlag,
+    Router,
+    RunningRouter,
+    added,
+    all_routers,
+    chosen,
+    versions,
+)
+from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
+from inferway_bench.spread import mean_interval, quartiles, ratio_of_medians
+
+PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
+VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
+VLLM_KV, SGLANG = "vllm-router kv_aware", "sglang-router round_robin"
+_LIGHT = (PLAIN, VLLM, SGLANG)  # those that do not look at prompts
+
+SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
+_STEP_SECONDS = 0.002  # between a stream's tokens: 10,000 chunks a second, far from saturation
+_STREAMS, _TOKENS = 20, 500  # side by side, and of each
+_WRITTEN = "events written"  # by the engines of a router
+
+
+class DataplanePlan(msgspec.Struct, frozen=True):
+    """Seconds are of load, for each router and repeat."""
+
+    repeats: Annotated[int, flag("Load each router this number of times, in turns.", ge=1)] = 9
+    seconds: Annotated[int, flag("Load each router for this time in each repeat.", ge=1)] = 4
+    connections: Annotated[
+        int, flag("Send requests over this number of connections at a time.", ge=1)
+    ] = 8
+    only: OnlyFlag = ()
+    peers: PeersFlag = True
+    latency_seconds: int = 5
+    held_streams: int = 1000
+    memory_repeats: int = 3
+    step_repeats: int = 400
+
+
+_QUICK = {"repeats": 2, "seconds": 2, "latency_seconds": 2, "memory_repeats": 1, "step_repeats": 60}
+
+
+def measure(plan: DataplanePlan, on_step: OnStep) -> Findings:
+    """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
+    fails a request, or does not match what it should match."""
+    policies = ("round_robin", "cache_aware", "kv_aware")
+    routers = all_routers(policies, policies[:2], plan.peers, on_step)
+    return measure_routers(chosen(routers, plan.only), plan, on_step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One kind of load. `tokens` are those of each stream; 0: its answers are no streams."""
+
+    name: str
+    what: str
+    load: Load
+    tokens: int = 0
+
+
+def _cases(model: str, connections: int) -> tuple[_Case, _Case, _Case]:
+    """A short chat, a long one, and the short one streamed."""
+    short, long = conversations.short_chat(model), conversations.chat_of_8k_tokens(model)
+    return (
+        _Case(
+            SHORT,
+            f"{len(short)} chats of two messages, {len(short[0].body(0))} bytes and more, each "
+            "request with a new last turn",
+            Load(short, connections),
+        ),
+        _Case(
+            LONG,
+            f"4 conversations of about 8,000 tokens and 30 turns, {len(long[0].body(0)):,} bytes, "
+            f"{len(long)} different last turns, each request with a new one",
+            Load(long, connections),
+        ),
+        _Case(
+            STREAM,
+            f"the short chats, streamed: {_TOKENS} tokens, one every {_STEP_SECONDS * 1e3:g} ms, "
+            f"{_STREAMS} streams side by side; the CPU time is that of a chunk",
+            Load(conversations.short_chat(model, stream=True), _STREAMS),
+            tokens=_TOKENS,
+        ),
+    )
+
+
+def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnStep) -> Findings:
+    """Measure `routers`: see `measure`."""
+    model = str(prepare_smollm2())
+    _raise_descriptor_limit()
+    short, long, stream = loads = _cases(model, plan.connections)
+    light = [router for router in routers if router.label in _LIGHT]
+    numbers = iter(range(1, 10**9, 10**6))
+    rows: list[Row] = []
+    notes: dict[str, list[str]] = {}
+    facts: dict[str, Key] = {"rate": 0.0}
+    with started_routers(routers, model, on_step) as ready:
+        publish_events(ready, model, on_step)
+        forwarding = [one for one in ready if one.router.label in _LIGHT]
+        for case, taking in ((short, ready), (long, ready), (stream, forwarding)):
+            rows += _cpu_rows(case, taking, plan, numbers, on_step)
+        notes["cpu"] = [*(f"{case.name}: {case.what}" for case in loads), *_evidence(rows)]
+        if forwarding:
+            half = _half_of_the_slowest(rows)
+            timed = latencies(forwarding, model, half, plan.latency_seconds, plan.repeats, on_step)
+            rows += timed.rows
+            notes["latency"] = [_why_so_many(timed.rate, half), *timed.notes]
+            facts["rate"] = round(timed.rate, 1)
+    rows += memory_rows(light, model, plan.held_streams, plan.memory_repeats, on_step)
+    on_step("timing the steps of our path")
+    for step in time_steps(model, long.load.templates, BLOCK_SIZE, plan.step_repeats):
+        keys = {"step": step.name, "of what": step.note}
+        rows.append(Row("steps", keys, {"us": quartiles(step.us)}))
+    about = (
+        f"{plan.repeats} repeats of {plan.seconds} s, {plan.connections} connections, all routers "
+        f"in one run, taking turns: {versions(routers)}. Load average after the run: "
+        f"{os.getloadavg()[0]:.2f}."
+    )
+    return Findings(
+        rows=rows, about=[about], facts=facts, notes=notes, seeds=list(range(plan.repeats))
+    )
+
+
+def _cpu_rows(
+    case: _Case,
+    ready: Sequence[RunningRouter],
+    plan: DataplanePlan,
+    numbers: Iterator[int],
+    on_step: OnStep,
+) -> list[Row]:
+    least = math.ceil(3 * case.tokens * _STEP_SECONDS)  # so that streams end within
+    for one in ready:
+        set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
+
+    def count(one: RunningRouter) -> Counters:
+        written = {_WRITTEN: float(events_written(one.place.engines))}
+        return one.router.counters(one.place) | written
+
+    measured = in_turns(
+        ready, case.load, case.name, max(plan.seconds, least), plan.repeats, numbers, count, on_step
+    )
+    rows = []
+    for one, repeats in zip(ready, measured, strict=True):
+        seconds = [repeat.result.microseconds / 1e6 for repeat in repeats]
+        numbers_of = [
+            repeat.counted[_WRITTEN] if case.tokens else repeat.result.requests
+            for repeat in repeats
+        ]
+        values: dict[str, Value] = {
+            "cpu_us": [
+                round(repeat.cpu_seconds / number * 1e6, 2)
+                for repeat, number in zip(repeats, numbers_of, strict=True)
+            ],
+            "per_second": [
+                float(round(number / each))
+                for number, each in zip(numbers_of, seconds, strict=True)
+            ],
+            "p50_ms": [] if case.tokens else [repeat.result.p50_us / 1e3 for repeat in repeats],
+            "mib": round(resident_bytes(one.pid) / 2**20, 1),
+            "did": one.router.evidence(added(repeat.counted for repeat in repeats)),
+        }
+        keys: dict[str, Key] = {"load": case.name, "router": one.label}
+        rows.append(Row("cpu", keys, values, one.router.is_ours))
+    return rows
+
+
+def _half_of_the_slowest(rows: Sequence[Row]) -> float:
+    """Return half of the requests a second that the slowest of those carries that do not look at
+    prompts."""
+    carried = [
+        row.median("per_second")
+        for row in rows
+        if row.keys["load"] == SHORT and row.keys["router"] in _LIGHT
+    ]
+    return min(carried) / 2
+
+
+def _why_so_many(rate: float, half: float) -> str:
+    carries = "half of what the slowest router carries"
+    if rate >= half:
+        return f"{rate:,.0f} requests a second are {carries}"
+    return (
+        f"{rate:,.0f} requests a second are the rate at which the client takes "
+        f"{CLIENT_SHARE:.0%} of a core; {carries} is {half:,.0f}"
+    )
+
+
+def _evidence(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what each router says that it did, once where it says the same of several loads."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        said.setdefault((str(row.keys["router"]), str(row.values["did"])), []).append(
+            str(row.keys["load"])
+        )
+    for (router, did), loads in said.items():
+        is_alone = sum(name == router for name, _ in said) == 1
+        yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
+
+
+def _raise_descriptor_limit() -> None:
+    """Let all processes that are started from here open the sockets of a thousand streams, two for
+    each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def goals(run: Run) -> list[Goal]:
+    """Judge the requirements whose routers were measured."""
+    found = [
+        _cpu_goal(run, SHORT, PLAIN, VLLM, 0.5),
+        _cpu_goal(run, SHORT, PLAIN, SGLANG, 0.4),
+        _cpu_goal(run, LONG, SCORING, _who_tokenizes(run), 1.0),
+        _cpu_goal(run, STREAM, PLAIN, VLLM, 0.5),
+        _latency_goal(run, "p50"),
+        _latency_goal(run, "p99"),
+        _memory_goal(run, "at_start", "memory at start, no tokenizer", VLLM),
+        _memory_goal(
+            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", VLLM
+        ),
+        _memory_goal(
+            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", SGLANG
+        ),
+    ]
+    return [goal for goal in found if goal is not None]
+
+
+def _who_tokenizes(run: Run) -> str:
+    """Return vllm-router's kv_aware where it has tokenized, through its engines; else its
+    cache_aware."""
+    row = run.find("cpu", load=LONG, router=VLLM_KV)
+    return VLLM_KV if row is not None and "/render" in str(row.values["did"]) else VLLM_CACHE
+
+
+def _cpu_goal(run: Run, load: str, ours: str, theirs: str, most: float) -> Goal | None:
+    mine = run.find("cpu", load=load, router=ours)
+    other = run.find("cpu", load=load, router=theirs)
+    if mine is None or other is None:
+        return None
+    ratio = ratio_of_medians(mine.repeats("cpu_us"), other.repeats("cpu_us"))
+    what = f"{load}, CPU per {'chunk' if load == STREAM else 'request'}"
+    return Goal(what, f"≤ {most:g} × {theirs}", ratio.shown(), ratio.value <= most)
+
+
+def _latency_goal(run: Run, percentile: str) -> Goal | None:
+    """Ours against the peer that adds least, paired: both were measured in the same repeats."""
+    column = f"added_{percentile}_us"
+    ours = run.find("latency", router=PLAIN)
+    peers = [row for row in run.select("latency") if row.keys["router"] not in (PLAIN, DIRECT)]
+    if ours is None or not peers:
+        return None
+    best = min(peers, key=lambda row: row.median(column))
+    pairs = zip(ours.repeats(column), best.repeats(column), strict=True)
+    above = mean_interval([mine - other for mine, other in pairs])
+    return Goal(
+        f"added latency {percentile} at {run.facts['rate']:,.0f}/s, µs above {best.keys['router']}",
+        "interval reaches 0",
+        above.shown("{:.0f}"),
+        above.low <= 0 and not any(ours.repeats("failed")),
+    )
+
+
+def _memory_goal(run: Run, column: str, what: str, peer: str) -> Goal | None:
+    ours, theirs = run.find("memory", router=PLAIN), run.find("memory", router=peer)
+    if ours is None or theirs is None:
+        return None
+    mine, other = ours.median(column), theirs.median(column)
+    return Goal(what, f"≤ 1 × {peer}", f"{mine:.0f} MiB beside {other:.0f}", mine <= other)
+
+
+def losses(run: Run) -> list[str]:
+    """Name the peers that take less CPU time than ours does with all it does."""
+    found = []
+    for load in (SHORT, LONG):
+        ours = run.find("cpu", load=load, router=SCORING)
+        for row in run.select("cpu", load=load):
+            if ours is None or row.is_ours:
+                continue
+            times = ratio_of_medians(ours.repeats("cpu_us"), row.repeats("cpu_us"))
+            if times.low > 1:
+                found.append(
+                    f"{load}: {row.keys['router']} takes {row.median('cpu_us'):,.0f} µs of CPU, "
+                    f"`{SCORING}` {ours.median('cpu_us'):,.0f}: {times.shown('{:.1f}')} times as "
+                    "much"
+                )
+    return found
+
+
+_NUMBER = "{:,.0f}"
+_TABLES = [
+    Table(
+        "cpu",
+        "CPU time for a request, of streams for a chunk, median (lowest to highest of the repeats)",
+        ["load", "router"],
+        [
+            Column("cpu_us", "CPU, µs", "{:,.1f}", "range", "lower", "µs"),
+            Column("per_second", "carried a second", _NUMBER, better="higher"),
+            Column("p50_ms", "p50, ms"),
+            Column("mib", "MiB", _NUMBER, better="lower", unit="MiB"),
+        ],
+    ),
+    Table(
+        "latency",
+        "Latency: open loop, Poisson arrivals, {rate:,.0f} streams of one token a second through "
+        "each router; time to first token in µs, medians of the repeats (95 %)",
+        ["router"],
+        [
+            Column("p50_us", "p50", _NUMBER, better="lower", unit="µs"),
+            Column("p99_us", "p99", _NUMBER, better="lower", unit="µs"),
+            Column("added_p50_us", "added p50", _NUMBER, "interval"),
+            Column("added_p99_us", "added p99", _NUMBER, "interval"),
+            Column("failed", "failed", "{:.1%}"),
+        ],
+    ),
+    Table(
+        "memory",
+        "Memory of the process tree in MiB, median (lowest to highest) of the starts",
+        ["router"],
+        [
+            Column("at_start", "at start", _NUMBER, "range", "lower", "MiB"),
+            Column(
+                "growth", "growth to {held_streams:,} streams", _NUMBER, "range", "lower", "MiB"
+            ),
+        ],
+    ),
+    Table(
+        "steps",
+        "Inferway's steps, each timed alone, wall time of one thread",
+        ["step", "of what"],
+        [Column("us", "µs, median (quartiles)", better="lower", unit="µs")],
+    ),
+]
+
+DATAPLANE = Benchmark(
+    "dataplane",
+    "Measure what the data plane costs beside other routers: the CPU time of a request and of a "
+    "streamed chunk, added latency and memory. It needs the program wrk.",
+    DataplanePlan,
+    measure,
+    _TABLES,
+    chart=Chart(
+        "What the data plane costs, 95 %",
+        [
+            Plot("cpu", ["cpu_us"], "load", "router", y_label="CPU, µs", log_y=True),
+            Plot(
+                "latency", ["p50_us", "p99_us"], by="router", log_y=True,
+                y_label="time to the first token, µs", x_label="{rate:,.0f} requests a second",
+            ),
+            Plot("memory", ["at_start", "growth"], by="router", y_label="memory, MiB"),
+        ],
+    ),
+    quick=_QUICK,
+    goals=goals,
+    losses=losses,
+    question="how much CPU time, latency and memory a router takes: Inferway and its peers",
+    takes="20 minutes",
+)  # fmt: skip
+dataplane = DATAPLANE.command()

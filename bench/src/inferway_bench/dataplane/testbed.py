@@ -1,0 +1,157 @@
+"""Routers that run, each with two trivial engines of its own, and their loads: all in turns, so
+that whatever else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from inferway_bench import conversations
+from inferway_bench.cpu import cpu_seconds
+from inferway_bench.dataplane.wrk import Load, LoadResult
+from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.processes import answers, get, request, running, wait_until
+from inferway_bench.progress import OnStep
+from inferway_bench.routers import (
+    BLOCK_SIZE,
+    Counters,
+    EngineAddress,
+    Place,
+    Router,
+    RunningRouter,
+    place_for,
+    running_router,
+    since,
+)
+from inferway_bench.trivial_engine import Pace
+
+NUM_ENGINES = 2
+CHATS = "/v1/chat/completions"
+
+
+class Loaded(Protocol):
+    """A process that is loaded: a router, or what a proxy asks."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+
+_Loaded = TypeVar("_Loaded", bound=Loaded)
+
+
+class Repeat(NamedTuple):
+    """One load: what it was, the CPU time that it took of the process tree, and what was counted
+    meanwhile."""
+
+    result: LoadResult
+    cpu_seconds: float
+    counted: Counters
+
+
+def in_turns(
+    ready: Sequence[_Loaded],
+    load: Load,
+    what: str,
+    seconds: int,
+    repeats: int,
+    first_numbers: Iterator[int],
+    count: Callable[[_Loaded], Counters],
+    on_step: OnStep,
+) -> list[list[Repeat]]:
+    """Load each of `ready` for `seconds` in every repeat, after one to warm up, and return its
+    repeats. `count` reads what is counted. Raises BenchError when a request fails."""
+    for one in ready:
+        on_step(f"{what}: warming up {one.label}")
+        load.run(one.url, seconds, next(first_numbers))
+    found: list[list[Repeat]] = [[] for _ in ready]
+    for repeat in range(repeats):
+        for one, mine in zip(ready, found, strict=True):
+            on_step(f"{what}: {one.label}, {repeat + 1} of {repeats}")
+            counted, cpu = count(one), cpu_seconds(one.pid)
+            result = load.run(one.url, seconds, next(first_numbers))
+            used = cpu_seconds(one.pid) - cpu
+            mine.append(Repeat(result, used, since(counted, count(one))))
+    return found
+
+
+@contextmanager
+def started_routers(
+    routers: Sequence[Router], model: str, on_step: OnStep
+) -> Iterator[list[RunningRouter]]:
+    """All of `routers`, ready, in their order. Raises BenchError when one cannot be started."""
+    body = conversations.short_chat(model)[0].body(0)
+
+    def answers_a_chat(place: Place) -> bool:
+        return answers(f"{place.url}/health") and answers(place.url + CHATS, body)
+
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="inferway-bench-")))
+        ready = []
+        for i, router in enumerate(routers):
+            on_step(f"starting {router.label}")
+            can_render = router.matches_events and not router.is_ours  # peers let engines render
+            engines = [
+                stack.enter_context(trivial_engine(model, directory / f"{i}-{j}.log", can_render))
+                for j in range(NUM_ENGINES)
+            ]
+            place = place_for(engines, model, directory / str(i))
+            ready.append(stack.enter_context(running_router(router, place, answers_a_chat)))
+        yield ready
+
+
+@contextmanager
+def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[EngineAddress]:
+    """A trivial engine that serves. Raises BenchError when it does not start."""
+    command = [sys.executable, "-m", "inferway_bench.trivial_engine", model, str(BLOCK_SIZE)]
+    command += ["--enable-scale-out"] if can_render else []
+    with running(command, log) as process:
+        wait_until(lambda: log.read_bytes().endswith(b"}\n"), "a trivial engine", process, log)
+        url: str = msgspec.json.decode(log.read_bytes())["url"]
+        endpoint: str = msgspec.json.decode(get(f"{url}/kv_event_sources"))["0"]["endpoint"]
+        yield EngineAddress(url, endpoint.replace("*", "127.0.0.1"))
+
+
+def publish_events(ready: Sequence[RunningRouter], model: str, on_step: OnStep) -> None:
+    """Let the engines of each router that matches events publish half of the long conversations
+    each, until the router has them. Raises BenchError when it does not come to have them."""
+    prompts = EnginePrompts(model)
+    sessions = conversations.sessions_without_last_turn(model)
+    token_ids = [prompts.cached_token_ids(body) for body in sessions]
+    prompts.close()
+    last_turn = conversations.chat_of_8k_tokens(model)[0].body(1)
+    for one in ready:
+        if not one.router.matches_events:
+            continue
+        on_step(f"publishing KV events to {one.router.label}")
+
+        def matches(one: RunningRouter = one) -> bool:
+            for i, ids in enumerate(token_ids):
+                body = msgspec.json.encode({"token_ids": ids})
+                request(f"{one.place.engines[i % NUM_ENGINES].url}/bench/publish", body)
+            return one.router.matched_share(one.place, last_turn) > 0.9
+
+        wait_until(matches, f"{one.router.label}: no match of what its engines published")
+
+
+def set_pace(engines: Sequence[EngineAddress], tokens: int, seconds: float) -> None:
+    """Let `engines` stream from now on as `trivial_engine.Pace` says."""
+    for engine in engines:
+        request(f"{engine.url}/bench/streams", msgspec.json.encode(Pace(tokens, seconds)))
+
+
+def events_written(engines: Sequence[EngineAddress]) -> int:
+    """The number of events that `engines` have written into streams so far."""
+    pages = (get(f"{engine.url}/bench/written") for engine in engines)
+    return sum(msgspec.json.decode(page, type=dict[str, int])["events"] for page in pages)

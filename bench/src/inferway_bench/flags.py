@@ -1,0 +1,147 @@
+"""The flags of a benchmark's plan: each field that has a description is one, as in
+`repeats: Annotated[int, flag("Load each router this number of times.", ge=1)] = 7`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from msgspec.inspect import (
+    BoolType,
+    CustomType,
+    Field,
+    FloatType,
+    IntType,
+    ListType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from inferway.cli.command import Section
+from inferway.cli.key_options import number_range
+
+Parse = click.ParamType[Any] | Callable[[str], Any]
+
+
+def flag(
+    description: str,
+    *,
+    name: str = "",
+    metavar: str | None = None,
+    parse: Parse | None = None,
+    section: Section | None = None,
+    is_argument: bool = False,
+    is_repeated: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> msgspec.Meta:
+    """Return what makes a plan's field a flag, for `Annotated`.
+
+    The flag is named as the field, with `--no-` before it where the field is true unless it is
+    given; `name` gives it another. `parse` makes the value from the text, or is click's type. A
+    tuple without `parse` is a flag that may be repeated. `ge`, `gt` and `le` are the bounds of a
+    number, or of each number. `section` is a part of the help.
+    `is_argument` has the value given without a flag; `is_repeated` has `parse` make one value of a
+    tuple.
+    """
+    extra = {
+        "description": description, "name": name, "metavar": metavar, "parse": parse,
+        "section": section, "is_argument": is_argument,
+        "is_repeated": is_repeated, "bounds": {"ge": ge, "gt": gt, "le": le},
+    }  # fmt: skip
+    return msgspec.Meta(extra=extra)
+
+
+def data_flag(folder: str) -> msgspec.Meta:
+    """Return the flag `--data` of a benchmark that reads `folder` of the data."""
+    return flag(
+        f"Read DIR/{folder} instead of the data that is installed with the benchmarks.",
+        metavar="DIR",
+    )
+
+
+def parameters(plan: type[msgspec.Struct]) -> Iterator[click.Parameter]:
+    """Yield the parameters of a command that fill the plan; one that is not given is None, or an
+    empty tuple."""
+    kind = type_info(plan)
+    assert isinstance(kind, StructType)
+    for field in kind.fields:
+        if isinstance(field.type, Metadata) and "description" in (field.type.extra or {}):
+            yield _parameter(field, field.type.type, field.type.extra or {})
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the plan that the command line has set."""
+    return {name: value for name, value in flags.items() if value is not None and value != ()}
+
+
+def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Parameter:
+    if extra["is_argument"]:
+        return click.Argument(
+            [field.name],
+            type=extra["parse"] or _click_type(kind, extra["bounds"]),
+            metavar=extra["metavar"],
+        )
+    how: dict[str, Any] = {"default": None}
+    inner = _without_none(kind)
+    if isinstance(inner, BoolType):
+        prefix = "--no-" if field.default is True else "--"
+        how |= {"is_flag": True, "flag_value": field.default is not True}
+    else:
+        prefix = "--"
+        is_many = extra["is_repeated"]
+        if isinstance(inner, VarTupleType | ListType) and extra["parse"] is None:
+            is_many, inner = True, inner.item_type
+        how |= {"type": extra["parse"] or _click_type(inner, extra["bounds"]), "multiple": is_many}
+        how |= {"metavar": extra["metavar"]}
+    how["help"] = _help(field, extra["description"], is_repeated=how.get("multiple", False))
+    name = extra["name"] or prefix + field.name.replace("_", "-")
+    option = click.Option([name, field.name], **how)
+    if extra["section"] is not None:
+        option.section = extra["section"]  # type: ignore[attr-defined]  # as cli.command reads it
+    return option
+
+
+def _click_type(kind: Type, bounds: dict[str, Any]) -> click.ParamType[Any]:
+    kind = _without_none(kind)
+    if isinstance(kind, IntType | FloatType):
+        return number_range(msgspec.structs.replace(kind, **bounds))
+    if isinstance(kind, LiteralType):
+        return click.Choice([str(value) for value in kind.values])
+    if isinstance(kind, CustomType) and kind.cls is Path:
+        return click.Path(path_type=Path)
+    return click.STRING
+
+
+def _without_none(kind: Type) -> Type:
+    """The type of a value that may be missing."""
+    if isinstance(kind, Metadata):
+        kind = kind.type
+    if isinstance(kind, UnionType):
+        return next(each for each in kind.types if not isinstance(each, NoneType))
+    return kind
+
+
+def _help(field: Field, description: str, *, is_repeated: bool) -> str:
+    """With the default at the end, unless it is said or empty, or the flag is a switch."""
+    value = field.default
+    if is_repeated and "Repeat" not in description:
+        description += " Repeat the flag for more."
+    if (
+        "[default:" in description
+        or value in (msgspec.NODEFAULT, None, "", ())
+        or isinstance(value, bool)
+    ):
+        return description
+    values = value if isinstance(value, tuple | list) else [value]
+    return f"{description}  [default: {', '.join(map(str, values))}]"

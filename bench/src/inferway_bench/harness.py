@@ -1,0 +1,263 @@
+"""From a benchmark to its command: its plan makes the flags, its rows make everything else.
+
+A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and what is
+shown of them: tables, a chart and requirements. Its command writes JSON, tables, pictures and pages
+and compares runs; all of that is here.
+
+    class RoutePlan(msgspec.Struct, frozen=True):
+        repeats: Annotated[int, flag("Load each router this number of times.", ge=1)] = 7
+        warm_up_seconds: int = 2  # without `flag`: none
+
+    def measure(plan: RoutePlan, on_step: OnStep) -> Findings: ...
+
+    ROUTE = Benchmark("route", "Measure the CPU time of a routed request.", RoutePlan, measure, …)
+    route = ROUTE.command()  # the one that `cli/__init__.py` names
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+
+from inferway.cli.command import Command, Section
+from inferway.errors import InferwayError
+from inferway_bench import flags, pages, plotting
+from inferway_bench.compare import Comparison, compare, comparison_table
+from inferway_bench.machine import command_line, this_machine
+from inferway_bench.plotting import Chart
+from inferway_bench.progress import OnStep, shown_progress
+from inferway_bench.report import Table, measured_lines, shown_tables
+from inferway_bench.rows import Findings, Goal, Run, load_run, write_run
+
+P = TypeVar("P", bound=msgspec.Struct)
+
+TOLERANCE = 0.1
+_INTERRUPTED = 130  # the exit status
+_WIDE = 140  # characters, where there is no terminal that has a width
+_FOR_MAINTAINERS = "This benchmark is for the maintainers of Inferway."
+
+
+def _nothing(_: Run) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True)
+class Benchmark(Generic[P]):
+    """One command of `inferway bench`, and how its runs are shown."""
+
+    name: str
+    help: str  # of the command: what it measures, and what it needs
+    plan: type[P]
+    measure: Callable[[P, OnStep], Findings]
+    tables: Sequence[Table]
+    chart: Chart | None = None
+    quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the plan with --quick
+    goals: Callable[[Run], list[Goal]] = _nothing  # what is required of a run, judged
+    losses: Callable[[Run], list[str]] = _nothing  # sentences: where others are ahead, beyond noise
+    glance: Callable[[Run], str] | None = None  # one table, for README.md, in markdown
+    question: str = ""  # what the page's reader wants to know
+    takes: str = ""  # how long
+    arguments: str = ""  # that it cannot do without
+    audience: Literal["user", "maintainer"] = "maintainer"
+    times: Literal["this machine", "another machine", "virtual"] = "this machine"
+    run_name: Callable[[P], str] | None = None  # what a run is stored as, if not as `name`
+
+    def run(self, plan: P, on_step: OnStep) -> Run:
+        """Measure, and return the run. Raises BenchError."""
+        machine = this_machine()
+        found = self.measure(plan, on_step)
+        values = {name: getattr(found, name) for name in Findings.__struct_fields__}
+        values["seeds"] = found.seeds or _seeds(plan)
+        return Run(
+            benchmark=self.name if self.run_name is None else self.run_name(plan),
+            machine=machine,
+            command=shlex.join(command_line()),
+            plan=msgspec.to_builtins(plan, enc_hook=_without_place),
+            times=self.times,
+            **values,
+        )
+
+    def stored(self, docs: Path) -> pages.StoredRun | None:
+        """Return what documents show of the stored run; None without one. Raises BenchError."""
+        path = pages.results_of(self.name, docs)
+        if not path.is_file():
+            return None
+        run = load_run(path)
+        glance = None if self.glance is None else self.glance(run)
+        return pages.StoredRun(
+            self.markdown(run), self.goals(run), self.losses(run), run.is_quick, glance
+        )
+
+    def markdown(self, run: Run) -> str:
+        """Return what the page of the benchmark has of a run: all tables, and the picture."""
+        shown = shown_tables(run, self.tables, self.goals(run))
+        lines = [*measured_lines(run), *run.about, *(line for s in shown for line in s.markdown())]
+        if self.chart is not None:
+            title = plotting.drawn(run, self.chart, "").title
+            lines += ["", f"![{title}](../results/{pages.file_of(self.name)}.svg)"]
+        return "\n".join(lines) + "\n"
+
+    def draw(self, run: Run, directory: Path, formats: Sequence[str] = ("png", "svg")) -> None:
+        """Write the chart of a run, if there is something to draw, as NAME.png and NAME.svg."""
+        if self.chart is not None:
+            picture = plotting.drawn(run, self.chart, pages.file_of(run.benchmark))
+            if any(picture.rows):
+                plotting.write(picture, directory, formats)
+
+    def draw_stored(self, docs: Path) -> None:
+        """Draw the chart of the stored run beside it. Raises BenchError."""
+        path = pages.results_of(self.name, docs)
+        if path.is_file():
+            self.draw(load_run(path), path.parent, ("svg",))
+
+    def show(self, run: Run) -> None:
+        """Print the tables on standard output, and below them what was noted and missed."""
+        console = console_of()
+        for table in shown_tables(run, self.tables, self.goals(run)):
+            if table.in_details:
+                continue
+            console.print(table.terminal())
+            for note in table.notes:
+                console.print(f"  {note}", highlight=False)
+        machine = run.machine
+        for line in (
+            *filter(None, run.about),
+            f"{machine.cores} cores of {machine.cpu}, {machine.date} UTC, commit {machine.commit}",
+        ):
+            console.print(f"  {line}", highlight=False)
+
+    def command(self) -> click.Command:
+        """Return the command: the flags of the plan, `--quick`, and those of every benchmark."""
+        words = self.help if self.audience == "user" else f"{self.help}\n\n{_FOR_MAINTAINERS}"
+        example = " ".join(filter(None, ("inferway bench", self.name, self.arguments)))
+        measured = Section("What is measured", f"{example}{' --quick' if self.quick else ''}")
+        own = [*([_quick_option()] if self.quick else []), *flags.parameters(self.plan)]
+        common = _common_options(pages.file_of(self.name))
+        for section, options in (
+            (measured, own),
+            (Section("Results", f"{example} --json"), common),
+        ):
+            for option in options:
+                if not hasattr(option, "section"):
+                    option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
+        return Command(self.name, params=[*own, *common], callback=self._main, help=words)
+
+    def _main(self, **given: Any) -> None:
+        output = {name: given.pop(name) for name in ("as_json", "save", "plot", "old", "tolerance")}
+        base = self.quick if given.pop("quick", False) else {}
+        try:
+            plan = self.plan(**{**base, **flags.given(given)})
+        except ValueError as e:
+            raise click.UsageError(str(e)) from e
+        try:
+            old = None if output["old"] is None else load_run(output["old"])
+            with shown_progress() as on_step:
+                run = self.run(plan, on_step)
+            if output["save"] is not None:
+                self._save(run, output["save"])
+            if output["plot"] is not None:
+                self._stored_as(run).draw(run, output["plot"])
+        except InferwayError as e:
+            raise click.ClickException(str(e)) from e
+        if output["as_json"]:
+            click.echo(write_run(run), nl=False)
+        else:
+            self.show(run)
+        if old is not None:
+            show_comparison(compare(old, run, self.tables), output["tolerance"])
+        if not run.is_whole:
+            sys.exit(_INTERRUPTED)
+
+    def _save(self, run: Run, path: Path) -> None:
+        """Into the file, or as results/NAME.json of the folder of documents, whose pages are made
+        anew."""
+        if not path.is_dir():
+            path.write_bytes(write_run(run))
+            return
+        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+
+        results = pages.results_of(run.benchmark, path)
+        results.parent.mkdir(exist_ok=True)
+        results.write_bytes(write_run(run))
+        self._stored_as(run).draw(run, results.parent, ("svg",))
+        pages.write(path, BENCHMARKS)
+
+    def _stored_as(self, run: Run) -> Benchmark[Any]:
+        """The benchmark that a run is stored as, whose chart is another one."""
+        if run.benchmark == self.name:
+            return self
+        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+
+        return next((one for one in BENCHMARKS if one.name == run.benchmark), self)
+
+
+def _seeds(plan: msgspec.Struct) -> list[int]:
+    seed = getattr(plan, "seed", None)
+    return [] if seed is None else [seed]
+
+
+def _without_place(path: object) -> str:
+    """A file's name: its place is this machine's."""
+    return path.name if isinstance(path, Path) else str(path)
+
+
+def _quick_option() -> click.Option:
+    words = "Measure fewer and shorter repeats: a look, not a result."
+    return click.Option(["--quick"], is_flag=True, help=words)
+
+
+def _common_options(file: str) -> list[click.Option]:
+    a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    a_folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    return [
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines, not tables."),
+        click.Option(
+            ["--save"],
+            type=click.Path(path_type=Path),
+            metavar="DOCS|FILE",
+            help=f"Write DOCS/results/{file}.json and its page in DOCS/benchmarks, if DOCS is a "
+            "folder; else write the run to FILE, as JSON lines.",
+        ),
+        click.Option(
+            ["--plot"], type=a_folder, metavar="DIR",
+            help=f"Draw the run as DIR/{file}.png and DIR/{file}.svg.",
+        ),
+        click.Option(
+            ["--compare", "old"], type=a_file, metavar="OLD.json",
+            help="Compare with the run in this file. The exit status is 1 if a figure of Inferway "
+            "is worse.",
+        ),
+        click.Option(
+            ["--tolerance"], type=click.FloatRange(min=0), default=TOLERANCE, show_default=True,
+            help="Let a figure be worse by this share, beyond its noise.",
+        ),
+    ]  # fmt: skip
+
+
+def show_comparison(found: Comparison, tolerance: float) -> None:
+    """Print the comparison on standard error, so that standard output is the run. End the process
+    with status 1 if a figure of ours is worse."""
+    console = console_of(stderr=True)
+    console.print(comparison_table(found, tolerance))
+    for warning in found.warnings:
+        console.print(f"  {warning}", highlight=False)
+    regressions = found.regressions(tolerance)
+    if regressions:
+        console.print(f"  {len(regressions)} of {len(found.changes)} are worse", highlight=False)
+        sys.exit(1)
+
+
+def console_of(*, stderr: bool = False) -> Console:
+    """Return the terminal, or a wide page where there is none."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console

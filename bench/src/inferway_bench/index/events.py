@@ -1,0 +1,155 @@
+"""One engine's events as its socket brings them, and the gateway's way from them to the index."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+
+import msgspec
+
+from inferway.events.adapters.sglang import open_batch
+from inferway.events.apply import EngineBlocks
+from inferway.events.dialect import DialectFinder, DialectState
+from inferway.events.event import BlockStored
+from inferway.events.follower import EngineFollower
+from inferway.events.stream import StreamState
+from inferway.fleet.journal.journal import HolderJournal
+from inferway.index.memory import MemoryIndex
+from inferway.model import HolderId
+from inferway_bench.index.workload import VOCABULARY, Stored
+
+BLOCKS = 16  # of an event
+CHAIN = 32  # events of a prompt
+_ENCODER = msgspec.msgpack.Encoder()
+_ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an integer of 32 bits
+
+
+class FollowedEngine:
+    """The gateway's own way of an engine's events to the index, without the subscriber's sockets:
+    order and digests of batches, orphans, copies, losses, and the journal if there is one. The
+    engine has stored nothing yet, unless the journal says so."""
+
+    def __init__(
+        self,
+        holder: HolderId,
+        block_size: int,
+        index: MemoryIndex,
+        journal: HolderJournal | None = None,
+    ) -> None:
+        self.journal = journal
+        self._index = index
+        self._seq = 0
+        on_record = None if journal is None else journal.record
+        self.blocks = EngineBlocks(holder, block_size, holdings=index, on_record=on_record)
+        self.follower = self._follower()
+        if journal is None:
+            self.begin()
+
+    async def load(self) -> None:
+        """Load the journal."""
+        assert self.journal is not None
+        await self.journal.load(self.follower, self._index)
+
+    def begin(self) -> None:
+        """Get in step with the engine. What was loaded counts as proven: its replay is empty."""
+        if self._seq or self.blocks.num_blocks:
+            self.follower = self._follower()
+        for steps in (self.follower.resume(), self.follower.replay_ended(True)):
+            for _ in steps:
+                pass
+
+    def find_dialect(self, payloads: Iterable[bytes]) -> None:
+        """Find out how the blocks of these are hashed, as the gateway does beside the first events,
+        or that it is none of the ways we know, as with random hashes. From now on hashes are
+        checked."""
+        finder = DialectFinder()
+        for payload in payloads:
+            for event in open_batch(payload).decoded().events:
+                if isinstance(event, BlockStored):
+                    finder.see(event)
+            while finder.has_work:
+                finder.step(64)
+            if finder.state is not DialectState.UNKNOWN:
+                break
+        self.blocks.verify_hashes(finder)
+
+    def apply(self, payloads: Iterable[bytes]) -> None:
+        """Apply the next batches."""
+        live, index = self.follower.live, self._index
+        for seq, payload in enumerate(payloads, self._seq):
+            for step in live(seq, payload):
+                assert isinstance(step, list)
+                index.apply(step)
+            self._seq = seq + 1
+        assert self.follower.state is StreamState.EXACT
+
+    def _follower(self) -> EngineFollower:
+        on_done = None if self.journal is None else self.journal.batch_done
+        return EngineFollower(self.blocks, holdings=self._index, on_batch_done=on_done)
+
+
+def payload(stored: Stored, block_size: int) -> bytes:
+    """Return a batch of one event, with the fields that vLLM 0.32 sends."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": stored.hashes,
+        "parent_block_hash": stored.parent,
+        "token_ids": stored.tokens,
+        "block_size": block_size,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    return _batch(event)
+
+
+def endless_payloads(
+    block_size: int, seed: int, chain: int = CHAIN, max_held: int | None = None
+) -> Iterator[bytes]:
+    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt; beyond
+    `max_held` blocks, also batches that remove as many old ones.
+
+    Their tokens are encoded here, all but the first, so that making a batch costs little beside
+    applying it.
+    """
+    numbers = random.Random(seed)
+    texts = [
+        [numbers.randrange(VOCABULARY) for _ in range(BLOCKS * block_size - 1)] for _ in range(64)
+    ]
+    encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
+    return _endless(numbers, encoded, block_size, chain, max_held)
+
+
+def _endless(
+    numbers: random.Random,
+    texts: Sequence[bytes],
+    block_size: int,
+    chain: int,
+    max_held: int | None,
+) -> Iterator[bytes]:
+    held: deque[list[int]] = deque()
+    parent: int | None = None
+    for number in count():
+        first = _ARRAY_AND_TOKEN.pack(0xDC, BLOCKS * block_size, 0xCE, number)
+        tokens = msgspec.Raw(first + texts[number % len(texts)])
+        hashes = [numbers.getrandbits(64) for _ in range(BLOCKS)]
+        yield payload(Stored(hashes, parent if number % chain else None, tokens), block_size)
+        parent = hashes[-1]
+        if max_held is not None:
+            held.append(hashes)
+            if len(held) * BLOCKS > max_held:
+                yield removal(held.popleft())
+
+
+def removal(hashes: list[int]) -> bytes:
+    """Return a batch of one event that removes these blocks."""
+    return _batch({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
+
+
+def _batch(event: Mapping[str, object]) -> bytes:
+    return _ENCODER.encode([1700000000.5, [event], 0])

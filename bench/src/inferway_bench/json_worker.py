@@ -1,0 +1,68 @@
+"""A process that is asked in JSON lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryFile
+from typing import Any, Self
+
+from inferway_bench.cpu import resident_bytes
+from inferway_bench.processes import BenchError
+
+_TAIL = 800  # characters of its standard error, told with an error
+
+
+class JsonWorker:
+    """A process that answers each JSON line on its standard input with one on its standard output.
+    It lives as long as the `with`. Not for several threads."""
+
+    def __init__(self, name: str, command: Sequence[object], env: Mapping[str, str]) -> None:
+        self.name = name
+        self._errors = TemporaryFile()  # noqa: SIM115 closed in __exit__
+        self._process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=dict(env),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def ask(self, question: object) -> Any:
+        """Return the answer. Raises BenchError, with what the process said last, when it has
+        ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.read()
+
+    def read(self) -> Any:
+        """Return what the process says next. Raises BenchError as `ask` does."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return json.loads(line)
+
+    @property
+    def resident_bytes(self) -> int:
+        """The resident memory of the process and its children."""
+        return resident_bytes(self._process.pid)
+
+    def _ended(self) -> BenchError:
+        status = self._process.wait()
+        self._errors.seek(0)
+        tail = self._errors.read().decode(errors="replace")[-_TAIL:]
+        return BenchError(f"{self.name}: its worker ended with {status}: {tail}")

@@ -1,0 +1,229 @@
+"""Samples -> what is known of an endpoint under a load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inferway_bench.loading.drive import Driven
+from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.windows import Windows
+from inferway_bench.processes import BenchError
+from inferway_bench.rows import Row, Value
+from inferway_bench.spread import Interval
+
+Times = Callable[[Sample], float | None]
+
+TABLE = "loads"
+_LATENCIES: dict[str, Times] = {  # seconds, from the intended time
+    "TTFT": lambda s: s.ttft,
+    "ITL": lambda s: s.itl,
+    "E2E": lambda s: s.e2e,
+}
+_FROM_SENDING: dict[str, Times] = {"TTFT": lambda s: s.ttft_sent, "E2E": lambda s: s.e2e_sent}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One load: so many requests a second, or so many users, or (neither) a trace's own times."""
+
+    rate: float | None = None
+    users: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the load in tables."""
+        if self.users is not None:
+            return f"{self.users} user{'s' * (self.users > 1)}"
+        return "own times" if self.rate is None else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must keep to count as good: seconds, from the intended time."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    e2e: float | None = None
+
+    def kept(self, sample: Sample) -> bool:
+        """Whether the sample is good; one that failed is not."""
+        wanted = ((self.ttft, sample.ttft), (self.itl, sample.itl), (self.e2e, sample.e2e))
+        return sample.ok and all(
+            limit is None or found is None or found <= limit for limit, found in wanted
+        )
+
+    @property
+    def words(self) -> str:
+        """The limits, as a title names them; empty without any."""
+        named = (("TTFT", self.ttft), ("ITL", self.itl), ("E2E", self.e2e))
+        return ", ".join(f"{name} up to {s * 1e3:g} ms" for name, s in named if s is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoad:
+    """What is measured of a stage, its warm-up and cool-down left out: the samples that were meant
+    to be sent in `seconds` from `since`."""
+
+    stage: Stage
+    driven: Driven
+    samples: Sequence[Sample]
+    since: float
+    seconds: float
+
+    @property
+    def good(self) -> list[Sample]:
+        """The samples that succeeded: latencies are theirs."""
+        return [s for s in self.samples if s.ok]
+
+    @property
+    def windows(self) -> Windows:
+        """The parts of its time, for intervals."""
+        return Windows(self.since, self.seconds, len(self.samples))
+
+    @property
+    def late_p99(self) -> float:
+        """Seconds that the generator itself held requests up; 99 of 100 were less."""
+        return float(np.percentile([s.late for s in self.samples], 99))
+
+    def ended(self, counts: Callable[[Sample], bool]) -> Interval:
+        """Return how many answers a second ended that `counts` is true of."""
+        samples = self.driven.samples
+        return self.windows.rate([s.ended for s in samples], [float(counts(s)) for s in samples])
+
+    def cached_share(self) -> Interval | None:
+        """Return the share of prompt tokens that the server had cached; None if it does not say.
+        Some say nothing where it is nothing (older vLLM)."""
+        said = {s.cached_tokens for s in self.good}
+        if said <= {None}:
+            return None
+        known = [
+            s
+            for s in self.good
+            if s.prompt_tokens and (s.cached_tokens is not None or 0 not in said)
+        ]
+        at, windows = [s.intended for s in known], self.windows
+        return windows.ratio(
+            windows.sums(at, [float(s.cached_tokens or 0) for s in known]),
+            windows.sums(at, [float(s.prompt_tokens or 0) for s in known]),
+        )
+
+
+def keep(
+    driven: Driven,
+    stage: Stage,
+    *,
+    warm_up: float = 0.0,
+    cool_down: float = 0.0,
+    seconds: float | None = None,
+) -> MeasuredLoad:
+    """Return what was meant to be sent after `warm_up` and before the last `cool_down` seconds of a
+    stage meant to take `seconds` (unless given: until its last request's time).
+
+    Raises BenchError if that is nothing.
+    """
+    samples = driven.samples
+    planned = seconds if driven.is_whole else None
+    # Without a warm-up nothing is left out, nor a first request that was sent before its time, as a
+    # timer of whole milliseconds does it.
+    since = warm_up or min((0.0, *(s.intended for s in samples)))
+    end = max((s.intended for s in samples), default=0.0) + 1e-6 if planned is None else planned
+    until = end - cool_down
+    kept = [s for s in samples if since <= s.intended < until]
+    if not kept:
+        raise BenchError(
+            f"{stage.name}: nothing measured: {len(samples)} requests, none meant to be sent "
+            f"between {since:g} s and {max(until, 0.0):g} s; the cure: a longer run, or less of "
+            "--warm-up and --cool-down"
+        )
+    return MeasuredLoad(stage, driven, kept, since, until - since)
+
+
+def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
+    """Return all figures of a stage; times in ms. `number` is its place in the run."""
+    stage, good = kept.stage, kept.good
+    is_closed = stage.users is not None
+    cycle = _cycle(good) if is_closed else 0.0
+    values: dict[str, Value] = {
+        "at": stage.rate or float(stage.users or number),
+        "requests": len(kept.samples),
+        "failed": len(kept.samples) - len(good),
+        **{name: found for one, of in _LATENCIES.items() for name, found in _times(kept, one, of)},
+        **{f"{name} sent p99": _p99(good, of) for name, of in _FROM_SENDING.items()},
+        "gap p99": _ms([gap for s in good for gap in s.gaps], 99),
+        "answers/s": kept.ended(lambda s: s.ok),
+        "tokens/s": _tokens(kept),
+        "cached": kept.cached_share(),
+        "prompt": _mean([s.prompt_tokens for s in good if s.prompt_tokens is not None]),
+        "answer": _mean([s.num_tokens for s in good]),
+        "held": sum(s.held > 0 for s in kept.samples),
+        "late p99": kept.late_p99 * 1e3,
+        "its CPU": kept.driven.cpu_share,
+    }
+    if is_closed:
+        for name in _FROM_SENDING:
+            found = [value for s in good if (value := _LATENCIES[name](s)) is not None]
+            values[f"{name} corrected p99"] = _ms([*found, *_left_out(found, cycle)], 99)
+    if slo.words:
+        at = [s.intended for s in kept.samples]
+        values["kept"] = kept.windows.mean(at, [float(slo.kept(s)) for s in kept.samples])
+        values["good answers/s"] = kept.ended(slo.kept)
+    return Row(TABLE, {"load": stage.name}, values)
+
+
+def _times(kept: MeasuredLoad, name: str, of: Times) -> Iterator[tuple[str, Value]]:
+    pairs = [(s.intended, value * 1e3) for s in kept.good if (value := of(s)) is not None]
+    if pairs:
+        at, values = [p[0] for p in pairs], [p[1] for p in pairs]
+        p50, p99 = np.percentile(values, (50, 99))
+        yield name, kept.windows.mean(at, values)
+        yield f"{name} p50", float(p50)
+        yield f"{name} p90", kept.windows.percentile(at, values, 90)
+        yield f"{name} p99", float(p99)
+        yield f"{name} max", max(values)
+
+
+def _p99(samples: Sequence[Sample], of: Times) -> float | None:
+    return _ms([value for s in samples if (value := of(s)) is not None], 99)
+
+
+def _ms(seconds: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(seconds, percent)) * 1e3 if seconds else None
+
+
+def _tokens(kept: MeasuredLoad) -> Interval:
+    """When they came, not when their requests were sent: a server that lags behind has not produced
+    what it still owes."""
+    times: list[float] = []
+    weights: list[float] = []
+    for s in kept.driven.samples:
+        if s.first is not None:
+            deltas = np.cumsum((s.first, *s.gaps))
+            times += deltas.tolist()
+            weights += [s.num_tokens / len(deltas)] * len(deltas)
+    return kept.windows.rate(times, weights)
+
+
+def _cycle(good: Sequence[Sample]) -> float:
+    """How often a closed loop's user sends: the median time from one turn to the next."""
+    before: dict[int, float] = {}
+    cycles = []
+    for s in sorted(good, key=lambda s: s.intended):
+        if s.session in before:
+            cycles.append(s.intended - before[s.session])
+        before[s.session] = s.intended
+    return float(np.median(cycles or [s.e2e for s in good] or [0.0]))
+
+
+def _left_out(values: Sequence[float], cycle: float) -> Iterator[float]:
+    """What the requests would have waited that a closed loop left out while an answer took longer
+    than a cycle: cycle by cycle less (HdrHistogram's correction, http://hdrhistogram.org)."""
+    for value in values if cycle > 0 else ():
+        missed = int(value / cycle + 1e-9) - 1
+        yield from (value - cycle * number for number in range(1, missed + 1))
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,1 +1,0 @@
-"""`inferway bench many-seeds`: which differences between policies a few seeds can show."""

@@ -1,1 +1,0 @@
-"""`inferway bench proxy`: what it costs to stand between clients and engines."""

@@ -1,0 +1,243 @@
+"""Tables of a run, described once and shown in the terminal and in documents.
+
+A `Table` shows the rows of one name, a line each. Titles, heads and notes may name the plan's
+fields and the run's facts: `"growth to {held_streams:,} streams"`. A table without rows is left
+out, and so is a column without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any, Literal
+
+from rich.table import Table as TerminalTable
+
+from inferway_bench.rows import Goal, Key, Row, Run, Value
+from inferway_bench.spread import (
+    Form,
+    Interval,
+    mean_interval,
+    median_interval,
+    quartiles,
+    shown_number,
+)
+
+Better = Literal["lower", "higher"]
+Shown = Literal[
+    "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
+]
+
+_SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
+    "median": median,
+    "mean alone": fmean,
+    "most": max,
+    "sum": sum,
+    "value": median,
+    "range": lambda values: Interval(median(values), min(values), max(values)),
+    "quartiles": quartiles,
+    "interval": median_interval,
+    "mean": mean_interval,
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
+    median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
+    interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out.
+    `better` has the column compared with another run's, in `unit`."""
+
+    name: str
+    head: str = ""  # the name, unless it is given
+    form: Form = "{:,.1f}"
+    shown: Shown = "median"
+    better: Better | None = None
+    unit: str = ""
+
+    def cell(self, value: Value) -> str:
+        """Return the value in words; an empty text without one."""
+        if value is None or value == []:
+            return ""
+        if isinstance(value, str):
+            return value
+        found = self._summary(value) if isinstance(value, list) else value
+        if isinstance(found, Interval) and self.shown == "value":
+            found = found.value
+        if isinstance(found, Interval):
+            return found.shown(self.form)
+        return shown_number(found, self.form)
+
+    def _summary(self, repeats: list[float]) -> float | Interval:
+        return repeats[0] if len(repeats) == 1 else _SUMMARIES[self.shown](repeats)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of `name` that `where` keeps. `keys` are its first columns, as text; the values of
+    the key `across` become columns; the values of the keys `split` a table each, whose title may
+    name them. A table that is `in_details` is on the benchmark's page only."""
+
+    name: str
+    title: str
+    keys: Sequence[str]
+    columns: Sequence[Column]
+    across: str = ""
+    split: Sequence[str] = ()
+    where: Callable[[Row], bool] = field(default=lambda row: True)  # noqa: ARG005
+    notes: Sequence[str] = ()  # markdown, a bullet each
+    in_details: bool = False
+
+    def rows(self, run: Run) -> list[Row]:
+        """Return what it shows, in the order that it was measured in."""
+        return [row for row in run.rows if row.table == self.name and self.where(row)]
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """One table whose cells are words, for the terminal and for documents."""
+
+    title: str
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    num_left: int = 1  # columns that are text
+    notes: Sequence[str] = ()
+    in_details: bool = False
+
+    def markdown(self) -> list[str]:
+        """Return the lines of a document, of which the first is empty."""
+        lines = ["", f"{self.title}:", "", *table_lines(self.head, self.lines, self.num_left)]
+        return [*lines, "", *(f"- {note}" for note in self.notes)] if self.notes else lines
+
+    def terminal(self) -> TerminalTable:
+        """Return the table for a terminal, without its notes."""
+        table = TerminalTable(title=self.title.replace("**", ""), title_justify="left")
+        for i, name in enumerate(self.head):
+            justify: Literal["left", "right"] = "left" if i < self.num_left else "right"
+            # a figure cut short would be another figure
+            table.add_column(name, justify=justify, no_wrap=i == 0, overflow="fold")
+        for line in self.lines:
+            table.add_row(*(cell.replace("**", "") for cell in line))
+        return table
+
+
+def shown_tables(
+    run: Run, tables: Iterable[Table], goals: Sequence[Goal] = ()
+) -> Iterator[ShownTable]:
+    """Yield each table of the run in words, and at last its requirements."""
+    noted: set[str] = set()
+    for table in tables:
+        parts = list(split_by(table.split, table.rows(run)))
+        for i, (part, rows) in enumerate(parts):
+            words = {**run.words, **part}
+            is_last = i == len(parts) - 1
+            notes = [] if table.name in noted or not is_last else run.notes.get(table.name, [])
+            noted |= {table.name} if is_last else set()
+            yield _sheet(table, rows, words, notes)
+    if goals:
+        lines = [[g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for g in goals]
+        yield ShownTable(
+            "Requirements", ("figure", "required", "measured", "met"), lines, num_left=4
+        )
+
+
+def split_by(
+    keys: Sequence[str], rows: Sequence[Row]
+) -> Iterator[tuple[dict[str, Key], list[Row]]]:
+    """Yield the rows in groups that have the same values of `keys`, each with these values."""
+    groups: dict[tuple[Key, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.keys.get(key, "") for key in keys), []).append(row)
+    for values, group in groups.items():
+        yield dict(zip(keys, values, strict=True)), group
+
+
+def _sheet(
+    table: Table, rows: Sequence[Row], words: Mapping[str, Any], notes: Sequence[str]
+) -> ShownTable:
+    """`notes`: what the benchmark has noted below this table."""
+    heads, lines = _columns(table, rows, words)
+    return ShownTable(
+        _said(table.title, words),
+        [*table.keys, *heads],
+        lines,
+        len(table.keys),
+        [*(_said(note, words) for note in table.notes), *notes],
+        table.in_details,
+    )
+
+
+def _columns(
+    table: Table, rows: Sequence[Row], words: Mapping[str, Any]
+) -> tuple[list[str], list[list[str]]]:
+    """The heads of the columns behind the keys, and the lines."""
+    spread = list(dict.fromkeys(row.keys[table.across] for row in rows)) if table.across else [""]
+    shown = [
+        (key, column)
+        for key in spread
+        for column in table.columns
+        if any(
+            row.values.get(column.name) not in (None, []) for row in rows if _has(table, row, key)
+        )
+    ]
+    is_alone = len(table.columns) == 1
+    heads = []
+    for key, column in shown:
+        head = _said(column.head or column.name, words)
+        above = _key_cell(key)
+        heads.append(head if not table.across else above if is_alone else f"{above}: {head}")
+    lines = []
+    parts = list(split_by(table.keys, rows))
+    if not table.across:  # then each row is a line of its own, whatever its keys
+        parts = [(part, [row]) for row in rows for part, _ in split_by(table.keys, [row])]
+    for keys, group in parts:
+        cells = [_cell(table, group, key, column) for key, column in shown]
+        lines.append([*map(_key_cell, keys.values()), *cells])
+    return heads, lines
+
+
+def _has(table: Table, row: Row, key: Key) -> bool:
+    return not table.across or row.keys[table.across] == key
+
+
+def _cell(table: Table, group: Sequence[Row], key: Key, column: Column) -> str:
+    row = next((row for row in group if _has(table, row, key)), None)
+    return "" if row is None else column.cell(row.values.get(column.name))
+
+
+def _key_cell(key: Key) -> str:
+    if isinstance(key, str):
+        return key
+    return f"{key:,}" if isinstance(key, int) else f"{key:g}"
+
+
+def _said(text: str, words: Mapping[str, Any]) -> str:
+    return text.format_map(words)
+
+
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 1) -> list[str]:
+    """Return the lines of a markdown table; the first `num_left` columns are text, the others are
+    numbers."""
+    ruler = ["---"] * num_left + ["---:"] * (len(head) - num_left)
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ruler, *rows)]
+
+
+def measured_lines(run: Run) -> list[str]:
+    """Return the lines that say when and on what the run was made, and by which command."""
+    seeds = ", ".join(map(str, run.seeds))
+    of_seeds = f", seed{'s' * (len(run.seeds) > 1)} {seeds}" if seeds else ""
+    what = "Simulated" if run.is_virtual else "Measured"
+    machine = run.machine
+    load = f"; load average before the run {machine.load_before}"
+    if machine.is_busy:
+        load += ": **the machine was busy, take the figures as provisional**"
+    if run.is_virtual:
+        load = ". Time is virtual: a busy machine changes no figure"
+    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
+    return [
+        f"{what} {machine.date} UTC by `{run.command}` at commit {machine.commit}{of_seeds}.",
+        *(["**A look with `--quick`, not a result.**"] if run.is_quick else []),
+        f"Machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gib} GiB, "
+        f"{machine.system}{load}. Python {machine.python}, {packages}.",
+    ]

@@ -1,0 +1,259 @@
+"""`inferway bench scale`: how many engines one gateway process can serve, as a sum of parts.
+
+A process for each number of engines (`scale_worker`) measures what grows with it. Carrying a
+request is taken from the stored run of `bench dataplane`, and scraping an engine is measured here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import aiohttp
+import msgspec
+import numpy as np
+import uvloop
+
+from inferway.fleet.discovery import discover
+from inferway.fleet.load import parse_load
+from inferway.fleet.pages import Pages
+from inferway_bench.dataplane.benchmark import LONG, PLAIN
+from inferway_bench.flags import flag
+from inferway_bench.harness import Benchmark
+from inferway_bench.machine import Machine, this_machine, times_as_slow
+from inferway_bench.peers.fleets import simulated_fleet
+from inferway_bench.peers.plan import SimulatedEngines
+from inferway_bench.plotting import Chart, Plot
+from inferway_bench.processes import BenchError
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table
+from inferway_bench.rows import Findings, Row, Run, load_run
+from inferway_bench.scale_worker import Filling, Grown
+
+_STEPS = ("render", "tokenize")
+
+
+class ScalePlan(msgspec.Struct, frozen=True):
+    """What is measured, and the load that it is summed for."""
+
+    engines: Annotated[
+        tuple[int, ...],
+        flag("Measure a gateway with this number of engines.", metavar="NUMBER", ge=1),
+    ] = (16, 64, 250, 1_000)
+    requests: Annotated[
+        float, flag("Add up the costs of this number of requests a second to each engine.", gt=0)
+    ] = 1.0
+    dataplane: Annotated[
+        Path,
+        flag(
+            "Take the cost of carrying a request from this file, which inferway bench dataplane "
+            "--save wrote.",
+            metavar="FILE",
+        ),
+    ] = Path("docs/results/dataplane.json")
+    block_size: int = 16
+    blocks_held: int = 2_048  # by each engine
+    new_blocks: int = 64  # of each request, stored; as many are dropped
+    prompt_tokens: int = 8_000
+    decisions: int = 50  # in a row
+    repeats: int = 7
+    scrapes: int = 300
+    seed: int = 1
+
+
+def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
+    """Measure the parts, one number of engines after the other. Raises BenchError."""
+    request_us, made_of = carried(load_run(plan.dataplane), this_machine())
+    on_step("scraping an engine")
+    scrapes = _scrapes(plan)
+    grown = {}
+    for engines in plan.engines:
+        on_step(f"{engines:,} engines")
+        grown[engines] = _ask(plan, engines)
+    return findings(plan, grown, request_us, f"{made_of}, in {plan.dataplane.name}", *scrapes)
+
+
+def findings(
+    plan: ScalePlan,
+    grown: dict[int, Grown],
+    request_us: float,
+    made_of: str,
+    scrape_us: Sequence[float],
+    page_bytes: int,
+) -> Findings:
+    """Return what the parts come to: those that grow with the engines, carrying a request, and
+    scraping an engine."""
+    costs = [
+        Row("costs", {"engines": engines}, msgspec.structs.asdict(one))
+        for engines, one in grown.items()
+    ]
+    shares = share_rows(plan, request_us, median(scrape_us), grown)
+    most = end(shares)
+    reaches = (
+        "does not reach this" if most is None else f"reaches this at about **{most:,.0f} engines**"
+    )
+    return Findings(
+        rows=[*costs, *shares],
+        about=[
+            "The figures are sums of parts that were measured one by one; no fleet of this size "
+            "was run. A process for each number of engines runs the production event path "
+            "(decoding, order, digests, index) with the batches of all engines, and the production "
+            "director with the default scheduling. The cost of forwarding streamed answers is not "
+            "included; `bench dataplane` measures it.",
+            "",
+            f"- the load: each engine answers {plan.requests:g} request a second of "
+            f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops "
+            f"as many; each engine holds {plan.blocks_held:,} blocks of {plan.block_size} tokens",
+            f"- carrying a request takes {request_us:,.0f} µs ({made_of}); scraping the metrics of "
+            f"an engine takes {median(scrape_us):,.0f} µs of CPU time (a simulated engine with "
+            f"{page_bytes:,} bytes of metrics)",
+            f"- one process uses at most one core; it {reaches}",
+        ],
+    )
+
+
+def carried(dataplane: Run, here: Machine) -> tuple[float, str]:
+    """Return the CPU µs of carrying a long chat and knowing its tokens, as it would be on this
+    machine by the yardstick, and what that is made of: the parts of a sum must be of one machine.
+    Raises BenchError when the run does not have it."""
+    row = dataplane.find("cpu", load=LONG, router=PLAIN)
+    if row is None:
+        raise BenchError(
+            f"{dataplane.benchmark}: no {PLAIN}, {LONG}; the cure: inferway bench dataplane --save"
+        )
+    steps = [row for row in dataplane.select("steps") if row.keys["step"] in _STEPS]
+    us = row.median("cpu_us") + sum(step.median("us") for step in steps)
+    times = times_as_slow(here, dataplane.machine) or 1.0
+    made_of = f"{PLAIN}, {LONG}, and rendering and tokenizing"
+    if round(times, 2) != 1.0:
+        made_of = f"{times:.2f} times, as the yardstick is now: {made_of}"
+    return round(us * times, 1), made_of
+
+
+def share_rows(
+    plan: ScalePlan, request_us: float, scrape_us: float, grown: dict[int, Grown]
+) -> list[Row]:
+    """Return a row for each number of engines: what of one core each part takes at the plan's load.
+    An engine is scraped every 200 ms, or 2 ms for each engine."""
+    rows = []
+    for engines, one in grown.items():
+        requests = plan.requests * engines
+        blocks = requests * plan.new_blocks * (one.stored_us + one.removed_us)
+        shares = {
+            "requests": requests * request_us / 1e6,
+            "decisions": requests * median(one.decision_us) / 1e6,
+            "events": blocks / 1e6,
+            "scrapes": engines / max(0.2, engines * 0.002) * scrape_us / 1e6,
+        }
+        whole = sum(shares.values())
+        figures = {**shares, "all": whole, "request_us": whole * 1e6 / requests}
+        rows.append(Row("shares", {"engines": engines}, {**figures}))
+    return rows
+
+
+def end(shares: Sequence[Row]) -> float | None:
+    """Return the number of engines at which one core is used up, between those measured or beyond
+    the last by its line; None if that has none."""
+    used = [row.median("all") for row in shares]
+    engines = [float(row.keys["engines"]) for row in shares]
+    if used[-1] >= 1.0:
+        return float(np.interp(1.0, used, engines))
+    if len(used) < 2 or used[-1] <= used[-2]:
+        return None
+    slope = (used[-1] - used[-2]) / (engines[-1] - engines[-2])
+    return engines[-1] + (1.0 - used[-1]) / slope
+
+
+def _ask(plan: ScalePlan, engines: int) -> Grown:
+    filling = msgspec.convert(plan, Filling, from_attributes=True)
+    words = [sys.executable, "-m", "inferway_bench.scale_worker", str(engines)]
+    words.append(msgspec.json.encode(filling).decode())
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.returncode:
+        raise BenchError(f"{engines} engines: {done.stderr.decode(errors='replace')[-800:]}")
+    return msgspec.json.decode(done.stdout, type=Grown)
+
+
+def _scrapes(plan: ScalePlan) -> tuple[list[float], int]:
+    """Return the CPU microseconds of a scrape, of each of some batches; the page's bytes."""
+    one = SimulatedEngines(engines=1)
+    with (
+        TemporaryDirectory(prefix="inferway-scale-") as name,
+        simulated_fleet(one, Path(name)) as fleet,
+    ):
+        return uvloop.run(_scrape(fleet.engines[0].url, plan))
+
+
+async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
+    """Scrape as the fleet does: an engine's load alone, over connections that are kept."""
+    async with aiohttp.ClientSession() as session:
+        facts, _ = await discover(session, url, {})
+    pages = Pages(None, seconds=5.0)
+    pages.open()
+    found, size = [], 0
+    try:
+        for _ in range(plan.repeats):
+            began = time.process_time()
+            for _ in range(plan.scrapes // plan.repeats):
+                page = await pages.get(url, facts.load_path, [])
+                parse_load(page)
+            took = time.process_time() - began
+            found.append(round(took * 1e6 / (plan.scrapes // plan.repeats), 1))
+            size = len(page)
+    finally:
+        await pages.close()
+    return found, size
+
+
+_SHARE = "{:.1%}"
+SCALE = Benchmark(
+    "scale",
+    "Measure one gateway process by the number of its engines: CPU time of a request, memory, and "
+    "the number of engines that one core can serve.",
+    ScalePlan,
+    measure,
+    [
+        Table(
+            "costs",
+            "Costs by number of engines",
+            ["engines"],
+            [
+                Column("decision_us", "decision, µs", "{:,.0f}", better="lower", unit="µs"),
+                Column("stored_us", "block stored, µs", "{:.2f}", better="lower", unit="µs"),
+                Column("removed_us", "block dropped, µs", "{:.2f}"),
+                Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
+                Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
+            ],
+        ),
+        Table(
+            "shares",
+            "Shares of one core, at the load above",
+            ["engines"],
+            [
+                *(Column(name, form=_SHARE) for name in ("requests", "decisions")),
+                Column("events", "KV events", _SHARE),
+                *(Column(name, form=_SHARE) for name in ("scrapes", "all")),
+                Column("request_us", "µs for each request", "{:,.0f}"),
+            ],
+        ),
+    ],
+    chart=Chart(
+        "One gateway process, by the number of engines",
+        [
+            Plot(
+                "shares", ["all"], "engines", y_label="of one core, %", factor=100,
+                levels={"one core": 100},
+            ),
+            Plot("costs", ["resident_mib"], "engines", y_label="memory, MiB"),
+        ],
+    ),
+    question="how many engines one gateway process can serve",
+    takes="5 minutes",
+)  # fmt: skip
+scale = SCALE.command()

@@ -1,0 +1,361 @@
+"""`inferway bench structured`: which real JSON schemas each library enforces, and how fast.
+
+Each system is a process of its own (`worker`). They take turns schema by schema, each time another
+first: a machine that becomes slower is so for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from inferway.errors import SpecError
+from inferway.prompts.prepare import PACKAGED_SMOLLM2
+from inferway_bench.flags import flag
+from inferway_bench.harness import Benchmark
+from inferway_bench.json_worker import JsonWorker
+from inferway_bench.plotting import Chart, Plot
+from inferway_bench.processes import BenchError, with_sources
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Better, Column, Table
+from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
+from inferway_bench.structured.sample import Case, read
+from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
+from inferway_structured.drafts import validator_of
+from inferway_structured.schema_walk import pointer
+
+ORDERS = {"taken": "as they came", "ordered": "in schema order"}  # a worker's word -> ours
+LLGUIDANCE = "llguidance"
+COUNTED = ("all right", "refuse a valid one", "accept an invalid one", "unnamed")
+TO_LLGUIDANCE = "p95 / llguidance's"
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+_CPU_STEPS = (
+    *(("check",), ("verdict",), ("compile",), ("check", "compile")),
+    ("check", "verdict", "compile"),
+)
+WALL = "schema to first mask, wall time"
+_CONTAINS = frozenset({"contains", "minContains", "maxContains"})  # one rule
+
+Answer = Mapping[str, Any]  # a worker's, of one schema
+
+
+class StructuredPlan(msgspec.Struct, frozen=True):
+    """What a run does."""
+
+    file: Annotated[Path, flag("", is_argument=True)]
+    model: Annotated[
+        Path | None,
+        flag(
+            "Use the tokens of the model in this directory, which has its tokenizer.json and "
+            "config.json. The default is SmolLM2's tokenizer, which is installed with Inferway."
+        ),
+    ] = None
+    compile_seconds: float = 20.0  # a compile that takes longer is a failure
+    outlines_seconds: float = 10.0  # the same, for what takes longer most often
+    memory_gib: int = 12  # of a worker's address space
+    max_tokens: int = 4_000  # instances that are longer are left out
+    max_schemas: int | None = None
+
+    @property
+    def model_directory(self) -> Path:
+        return self.model or PACKAGED_SMOLLM2
+
+
+def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
+    """Judge every schema by every system. Raises BenchError, with the cure."""
+    engine, model = _engine(), plan.model_directory
+    if not (model / "tokenizer.json").is_file():
+        raise BenchError(f"{model}: no tokenizer.json; the cure: --model with a model's directory")
+    on_step("tokenizing")
+    tokenize = vocabulary_of(str(model)).ll_tokenizer.tokenize_str
+    cases = read(plan.file, tokenize, plan.max_tokens, plan.max_schemas)
+    answers: dict[str, list[Answer]] = {name: [] for name in SYSTEMS}
+    versions: dict[str, str] = {}
+    with ExitStack() as stack:
+        on_step("starting")
+        pythons = {
+            name: engine if name in BESIDE_ENGINE else Path(sys.executable) for name in SYSTEMS
+        }
+        workers = [stack.enter_context(judge(name, pythons[name], plan)) for name in SYSTEMS]
+        for worker in workers:  # until it is ready: to start is no part of a compile
+            versions |= worker.read()
+        for done, case in enumerate(cases):
+            on_step("schemas", done, len(cases))
+            first = done % len(workers)
+            for worker in (*workers[first:], *workers[:first]):
+                answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
+    words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    about = f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}."
+    return Findings(
+        rows=list(rows_of(cases, answers)), about=[about], facts={"schemas": len(cases)}
+    )
+
+
+def _engine() -> Path:
+    """The Python that has vLLM and xgrammar."""
+    root = os.environ.get("INFERWAY_VLLM_VENV")
+    python = Path(root) / "bin" / "python" if root else None
+    if python is None or not python.is_file():
+        raise BenchError(
+            "xgrammar is measured where vLLM is installed; the cure: INFERWAY_VLLM_VENV=/its/venv"
+        )
+    return python
+
+
+def judge(name: str, python: Path, plan: StructuredPlan) -> JsonWorker:
+    """Return the worker of a system. It says the versions of its libraries when it is ready, and
+    then answers each case."""
+    seconds = plan.outlines_seconds if name.startswith("outlines") else plan.compile_seconds
+    words = (name, plan.model_directory, seconds, plan.memory_gib)
+    command = [python, "-m", "inferway_bench.structured.worker", *words]
+    return JsonWorker(name, command, with_sources())
+
+
+# what was judged, counted
+
+
+def rows_of(cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]) -> Iterator[Row]:
+    """Yield what all systems have done with the cases."""
+    for order, how in ORDERS.items():
+        tallies = {
+            name: [tally(case, answer, order) for case, answer in zip(cases, each, strict=True)]
+            for name, each in answers.items()
+        }
+        for name, tallied in tallies.items():
+            keys = {"instances": how, "system": name}
+            yield Row("kept", keys, _kept(tallied), is_ours=name == OURS)
+        yield from _gained(tallies, how)
+    for name, each in answers.items():
+        yield from _compile_rows(name, each, answers.get(LLGUIDANCE, each))
+        yield from _mask_rows(name, each)
+
+
+def tally(case: Case, answer: Answer, order: str) -> Counter[str]:
+    """Return what a system has done with one schema, as ones and numbers of instances."""
+    taken = answer.get(order, [])
+    pairs = list(zip(case.instances, taken, strict=False))
+    valid = [took for one, took in pairs if one.valid]
+    invalid = [took for one, took in pairs if not one.valid]
+    let_through = [one for one, took in pairs if took and not one.valid]
+    named = [(place, keyword) for place, keyword in answer.get("unenforced", [])]
+    # one that was compiled and not judged, out of time, is not right
+    is_judged = _is_compiled(answer) and len(taken) == len(case.instances)
+    return Counter(
+        {
+            "compiled": _is_compiled(answer),
+            "valid": len(valid),
+            "valid accepted": sum(valid),
+            "invalid": len(invalid),
+            "invalid rejected": len(invalid) - sum(invalid),
+            "all right": is_judged and all(valid) and not any(invalid),
+            "refuse a valid one": not all(valid),
+            "accept an invalid one": bool(let_through),
+            "unnamed": not all(is_named(case.schema, one.text, named) for one in let_through),
+        }
+    )
+
+
+def _is_compiled(answer: Answer) -> bool:
+    return "seconds" in answer
+
+
+def _kept(tallies: Sequence[Counter[str]]) -> dict[str, Value]:
+    total = sum(tallies, Counter[str]())
+    return {
+        "compiled": total["compiled"],
+        "valid accepted": f"{total['valid accepted']}/{total['valid']}",
+        "invalid rejected": f"{total['invalid rejected']}/{total['invalid']}",
+        **{name: total[name] for name in COUNTED},
+    }
+
+
+def _gained(tallies: Mapping[str, Sequence[Counter[str]]], how: str) -> Iterator[Row]:
+    """What ours judges rightly and the best library does not, and the other way round."""
+    right = {
+        name: [one["all right"] for one in each] for name, each in tallies.items() if name != VLLM
+    }
+    ours = right.pop(OURS)
+    if right:
+        best = max(right, key=lambda name: sum(right[name]))
+        gained = sum(a > b for a, b in zip(ours, right[best], strict=True))
+        lost = sum(a < b for a, b in zip(ours, right[best], strict=True))
+        keys = {"instances": how, "best library": best}
+        yield Row("gained", keys, {"gained": gained, "lost": lost})
+
+
+def _compile_rows(
+    name: str, answers: Sequence[Answer], llguidances: Sequence[Answer]
+) -> Iterator[Row]:
+    """CPU times are of the schemas that llguidance compiles, too."""
+    is_ours = name == OURS
+    ms = [answer["seconds"] * 1000 for answer in answers if _is_compiled(answer)]
+    keys = {"system": name, "step": WALL}
+    yield Row("compile", keys, percentiles(ms, "p50", "p95", "max"), is_ours)
+    pairs = list(zip(answers, llguidances, strict=True))
+    steps = [a["cpu_ms"] for a, b in pairs if _is_compiled(a) and _is_compiled(b)]
+    theirs = [b["cpu_ms"]["compile"] for _, b in pairs if _is_compiled(b)]
+    for what in _CPU_STEPS if is_ours else [("compile",)]:
+        times = [sum(one[step] for step in what) for one in steps]
+        values = percentiles(times, "p50", "p95", "max")
+        if what == ("check", "compile"):
+            values[TO_LLGUIDANCE] = percentile(times, 0.95) / percentile(theirs, 0.95)
+        yield Row("compile", {**keys, "step": f"{' + '.join(what)}, CPU time"}, values, is_ours)
+
+
+def _mask_rows(name: str, answers: Sequence[Answer]) -> Iterator[Row]:
+    """Wall time, and the thread's own CPU time, which others do not lengthen."""
+    for at, clock in enumerate(("wall", "CPU")):
+        us = [pair[at] / 1000 for answer in answers for pair in answer.get("mask_ns", ())]
+        yield Row(
+            "masks", {"system": name, "clock": clock}, percentiles(us, *PERCENTILES), name == OURS
+        )
+
+
+def percentiles(values: Sequence[float], *names: str) -> dict[str, Value]:
+    """Return the percentiles of these names; nothing of no values."""
+    ordered = sorted(values)
+    return {name: percentile(ordered, PERCENTILES[name]) for name in names} if values else {}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of all values is below, one of them."""
+    return round(sorted(values)[min(len(values) - 1, int(len(values) * share))], 3)
+
+
+# whether what an invalid instance violates is what a system has said that it does not enforce
+
+
+def is_named(schema: str, instance: str, named: Sequence[tuple[str, str]]) -> bool:
+    """Return whether each keyword that the instance violates is named at its place in the schema.
+    What is said to fail in all of its branches is named if all that fails in one of them is."""
+    try:
+        validator = _validator(schema)
+    except SpecError:
+        return False
+    errors = list(validator.iter_errors(json.loads(instance))) if validator is not None else []
+    return bool(errors) and all(_is_named(error, named) for error in errors)
+
+
+@lru_cache(maxsize=1)
+def _validator(schema: str) -> Any:
+    return validator_of(json.loads(schema))
+
+
+def _is_named(error: Any, named: Sequence[tuple[str, str]]) -> bool:
+    steps = list(error.schema_path)
+    if any(_stands_there(steps, place, keyword) for place, keyword in named):
+        return True
+    branches = getattr(error.kind, "context", None) or ()
+    return any(branch and all(_is_named(one, named) for one in branch) for branch in branches)
+
+
+def _stands_there(steps: list[str | int], place: str, keyword: str) -> bool:
+    same = _CONTAINS if keyword in _CONTAINS else {keyword}
+    return any(str(steps[at]) in same and pointer(steps[:at]) == place for at in range(len(steps)))
+
+
+# what is shown
+
+
+def goals(run: Run) -> Iterator[Goal]:
+    """Yield what is required, judged."""
+    num = float(run.facts["schemas"])
+    for row in run.select("gained"):
+        gained, lost = row.median("gained"), row.median("lost")
+        yield Goal(
+            f"schemas gained over the best library ({row.keys['best library']}), instances "
+            f"{row.keys['instances']}",
+            "≥ 2 % more than lost, lost ≤ 1 %",
+            f"{gained:.0f} gained, {lost:.0f} lost of {num:.0f}",
+            gained - lost >= 0.02 * num and lost <= 0.01 * num,
+        )
+    ours = run.select("kept", system=OURS)
+    yield goal("schemas compiled", 100 * ours[0].median("compiled") / num, least=97, unit=" %")
+    what = "schemas that accept an invalid instance and name no unenforced keyword"
+    yield goal(what, max(row.median("unnamed") for row in ours), most=0, form="{:.0f}")
+    for row in run.select("compile", system=OURS):
+        if TO_LLGUIDANCE in row.values:
+            what = f"{row.keys['step']}, p95 / llguidance's"
+            yield goal(what, row.median(TO_LLGUIDANCE), most=1.2, unit=" ×")
+    for row in run.select("masks", system=OURS):
+        clock = f"{row.keys['clock']} time"
+        if row.keys["clock"] == "wall":
+            yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
+        for column, most_ms in (("p99.9", 5), ("max", 20)):
+            yield goal(
+                f"mask, {column}, {clock}", row.median(column) / 1000, most=most_ms, unit=" ms"
+            )
+
+
+def _time(name: str, unit: str) -> Column:
+    return Column(name, better="lower", unit=unit)
+
+
+def _count(name: str, head: str = "", better: Better | None = None) -> Column:
+    return Column(name, head, "{:.0f}", better=better)
+
+
+TABLES = [
+    Table(
+        "kept", "Schemas of {schemas}, with instances {instances}", ["system"],
+        [
+            _count("compiled"), Column("valid accepted"), Column("invalid rejected"),
+            _count("all right", better="higher"), *map(_count, COUNTED[1:3]),
+            _count("unnamed", "… with its keyword not named"),
+        ],
+        split=["instances"],
+    ),
+    Table(
+        "gained", "Schemas that only Inferway judges rightly, and that only the best library does",
+        ["instances", "best library"], [_count("gained"), _count("lost")], in_details=True,
+    ),
+    Table(
+        "compile", "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
+        ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
+    ),
+    Table(
+        "masks", "Time of a mask, µs", ["clock", "system"],
+        [_time(name, "µs") for name in PERCENTILES],
+    ),
+]  # fmt: skip
+STRUCTURED = Benchmark(
+    "structured",
+    "Measure which of the JSON schemas in FILE are enforced, and how fast, beside llguidance, "
+    "xgrammar, outlines-core and vLLM.\n\n"
+    'FILE has a JSON object a line, {"id", "schema", "tests": [{"valid", "data"}]}. The stored '
+    "results are of 300 schemas of https://github.com/guidance-ai/jsonschemabench (its folder "
+    "maskbench/data), which states no licence and is not installed with Inferway: "
+    "scripts/jsonschemabench_sample.py of Inferway's repository writes this file from a clone. The "
+    "environment variable INFERWAY_VLLM_VENV names the virtual environment that has vLLM and "
+    "xgrammar.",
+    StructuredPlan, measure, TABLES,
+    Chart(
+        "{schemas} schemas",
+        [
+            Plot(
+                "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
+                where=lambda row: row.keys["step"] == WALL,
+            ),
+            Plot(
+                "masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True,
+                where=lambda row: row.keys["clock"] == "wall",
+            ),
+        ],
+    ),
+    quick={"compile_seconds": 2.0, "outlines_seconds": 1.0, "max_schemas": 20},
+    goals=lambda run: list(goals(run)),
+    question="which real JSON schemas structured output enforces, and how fast, compared with four "
+    "libraries",
+    takes="half an hour",
+    arguments="FILE",
+)  # fmt: skip
+structured = STRUCTURED.command()

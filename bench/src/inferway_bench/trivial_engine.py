@@ -1,0 +1,296 @@
+"""The trivial engine: looks like vLLM 0.32 to a router, answers at once and with next to no CPU.
+
+`python -m inferway_bench.trivial_engine MODEL BLOCK_SIZE [--enable-scale-out]` prints one JSON line
+with its url when it listens, and serves until it gets SIGTERM. Benchmarks tell it what to do:
+
+- `POST /bench/publish {"token_ids": [...]}` publishes BlockStored for all full blocks, so that what
+  a router matches is matched for real;
+- `POST /bench/streams {"tokens": 500, "seconds": 0.004}` sets how streams come: step by step, one
+  token for each stream that runs, as from a real engine; with 0 seconds all at once;
+- `GET /bench/written` counts the events of all streams: the role, the tokens, the usage, [DONE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httptools
+import msgspec
+import uvloop
+import xxhash
+import zmq
+
+from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.templates import FOLDER, JsonTemplates
+
+_SHORT_BYTES = 4096
+_BACKLOG = 2048  # uvicorn's, which serves vLLM
+_ANSWERS = "vllm_answers.json"
+_SERVER = "date: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn"
+_STREAM_HEAD = (
+    f"HTTP/1.1 200 OK\r\n{_SERVER}\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    "transfer-encoding: chunked\r\n\r\n"
+).encode()
+_RENDER = "/v1/chat/completions/render"
+
+TokenIdsOf = Callable[[bytes], list[int]]
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How many tokens a stream has, and the seconds between two steps."""
+
+    tokens: int
+    seconds: float
+
+
+def _answer(body: bytes, content_type: str = "application/json", status: str = "200 OK") -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\n{_SERVER}\r\n"
+        f"content-length: {len(body)}\r\ncontent-type: {content_type}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _json(value: object) -> bytes:
+    return _answer(msgspec.json.encode(value))
+
+
+_REFUSED = _answer(
+    b'{"error":{"message":"start the server with --enable-scale-out","type":'
+    b'"PermissionDeniedError","param":null,"code":403}}',
+    status="403 Forbidden",
+)
+_NOT_FOUND = _answer(b'{"error":"not found"}', status="404 Not Found")
+
+
+class TrivialEngine:
+    """Answers by path, as an engine of the model in a directory. All answers are made once but
+    those to /bench/… and /render.
+
+    `render` turns a chat body into token ids; without it /render is refused, as vLLM does unless
+    it was started with --enable-scale-out.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        block_size: int,
+        publisher: Publisher,
+        render: TokenIdsOf | None = None,
+    ) -> None:
+        words = JsonTemplates(
+            _ANSWERS, model=model, root=model, block_size=block_size, endpoint=publisher.endpoint
+        )
+        self._words = words
+        self._publisher = publisher
+        self._render = render
+        self._streams = _Streams(words)
+        paths = ("/v1/chat/completions", "/v1/models", "/kv_event_sources", "/server_info")
+        self._answers = {path: _json(words.fill(path)) for path in (*paths, "/version")}
+        self._answers["/health"] = _answer(b"", "text/plain")
+        metrics = (FOLDER / "vllm_metrics.txt").read_text()
+        metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
+        self._answers["/metrics"] = _answer(metrics.encode(), "text/plain; version=0.0.4")
+
+    def answer(self, path: str, body: bytes) -> bytes:
+        """Return the whole HTTP answer, head and body."""
+        path = path.partition("?")[0]
+        if path == "/bench/publish":
+            token_ids = msgspec.json.decode(body, type=dict[str, list[int]])["token_ids"]
+            return _json({"blocks": self._publisher.publish(token_ids)})
+        if path == "/bench/streams":
+            self._streams.pace = msgspec.json.decode(body, type=Pace)
+            return _json({})
+        if path == "/bench/written":
+            return _json({"events": self._streams.written})
+        if path == _RENDER:
+            if self._render is None:
+                return _REFUSED
+            return _json(self._words.fill(path, token_ids=self._render(body)))
+        return self._answers.get(path, _NOT_FOUND)
+
+    def begins_stream(self, body: bytes, transport: asyncio.Transport) -> bool:
+        """Begin a stream on `transport` if the body asks for one; return whether it does.
+
+        Routers may write a body anew, its keys in another order; a long one is searched at its end
+        only."""
+        searched = body if len(body) < _SHORT_BYTES else body[-200:]
+        if b'"stream":true' not in searched:
+            return False
+        self._streams.begin(transport)
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    transport: asyncio.Transport
+    left: int  # tokens
+
+
+class _Streams:
+    """All streams of an engine, one token each at every step."""
+
+    def __init__(self, words: JsonTemplates) -> None:
+        self.pace = Pace(tokens=6, seconds=0)
+        self.written = 0
+        self._words = words
+        self._role, self._token = _event(words.fill("role")), _event(words.fill("token"))
+        self._running: list[_Stream] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Write a stream's head and first event now, the rest with the steps."""
+        pace, self.written = self.pace, self.written + 1
+        if not pace.seconds:
+            transport.write(
+                _STREAM_HEAD + self._role + self._token * pace.tokens + self._end(pace.tokens)
+            )
+            self.written += pace.tokens
+            return
+        transport.write(_STREAM_HEAD + self._role)
+        self._running.append(_Stream(transport, pace.tokens))
+        if self._timer is None:
+            self._step_at(asyncio.get_running_loop().time() + pace.seconds)
+
+    def _step_at(self, due: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(due, self._step, due)
+
+    def _step(self, due: float) -> None:
+        going = []
+        for stream in self._running:
+            if stream.transport.is_closing():
+                continue
+            stream.left -= 1
+            self.written += 1
+            if stream.left:
+                stream.transport.write(self._token)
+                going.append(stream)
+            else:
+                stream.transport.write(self._token + self._end(self.pace.tokens))
+        self._running, self._timer = going, None
+        if going:
+            now = asyncio.get_running_loop().time()
+            self._step_at(max(due + self.pace.seconds, now))
+
+    def _end(self, tokens: int) -> bytes:
+        self.written += 2
+        usage = self._words.fill("usage", tokens=tokens, all_tokens=160 + tokens)
+        return _event(usage) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def _event(chunk: object) -> bytes:
+    return _chunk(b"data: %b\n\n" % msgspec.json.encode(chunk))
+
+
+def _chunk(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+class Publisher:
+    """A PUB socket with vLLM's frames: topic | 8-byte big-endian sequence | msgpack batch.
+
+    The topic is empty, as vLLM's is unless configured: vllm-router 0.1.17 drops, without a
+    word, what comes under another (tried).
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind("tcp://127.0.0.1:*")
+        self._block_size = block_size
+        self._sequence = 0
+
+    @property
+    def endpoint(self) -> str:
+        """The address as vLLM says it: `*` is the engine's own host."""
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return f"tcp://*:{bound.rsplit(':', 1)[1]}"
+
+    def publish(self, token_ids: list[int]) -> int:
+        """Say that all full blocks of `token_ids` are stored; return how many they are."""
+        event = block_stored(token_ids, self._block_size)
+        payload = msgspec.msgpack.encode([time.time(), [event], 0])
+        self._socket.send_multipart([b"", self._sequence.to_bytes(8, "big"), payload])
+        self._sequence += 1
+        return len(token_ids) // self._block_size
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def block_stored(token_ids: list[int], block_size: int) -> dict[str, object]:
+    """Return one BlockStored event in the map form, with all full blocks of `token_ids`.
+
+    The "hashes" are a chain of xxh64 and not vLLM's own: to a router an engine's hashes are names.
+    """
+    full = len(token_ids) // block_size * block_size
+    hashes: list[int] = []
+    for start in range(0, full, block_size):
+        block = msgspec.msgpack.encode(token_ids[start : start + block_size])
+        hashes.append(xxhash.xxh64_intdigest(block, seed=hashes[-1] if hashes else 0))
+    words = JsonTemplates(
+        _ANSWERS, block_hashes=hashes, token_ids=token_ids[:full], block_size=block_size
+    )
+    event: dict[str, object] = words.fill("BlockStored")
+    return event
+
+
+class EngineConnection(asyncio.Protocol):
+    """One keep-alive connection of a client."""
+
+    def __init__(self, engine: TrivialEngine) -> None:
+        self._engine = engine
+        self._parser = httptools.HttpRequestParser(self)
+        self._url: list[bytes] = []
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.close()
+
+    def on_url(self, url: bytes) -> None:
+        self._url.append(url)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        path, body = b"".join(self._url).decode("latin-1"), b"".join(self._body)
+        if not self._engine.begins_stream(body, self._transport):
+            self._transport.write(self._engine.answer(path, body))
+        self._url.clear()
+        self._body.clear()
+
+
+async def _serve(root: str, block_size: int, can_render: bool) -> None:
+    """Listen on a free port of the loopback, print it as JSON, and serve until SIGTERM."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    publisher = Publisher(block_size)
+    prompts = EnginePrompts(root) if can_render else None
+    engine = TrivialEngine(root, block_size, publisher, prompts.token_ids if prompts else None)
+    server = await loop.create_server(
+        lambda: EngineConnection(engine), "127.0.0.1", 0, backlog=_BACKLOG
+    )
+    print(f'{{"url":"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}}', flush=True)
+    async with server:
+        await stop.wait()
+    publisher.close()
+    if prompts is not None:
+        prompts.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(sys.argv[1], int(sys.argv[2]), "--enable-scale-out" in sys.argv))

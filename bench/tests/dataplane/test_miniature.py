@@ -1,0 +1,58 @@
+"""A miniature of `inferway bench dataplane`: the real gateway and the real load, a second each."""
+
+from __future__ import annotations
+
+import pytest
+from bench.tests.runs import a_run, unseen
+
+from inferway_bench.dataplane.benchmark import LONG, SCORING, DataplanePlan, measure_routers
+from inferway_bench.routers import Inferway
+from inferway_bench.rows import Row, Run
+
+pytestmark = [pytest.mark.tools, pytest.mark.slow]
+
+MINIATURE = DataplanePlan(
+    repeats=1, seconds=1, connections=2, latency_seconds=1, held_streams=20, memory_repeats=1,
+    step_repeats=5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    routers = [Inferway(scoring=True), Inferway(scoring=False)]
+    return a_run("dataplane", measure_routers(routers, MINIATURE, unseen))
+
+
+def test_each_load_is_measured(run: Run) -> None:
+    rows = run.select("cpu")
+
+    assert len(rows) == 5
+    assert all(row.median("cpu_us") > 0 and row.median("per_second") > 0 for row in rows)
+
+
+def test_long_chats_match_what_the_engines_published(run: Run) -> None:
+    row = run.find("cpu", load=LONG, router=SCORING)
+    assert row is not None
+
+    assert float(str(row.values["did"]).partition("process; ")[2].partition("%")[0]) > 95
+
+
+def test_a_router_adds_to_the_time_without_one(run: Run) -> None:
+    direct, ours = run.select("latency")
+
+    assert ours.median("p50_us") > direct.median("p50_us") > 0
+    assert ours.repeats("failed") == direct.repeats("failed") == [0.0]
+    assert "added_p50_us" not in direct.values
+
+
+def test_streams_take_memory(run: Run) -> None:
+    [row] = run.select("memory")
+
+    assert row.median("at_start") > 10
+
+
+def test_the_steps_are_timed_on_prompts_of_8000_tokens(run: Run) -> None:
+    steps: dict[object, Row] = {row.keys["step"]: row for row in run.select("steps")}
+
+    assert set(steps) >= {"parse", "render", "tokenize", "keys", "match"}
+    assert str(steps["tokenize"].keys["of what"]).startswith(("7,9", "8,0"))

@@ -1,0 +1,114 @@
+"""`inferway bench scale`: parts measured, and what they come to."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from bench.tests.runs import MACHINE, a_run
+
+from inferway_bench.dataplane.benchmark import LONG, PLAIN
+from inferway_bench.processes import BenchError
+from inferway_bench.rows import Row, Run
+from inferway_bench.scale import SCALE, ScalePlan, carried, end, findings, share_rows
+from inferway_bench.scale_worker import Events, Filling, Grown, measure
+
+TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
+PLAN = ScalePlan(requests=2.0, new_blocks=10)
+
+
+def grown(decision: float) -> Grown:
+    return Grown(
+        stored_us=4.0, removed_us=1.0, decision_us=[decision] * 3, resident_mib=1_100.0,
+        bytes_per_block=250.0,
+    )  # fmt: skip
+
+
+def shares(*engines: int) -> list[Row]:
+    return share_rows(PLAN, 300.0, 1_000.0, {number: grown(100.0) for number in engines})
+
+
+def test_shares_are_what_each_part_takes_of_a_second() -> None:
+    [row] = shares(50)
+
+    assert row.values["requests"] == pytest.approx(100 * 300e-6)
+    assert row.values["decisions"] == pytest.approx(100 * 100e-6)
+    assert row.values["events"] == pytest.approx(100 * 10 * 5e-6)
+    assert row.values["scrapes"] == pytest.approx(50 / 0.2 * 1_000e-6)
+    assert row.values["all"] == pytest.approx(0.295)
+
+
+def test_many_engines_are_scraped_500_times_a_second_and_no_more() -> None:
+    few, many = shares(200, 900)
+
+    assert few.values["scrapes"] == many.values["scrapes"] == 0.5
+
+
+def test_the_end_is_where_one_core_is_used_up() -> None:
+    inside = shares(100, 1_000)
+    low, high = (row.median("all") for row in inside)
+    beyond = end(shares(200, 400))
+
+    assert low < 1 < high
+    assert end(inside) == pytest.approx(100 + 900 * (1 - low) / (high - low))
+    assert beyond is not None
+    assert beyond > 400
+    assert shares(round(beyond))[0].median("all") == pytest.approx(1.0, rel=0.01)
+
+
+def test_one_number_of_engines_has_no_line() -> None:
+    assert end(shares(16)) is None
+
+
+def test_the_report_says_where_it_ends() -> None:
+    parts = {100: grown(100.0), 1_000: grown(100.0)}
+    found = findings(PLAN, parts, 300.0, "a stored run", [900.0, 1_000.0, 1_100.0], 20_000)
+    text = SCALE.markdown(a_run("scale", found))
+
+    assert "reaches this at about **" in text
+    assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 |" in text
+
+
+def dataplane(**head: object) -> Run:
+    rows = [
+        Row("cpu", {"load": LONG, "router": PLAIN}, {"cpu_us": [100.0, 120.0, 110.0]}),
+        *(
+            Row("steps", {"step": step}, {"us": us})
+            for step, us in (("render", 20.0), ("tokenize", 30.0), ("match", 99.0))
+        ),
+    ]
+    return a_run("dataplane", rows, **head)
+
+
+def test_carrying_a_request_is_what_dataplane_has_measured_and_its_tokens() -> None:
+    us, made_of = carried(dataplane(), MACHINE)
+
+    assert (us, made_of.startswith("inferway serve --no-scoring, 8k")) == (160.0, True)
+    with pytest.raises(BenchError, match="the cure: inferway bench dataplane --save"):
+        carried(a_run("dataplane", []), MACHINE)
+
+
+def test_what_a_faster_machine_took_to_carry_a_request_is_what_it_would_take_here() -> None:
+    fast = msgspec.structs.replace(MACHINE, yardstick_us=[2.0, 3.0, 9.0])
+    slow = msgspec.structs.replace(MACHINE, yardstick_us=[6.0])
+
+    us, made_of = carried(dataplane(machine=fast), slow)
+
+    assert (us, made_of[:11]) == (320.0, "2.00 times,")
+
+
+def test_what_is_dropped_was_stored() -> None:
+    stored, removed = Events(1, 16).stored(4)
+    first = msgspec.msgpack.decode(stored[0])[1][0]
+    last = msgspec.msgpack.decode(removed[-1])[1][0]
+
+    assert first["block_hashes"] == last["block_hashes"]
+    assert len(first["token_ids"]) == 8 * 16
+
+
+def test_the_parts_are_measured_with_a_number_of_engines() -> None:
+    found = measure(TINY, 3)
+
+    assert len(found.decision_us) == 2
+    assert found.stored_us > 0
+    assert found.removed_us > 0
+    assert found.resident_mib > 0
