@@ -39,7 +39,6 @@ NESTED = {
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        disk.py _files
         schema_walk.py _circles
         schema_walk.py _grow
         schema_walk.py graph
@@ -68,8 +67,8 @@ SUFFIXED = {
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
     "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Exchange Gateway Job
-        Link ModelNames Picker Publisher QueueFullError Refused Turn
+        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Gateway Job Link
+        Picker Publisher QueueFullError Refused Turn
     """,
     "inferway_structured": "",
     "inferway_bench": """

@@ -152,7 +152,6 @@ def test_followed_events_are_in_the_index_and_the_picture_is_exact() -> None:
 
     assert index.num_blocks(0) == engine.blocks.num_blocks == 24 * 16
     assert engine.follower.stats.batches == 24
-    assert engine.blocks.witness is not None
 
 
 # what is said of it

@@ -235,6 +235,7 @@ class Indexer:
             name=engine.name,
             on_batch=partial(self._on_batch, engine) if self._on_batch else None,
             journal=self.state_dir.journal(engine, source, endpoint),
+            lora_path=engine.adapter_path,
         )
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)

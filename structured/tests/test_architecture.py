@@ -27,6 +27,7 @@ LIBRARIES = {
 PURE = [
     *("spec", "requests", "limits", "regexes", "schema_walk", "schemas", "lax", "decoding"),
     *("drafts", "ebnf", "check", "cost", "report", "guided", "keywords", "sse", "bodies"),
+    *("answers", "texts", "explain"),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway_structured.ascii_classes import ascii_classes
+from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Spec
 from inferway_structured.valid import verdict
 

@@ -175,7 +175,7 @@ class Line:
         self.blocks = EngineBlocks(self.holder, size, holdings=index, on_record=self._record)
         self.world.healer.attend(self.blocks)
         self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
-        self.blocks.witness, self.blocks.confirm = self.finder.see, self.finder.confirms
+        self.blocks.verify_hashes(self.finder)
         self.follower = EngineFollower(
             self.blocks,
             can_replay=self.troubles.can_replay,

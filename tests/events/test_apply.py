@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
+from inferway.events.dialect import DialectFinder
 from inferway.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inferway.events.held import MAX_TIERS
 from inferway.events.orphans import MAX_ORPHANS
@@ -85,12 +86,12 @@ def test_an_adapters_blocks_have_the_keys_of_its_requests() -> None:
 
 
 def test_an_adapters_blocks_follow_on_the_block_before_them_wherever_it_is_from_by_now() -> None:
-    engine = blocks()
+    paths = {"alice": "/a"}
+    engine = EngineBlocks(HOLDER, SIZE, lora_path=paths.get)
     extras = request_extras("alice", None, "/a")
     keys = BlockHasher(SIZE).keys(np.array(TOKENS, dtype=np.uint32), extras)
-    engine.lora_path = {"alice": "/a"}.get
     first = engine.apply(stored(0, 1, lora_name="alice", extra_keys=[["alice"]]))
-    engine.lora_path = {"alice": "/b"}.get
+    paths["alice"] = "/b"
     rest = engine.apply(stored(1, 3, lora_name="alice", extra_keys=[["alice"]] * 2))
 
     assert first == [Store(HOLDER, keys[:1])]
@@ -98,8 +99,12 @@ def test_an_adapters_blocks_follow_on_the_block_before_them_wherever_it_is_from_
 
 
 def test_blocks_of_an_adapter_from_elsewhere_wait() -> None:
+    class AliceHasMoved(DialectFinder):
+        def is_moved(self, event: BlockStored) -> bool:
+            return event.lora_name == "alice"
+
     engine = blocks()
-    engine.is_moved = lambda event: event.lora_name == "alice"
+    engine.verify_hashes(AliceHasMoved())
 
     assert engine.apply(stored(lora_name="alice", extra_keys=[["alice"]] * 3)) == []
     assert engine.num_orphans == 3

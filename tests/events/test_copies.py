@@ -91,7 +91,7 @@ class Gateway:
             finder = DialectFinder(lora_path=lambda _: ALICE.path)
             finder.see(another_prompt())
             finder.step(100)
-            self.blocks.confirm = finder.confirms
+            self.blocks.verify_hashes(finder)
         self.hear(*events)
 
     def hear(self, *events: Event) -> None:
@@ -252,7 +252,7 @@ def test_copies_can_be_done_again_from_records(extras: Extras) -> None:
 def test_how_an_engine_hashes_is_learned_from_its_gpu_alone() -> None:
     finder = DialectFinder()
     gateway = Gateway()
-    gateway.blocks.witness = finder.see
+    gateway.blocks.verify_hashes(finder)
 
     gateway.hear(on_gpu(SALTED))
     finder.step(100)

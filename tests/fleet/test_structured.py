@@ -78,7 +78,8 @@ def engine(
     flags = ("--report-validity", "--logits-processors", "tests.fleet.steering:Steering")
     log = new_log("engine-structured")
     dotvllm = vllm.with_name("dotvllm")
-    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": f"{ROOT}:{ROOT}/src"})
+    path = f"{ROOT}:{ROOT}/structured/src"
+    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": path})
     try:
         engine.start()
         wait_until_ready([engine], say)

@@ -93,11 +93,11 @@ def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> Non
     one.context.destroy(linger=0)
 
 
-def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
+async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
     one = OneEngine(Healer(0.0))
     one.replay((0, batch(stored(11))))
     states = [one.stream.state]
-    one.stream.on_state = lambda: states.append(one.stream.state)
+    one.stream.start(on_state=lambda: states.append(one.stream.state))
 
     one.stream.count_no_copies()
     one.stream.count_no_copies()
@@ -106,6 +106,7 @@ def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -
     one.do(one.stream.follower.live(1, batch(stored(11))))
     one.do(one.stream.follower.live(2, batch({"type": "BlockRemoved", "block_hashes": [11]})))
     assert one.index.num_blocks(0) == 0
+    await one.stream.close()
     one.context.destroy(linger=0)
 
 

@@ -20,7 +20,7 @@ from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.upstream.connection import EngineConnection
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
 
 URL = "http://engine:1"
@@ -115,7 +115,7 @@ class UnwiredOrigin(Origin):
     turns: Turns
     is_unused = False  # another could not take its place
 
-    def connect(self, exchange: Exchange) -> None:
+    def connect(self, exchange: UpstreamRequest) -> None:
         self.pool.stats.connected += 1
         connection = EngineConnection(self)
         self.lines.append(Line(connection, self.turns))

@@ -21,6 +21,7 @@ from inferway.errors import ChecksBusyError, SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
 from inferway.scheduling.plugin import Ending
+from inferway_structured.requests import asked as asked_in
 from inferway_structured.texts import Said
 
 OURS = Engines(plugins={"e0", "e1"})
@@ -292,6 +293,9 @@ async def test_what_two_engines_were_lost_with_is_refused() -> None:
 
     error = await refusal(gate, schema("hostile"))
     assert "2 engines were lost while they worked on it alone" in str(error)
+    assert gate.verdicts is not None
+    told = await gate.explain(gate.verdicts, asked_in(CHAT, schema("hostile"))[0])
+    assert told["refused"]["reason"] == str(error)
     assert await check(gate, schema("another"))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.openai_api.model_name import ModelNames
+from inferway.openai_api.model_name import ModelRenamer
 
 DELTA = rb'{"id":"1","model":"m","choices":[{"delta":{"content":"\"model\":"}}]}'
 EVENTS = (
@@ -18,7 +18,7 @@ EVENTS = (
 JSON = b' {"id":"1",\n"model": "m","choices":[{"text":"the \\"model\\":\\"m\\""}]}\n'
 
 
-def through(names: ModelNames, chunks: Iterable[bytes]) -> bytes:
+def through(names: ModelRenamer, chunks: Iterable[bytes]) -> bytes:
     return b"".join([*map(names.feed, chunks), names.end()])
 
 
@@ -33,7 +33,7 @@ def test_wherever_an_answer_is_cut_only_its_models_name_changes(
 ) -> None:
     chunks = cut(answer, {place for place in places if place <= len(answer)})
 
-    renamed = through(ModelNames("asked"), chunks)
+    renamed = through(ModelRenamer("asked"), chunks)
 
     assert renamed == answer.replace(b'"model":"m"', b'"model":"asked"').replace(
         b'"model": "m"', b'"model": "asked"'
@@ -41,16 +41,16 @@ def test_wherever_an_answer_is_cut_only_its_models_name_changes(
 
 
 def test_a_whole_event_passes_at_once() -> None:
-    names = ModelNames("asked")
+    names = ModelRenamer("asked")
 
     assert names.feed(b'data: {"model":"m"}\n\ndata: {"mo') == b'data: {"model":"asked"}\n\n'
 
 
 def test_an_answer_without_a_model_is_left_alone() -> None:
-    assert through(ModelNames("asked"), [b"plain ", b"text"]) == b"plain text"
+    assert through(ModelRenamer("asked"), [b"plain ", b"text"]) == b"plain text"
 
 
 def test_an_answer_that_is_too_large_passes_as_it_is() -> None:
     answer = b'{"model":"m","text":"a long one"}'
 
-    assert through(ModelNames("asked", max_held=10), cut(answer, range(1, len(answer)))) == answer
+    assert through(ModelRenamer("asked", max_held=10), cut(answer, range(1, len(answer)))) == answer

@@ -111,13 +111,13 @@ def test_what_is_left_or_lost_fails_the_run(change: dict[str, object], failure: 
 
 
 def test_only_objects_of_requests_must_be_gone() -> None:
-    before = Taken(1.0, 10, 5, {"inferway.upstream.exchange.Exchange": 0})
+    before = Taken(1.0, 10, 5, {"inferway.upstream.exchange.UpstreamRequest": 0})
     after = Taken(
         *(2.0, 9, 5),
-        {"inferway.upstream.exchange.Exchange": 1, "inferway.index.memory.Node": 99},
+        {"inferway.upstream.exchange.UpstreamRequest": 1, "inferway.index.memory.Node": 99},
     )
 
-    assert more_than(before, after) == {"inferway.upstream.exchange.Exchange": [0, 1]}
+    assert more_than(before, after) == {"inferway.upstream.exchange.UpstreamRequest": [0, 1]}
 
 
 def result(**changes: object) -> Result:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError
 from inferway.model import Headers
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Pool
 
 
@@ -57,7 +57,7 @@ async def pool_of(
 
 def start(
     pool: Pool, url: str, method: str = "POST", headers: bytes = b"", body: bytes = b"{}"
-) -> tuple[Exchange, Collected]:
+) -> tuple[UpstreamRequest, Collected]:
     sink = Collected()
     return pool.send(url, method, b"/v1/x?a=b", headers, body, sink), sink
 

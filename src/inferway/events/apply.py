@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -47,6 +48,20 @@ _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
 
 
+class HashVerifier(Protocol):
+    """What knows how the engine hashes its blocks: `events.dialect.DialectFinder` is one."""
+
+    def see(self, event: BlockStored) -> None:
+        """Take note of stored blocks of full attention in GPU memory, with tokens."""
+
+    def confirms(self, event: BlockStored) -> bool:
+        """Return whether tokens and adapter alone make an event's hashes."""
+
+    def is_moved(self, event: BlockStored) -> bool:
+        """Return whether an adapter's event that begins a prompt is of another path than the one
+        that is known."""
+
+
 class EngineBlocks:
     """What one holder's engine told us it holds.
 
@@ -63,19 +78,16 @@ class EngineBlocks:
         *,
         holdings: Holdings | None = None,
         on_record: Callable[[Record], None] | None = None,
+        lora_path: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """`on_record` is told what an event changed, before `apply` returns."""
+        """`on_record` is told what an event changed, before `apply` returns. `lora_path` says where
+        an adapter is from, by its name; None if that is not known."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
         self.stats = ApplyStats()
-        self.witness: Callable[[BlockStored], None] | None = None  # told of the GPU's, with tokens
-        # Whether tokens and adapter alone make an event's hashes.
-        self.confirm: Callable[[BlockStored], bool] | None = None
-        # Where an adapter is from, by its name; None: that is not known.
-        self.lora_path: Callable[[str], str | None] = lambda _: None
-        # Whether an event that begins a prompt is of an adapter from elsewhere than we know.
-        self.is_moved: Callable[[BlockStored], bool] | None = None
+        self._verifier: HashVerifier | None = None
+        self._lora_path = lora_path
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
@@ -128,6 +140,10 @@ class EngineBlocks:
         For good, whatever the engine clears and however often it starts anew: of a new life too,
         reports may be on their way before we hear that it has begun."""
         self._held.count_no_copies()
+
+    def verify_hashes(self, verifier: HashVerifier) -> None:
+        """Ask `verifier` from now on, and nobody else. Without one no event is confirmed."""
+        self._verifier = verifier
 
     def apply(self, event: Event) -> list[Op]:
         """Apply the engine's next event. Return what the index must do so that it stays true."""
@@ -197,8 +213,9 @@ class EngineBlocks:
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size = self._held, event.block_size
-        if self.witness is not None and tier == GPU:
-            self.witness(event)
+        verifier = self._verifier
+        if verifier is not None and tier == GPU:
+            verifier.see(event)
         if size != held.block_size:
             held.set_block_size(size)
         self.stats.other_block_size += size != self.block_size
@@ -207,7 +224,7 @@ class EngineBlocks:
         ops: list[Op] = []
         if event.parent_hash is None:
             self.first_tokens = tokens[:size]
-            if event.lora_name and self.is_moved is not None and self.is_moved(event):
+            if event.lora_name and verifier is not None and verifier.is_moved(event):
                 held.wait(hashes, (tier, FULL_ATTENTION), vouching=True)
                 return []
         else:
@@ -234,7 +251,7 @@ class EngineBlocks:
         """Where its adapter is from, if that is for its blocks to say."""
         if event.parent_hash is not None or not event.lora_name:
             return None
-        return self.lora_path(event.lora_name)
+        return self._lora_path(event.lora_name)
 
     def _stored_known(self, event: BlockStored, tier: Tier) -> list[Op]:
         """An event without tokens: blocks that other events have given a key, or orphans."""
@@ -275,7 +292,7 @@ class EngineBlocks:
         return ops
 
     def _is_confirmed(self, event: BlockStored) -> bool:
-        return self.confirm is not None and self.confirm(event)
+        return self._verifier is not None and self._verifier.confirms(event)
 
     def _stored_window(self, event: BlockStored) -> list[Op]:
         held, group = self._held, event.group_idx or 0

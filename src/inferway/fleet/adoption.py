@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.events.dialect import SEEDS, DialectFinder
@@ -52,14 +51,33 @@ class _Recent:
 
 @dataclass(slots=True, eq=False)
 class _OrphanWatch:
-    """One event stream, and what has been tried for its orphans."""
+    """One event stream, and what has been tried for its orphans. It verifies the stream's hashes
+    (`events.apply.HashVerifier`)."""
 
     engine: Engine
     subscriber: EventSubscriber
     finder: DialectFinder
+    on_moved: Callable[[Engine], None]
     forgotten: int  # how often its blocks had been forgotten when `finder` began
     orphans: int = 0  # how many had come when all prompts were last tried
     serial: int = -1  # of the last prompt tried
+    moved: set[tuple[str, str | None]] = field(default_factory=set)  # that `on_moved` was told of
+
+    def see(self, event: BlockStored) -> None:
+        self.finder.see(event)
+
+    def confirms(self, event: BlockStored) -> bool:
+        return self.finder.confirms(event)
+
+    def is_moved(self, event: BlockStored) -> bool:
+        """Its blocks wait: soon it is known where the adapter is from, and prompts meet them."""
+        if event.lora_name is None or not self.finder.is_moved(event):
+            return False
+        known = event.lora_name, self.engine.adapter_path(event.lora_name)
+        if known not in self.moved:
+            self.moved.add(known)
+            self.on_moved(self.engine)
+        return True
 
 
 class Adopter:
@@ -159,27 +177,11 @@ class Adopter:
 
     def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _OrphanWatch:
         finder = DialectFinder(self._seeds, lora_path=engine.adapter_path)
-        blocks = subscriber.blocks
-        blocks.witness, blocks.confirm = finder.see, finder.confirms
-        blocks.is_moved = partial(self._is_moved, engine, finder, set())
+        forgotten = subscriber.stats.forgotten
+        watch = _OrphanWatch(engine, subscriber, finder, self._on_moved, forgotten)
+        subscriber.blocks.verify_hashes(watch)
         engine.dialects[subscriber.source.rank] = finder
-        return _OrphanWatch(engine, subscriber, finder, subscriber.stats.forgotten)
-
-    def _is_moved(
-        self,
-        engine: Engine,
-        finder: DialectFinder,
-        told: set[tuple[str, str | None]],
-        event: BlockStored,
-    ) -> bool:
-        """Its blocks wait: soon it is known where the adapter is from, and prompts meet them."""
-        if event.lora_name is None or not finder.is_moved(event):
-            return False
-        known = event.lora_name, engine.adapter_path(event.lora_name)
-        if known not in told:
-            told.add(known)
-            self._on_moved(engine)
-        return True
+        return watch
 
     async def _verify(self, watch: _OrphanWatch) -> None:
         finder = watch.finder

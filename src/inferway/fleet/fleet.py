@@ -383,11 +383,9 @@ class Fleet:
         await self._unsubscribe(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
-            subscriber.on_state = partial(self.table.note_states, engine)
-            subscriber.blocks.lora_path = engine.adapter_path
             self.healer.attend(subscriber.blocks)
             engine.subscribers.append(subscriber)
-            subscriber.start()
+            subscriber.start(on_state=partial(self.table.note_states, engine))
         self.table.note_states(engine)
 
     async def _unsubscribe(self, engine: Engine) -> None:

@@ -56,14 +56,14 @@ async def fetch(
 
 
 @contextmanager
-def upstream_errors(place: str, late: str = "in time") -> Iterator[None]:
-    """Raise aiohttp's errors as UpstreamTimeoutError and UpstreamError, which name the place."""
+def upstream_errors(url: str, late: str = "in time") -> Iterator[None]:
+    """Raise aiohttp's errors as UpstreamTimeoutError and UpstreamError, which name the URL."""
     try:
         yield
     except TimeoutError as e:
-        raise UpstreamTimeoutError(f"{place} did not answer {late}") from e
+        raise UpstreamTimeoutError(f"{url} did not answer {late}") from e
     except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamError(f"{place}: {str(e) or type(e).__name__}") from e
+        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
 
 
 async def post(

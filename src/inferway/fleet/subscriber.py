@@ -44,6 +44,7 @@ class Subscription:
     name: str | None = None  # for the log: which engine
     on_batch: OnBatch | None = None
     journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
+    lora_path: Callable[[str], str | None] = lambda _: None  # where an adapter is from, by its name
 
 
 class EventSubscriber(ABC):
@@ -65,7 +66,11 @@ class EventSubscriber(ABC):
         self.holder = holder = subscription.holder
         on_record = journal.record if journal is not None else None
         self.blocks = EngineBlocks(
-            holder, subscription.block_size, holdings=index, on_record=on_record
+            holder,
+            subscription.block_size,
+            holdings=index,
+            on_record=on_record,
+            lora_path=subscription.lora_path,
         )
         self.follower = EngineFollower(
             self.blocks,
@@ -80,7 +85,7 @@ class EventSubscriber(ABC):
         self.last_batch_at: float | None = None  # by `clock`
         self.last_topic: str | None = None  # of the last message, whatever it was
         self.journal = journal
-        self.on_state: Callable[[], None] | None = None  # `state` is another now; fleet sets it
+        self._on_state: Callable[[], None] | None = None
         self._name = subscription.name or source.endpoint
         self._index = index
         self._told: tuple[StreamState, int | None] | None = None
@@ -109,9 +114,11 @@ class EventSubscriber(ABC):
         """The block size in tokens that the engine's last event had; None before the first."""
         return self.blocks.block_size_seen
 
-    def start(self) -> None:
+    def start(self, on_state: Callable[[], None] | None = None) -> None:
         """Begin to listen, once the journal is loaded if there is one: what is published meanwhile
-        the replay brings. A source that cannot be opened is logged: the engine stays blind."""
+        the replay brings. A source that cannot be opened is logged: the engine stays blind.
+        `on_state` is called when `state` has changed."""
+        self._on_state = on_state
         if self.journal is None:
             self._open()
         else:
@@ -194,8 +201,8 @@ class EventSubscriber(ABC):
             digest = "" if stream.digest is None else stream.digest.hex()
             report = LastReport(state, seq, digest, fit=state not in _UNFIT)
             self._index.shared.tell(self.holder, report)
-        if is_new_state and self.on_state is not None:
-            self.on_state()
+        if is_new_state and self._on_state is not None:
+            self._on_state()
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -223,9 +223,9 @@ class ZmqSubscriber(EventSubscriber):
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.RCVHWM, 0)  # the engine drops what we do not take in time
         socket.setsockopt(zmq.IPV6, "[" in self.source.replay)
-        slot = _Slot(self._slots)
+        slot = AsyncExitStack()
         try:
-            await slot.take()
+            await slot.enter_async_context(self._slots)
             if replay is not self._replay:
                 return False
             socket.connect(self.source.replay)
@@ -236,16 +236,18 @@ class ZmqSubscriber(EventSubscriber):
         except zmq.ZMQError as e:
             self.follower.skip("replay", f"replay socket {self.source.replay}: {e}")
         finally:
-            slot.give_back()
+            await slot.aclose()
             socket.close(linger=0)
         return False
 
-    async def _read_answers(self, replay: Replay, socket: zmq.asyncio.Socket, slot: _Slot) -> bool:
+    async def _read_answers(
+        self, replay: Replay, socket: zmq.asyncio.Socket, slot: AsyncExitStack
+    ) -> bool:
         """As `_read_replay`; raises TimeoutError."""
         now = asyncio.get_running_loop().time
         end = now() + self._limits.total
         if not await socket.poll(int(1000 * min(self._limits.slot, self._limits.idle))):
-            slot.give_back()  # a socket that nobody answers on must not keep others waiting
+            await slot.aclose()  # a socket that nobody answers on must not keep others waiting
         while replay is self._replay:
             # around receiving only: a batch must not be left half applied
             async with asyncio.timeout_at(min(end, now() + self._limits.idle)):
@@ -278,20 +280,3 @@ class ZmqSubscriber(EventSubscriber):
             if silent and self.state.is_settled and checked != self.stats.batches:
                 checked = self.stats.batches
                 await self._feed(self.follower.recheck)
-
-
-class _Slot:
-    """One of a semaphore's, taken once and given back once."""
-
-    def __init__(self, slots: asyncio.Semaphore) -> None:
-        self._slots = slots
-        self._taken = False
-
-    async def take(self) -> None:
-        await self._slots.acquire()
-        self._taken = True
-
-    def give_back(self) -> None:
-        if self._taken:
-            self._taken = False
-            self._slots.release()

@@ -81,7 +81,7 @@ class Gate:
         self.costs = CompileCosts()
         self.answer_bytes = settings.answer_bytes
         self.report_validity = settings.report_validity
-        self.refuses_unenforced = settings.refuse_unenforced
+        self._refuses_unenforced = settings.refuse_unenforced
         self.warmer: Warmer | None = None
         self.verdicts: Verdicts | None = None
         if library is not None:
@@ -195,14 +195,27 @@ class Gate:
             asked,
             asker,
             compiles=for_us,
-            refuses_unenforced=self.refuses_unenforced,
+            refuses_unenforced=self._refuses_unenforced,
         )
         return Shape(self, verdicts, kept, unenforced if for_us else None, asker)
 
     def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
+        if (refused := self._refusal(key, asked)) is not None:
+            raise refused
+
+    def _refusal(self, key: str, asked: Asked) -> QuarantinedError | None:
         why = self.quarantine.refusal(key)
-        if why is not None:
-            raise quarantined(asked, why)
+        return None if why is None else quarantined(asked, why)
+
+    async def explain(
+        self, verdicts: Verdicts, asked: Asked, asker: Asker = ANYBODY
+    ) -> dict[str, Any]:
+        """Return what would become of the shape, keyword by keyword, as JSON. Raises
+        ChecksBusyError or SaturatedError."""
+        refused = self._refusal(asked.spec.key, asked)
+        return await verdicts.explain(
+            asked, asker, refuses_unenforced=self._refuses_unenforced, refused=refused
+        )
 
     # --------------------------------------------------------------------- while an engine has it
 
@@ -273,7 +286,7 @@ class Gate:
 
 
 def _together(asked: Sequence[Asked]) -> str:
-    """One key for all that a request asks."""
+    """Return one key for all that a request asks."""
     if len(asked) == 1:
         return asked[0].spec.key
     return "+".join(sorted(each.spec.key for each in asked))

@@ -71,7 +71,7 @@ class FairTurns:
         future.set_exception(refusal)
 
     def _withdraw(self, waiter: Waiter) -> bool:
-        """False if it does not wait any more."""
+        """Take a waiter out of the queue. Return False if it does not wait any more."""
         self._futures.pop(waiter, None)
         return self._queue.remove(waiter)
 

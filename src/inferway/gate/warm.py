@@ -11,6 +11,7 @@ import msgspec
 from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
+from inferway_structured.cache import RecentlyUsed
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.spec import Asked, packed
 from inferway_structured.turns import TokenBucket
@@ -28,13 +29,13 @@ Post = Callable[[Endpoint, bytes], Awaitable[tuple[int, bytes]]]
 Took = Callable[[str, float], None]  # (key, milliseconds)
 
 
-class _Told(msgspec.Struct):
-    """Of one spec, by the engine."""
+class _Warmed(msgspec.Struct):
+    """What an engine says of one spec."""
 
     compile_ms: float | None = None
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_TOLD = msgspec.json.Decoder(_Warmed)
 
 
 class Warmer:
@@ -58,7 +59,7 @@ class Warmer:
         self._took = took
         self._clock = clock
         self._is_busy = is_busy
-        self._buckets: dict[str, TokenBucket] = {}
+        self._buckets: RecentlyUsed[str, TokenBucket] = RecentlyUsed(MAX_ENGINES)
         self._open: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,11 +84,8 @@ class Warmer:
             return False
         if self._open.get(engine, 0) >= MAX_OPEN:
             return False
-        bucket = self._buckets.get(engine)
-        if bucket is None:
-            if len(self._buckets) >= MAX_ENGINES:
-                self._buckets.clear()
-            bucket = self._buckets[engine] = TokenBucket(self._per_second, self._clock)
+        bucket = self._buckets.get(engine) or TokenBucket(self._per_second, self._clock)
+        self._buckets.put(engine, bucket)
         return bucket.take()
 
     async def _tell(self, endpoint: Endpoint, asked: Asked) -> None:

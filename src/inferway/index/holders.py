@@ -106,6 +106,7 @@ class Holders:
 
 
 def places(bits: int) -> Iterator[int]:
+    """Yield the positions of the ones in a mask, the lowest first."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

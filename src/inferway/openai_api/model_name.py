@@ -8,7 +8,7 @@ from inferway_structured.sse import WholeEvents, with_data
 MAX_HELD_BYTES = 8 << 20  # a larger answer in one piece, or event, passes as it is
 
 
-class ModelNames:
+class ModelRenamer:
     """Renames the model in one answer, whose body is fed in order, in pieces cut anywhere. Whole
     events of a stream pass at once; an answer in one piece (JSON) passes at its end."""
 

@@ -22,7 +22,7 @@ from inferway.gate.shape import Shape
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Decision, Endpoint, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.model_name import ModelNames
+from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
@@ -121,7 +121,7 @@ class Journey:
         self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
         self._host = host
         self._decides = decides
-        self._names: ModelNames | None = None
+        self._names: ModelRenamer | None = None
         self._attempt: Attempt | None = None
         self._listeners: list[Follower] = []
         self._first_chunk_came = False
@@ -163,7 +163,7 @@ class Journey:
         one that was."""
         self.body = self.known_body = body
         self.edits.append(b"model")
-        self._names = ModelNames(asked)
+        self._names = ModelRenamer(asked)
 
     def listen(self, listener: Follower) -> None:
         """Have `listener` told what becomes of the request, after those that already listen."""

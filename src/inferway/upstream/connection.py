@@ -35,7 +35,7 @@ from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
 if TYPE_CHECKING:
-    from inferway.upstream.exchange import Exchange
+    from inferway.upstream.exchange import UpstreamRequest
     from inferway.upstream.pool import Origin
 
 NEVER = float("inf")
@@ -77,7 +77,7 @@ class EngineConnection(asyncio.Protocol):
         self.origin = origin
         self._pool = origin.pool
         self.deadline = NEVER
-        self._exchange: Exchange | None = None
+        self._exchange: UpstreamRequest | None = None
         self._answers = 0  # exchanges that this connection has served to their end
         self._parser = httptools.HttpResponseParser(self)
         self._forget_answer()
@@ -93,9 +93,9 @@ class EngineConnection(asyncio.Protocol):
         self._reusable = True
         self._until_close = False
 
-    # ------------------------------------------------------------------ for pool and Exchange
+    # -------------------------------------------------------------- for pool and UpstreamRequest
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, exchange: UpstreamRequest) -> None:
         """Write the request. The connection must be idle."""
         self._exchange = exchange
         exchange.connection = self
@@ -275,7 +275,7 @@ class EngineConnection(asyncio.Protocol):
         if self._received > MAX_HEAD_BYTES:
             self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
 
-    def _deliver(self, exchange: Exchange, size: int) -> None:
+    def _deliver(self, exchange: UpstreamRequest, size: int) -> None:
         if self._head is not None:
             self._received += size
             head, self._head = self._head, None
@@ -293,7 +293,7 @@ class EngineConnection(asyncio.Protocol):
             if self._exchange is exchange and not exchange.paused:
                 self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
 
-    def _release(self, exchange: Exchange, pieces: list[bytes]) -> None:
+    def _release(self, exchange: UpstreamRequest, pieces: list[bytes]) -> None:
         """The answer is complete: idle again, or closed, and only then the sink is told."""
         reusable = self._reusable and not self._until_close
         if self.transport.get_write_buffer_size():

@@ -19,11 +19,10 @@ log = logging.getLogger("inferway.upstream")
 class Sink(Protocol):
     """Takes an answer as it arrives: on_head, on_chunk..., then on_end or on_error, once.
 
-    `on_end` has the last piece, which may be empty. `on_error` may come first, or instead of
-    the end; it is never called by `send` itself, always later. After `Exchange.abort` nothing
-    more is called. `headers` are end to end, and without Content-Length: that is `length`
-    (None: unknown until the end).
-    """
+    `on_end` has the last piece, which may be empty. `on_error` may come first, or instead of the
+    end; it is never called by `send` itself, always later. After `UpstreamRequest.abort` nothing
+    more is called. `headers` are end to end, and without Content-Length: that is `length` (None:
+    unknown until the end)."""
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
     def on_chunk(self, chunk: bytes) -> None: ...
@@ -31,7 +30,7 @@ class Sink(Protocol):
     def on_error(self, error: UpstreamError) -> None: ...
 
 
-class Exchange:
+class UpstreamRequest:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
     __slots__ = ("connection", "is_head", "origin", "over", "paused", "pieces", "retried", "sink")

@@ -16,7 +16,7 @@ from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
 from inferway.metrics import Family, Row, counter, table
 from inferway.upstream.connection import EngineConnection
-from inferway.upstream.exchange import Exchange, Sink
+from inferway.upstream.exchange import Sink, UpstreamRequest
 
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
@@ -98,7 +98,7 @@ class Pool:
 
     def send(
         self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
-    ) -> Exchange:
+    ) -> UpstreamRequest:
         """Start one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
@@ -117,7 +117,7 @@ class Pool:
             )  # fmt: skip
         pieces = (head + body,) if len(body) <= _COPY_LIMIT else (head, body)
         self.stats.sent += 1
-        exchange = Exchange(origin, pieces, sink, is_head=method == "HEAD")
+        exchange = UpstreamRequest(origin, pieces, sink, is_head=method == "HEAD")
         origin.send(exchange)
         return exchange
 
@@ -176,7 +176,7 @@ class Origin:
         """True if no connection is kept or made here."""
         return not self.connections and not self._connecting
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, exchange: UpstreamRequest) -> None:
         """Send an exchange on the most recently used idle connection, else on a new one."""
         while self.idle:
             connection = self.idle.pop()
@@ -185,13 +185,13 @@ class Origin:
                 return
         self.connect(exchange)
 
-    def connect(self, exchange: Exchange) -> None:
+    def connect(self, exchange: UpstreamRequest) -> None:
         """Send an exchange on a new connection."""
         task = self.pool.loop.create_task(self._connect(exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: UpstreamRequest) -> None:
         try:
             connection = await self._open()
         except asyncio.CancelledError:

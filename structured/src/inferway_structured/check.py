@@ -148,7 +148,7 @@ _TAG_WRAPPERS = 16  # levels more, as in vLLM (STRUCTURAL_TAG_WRAPPER_NESTING)
 def _check_format(
     steps: list[str | int], item: dict[str, Any], limits: SpecLimits, text: str
 ) -> None:
-    """One of xgrammar's formats. Those that hold no shape are the engine's to judge."""
+    """Check one of xgrammar's formats. Those that hold no shape are the engine's to judge."""
     kind = item.get("type")
     if kind not in ("json_schema", "regex", "grammar"):
         return

@@ -236,7 +236,7 @@ class CompilationManager:
         return False
 
     def _end(self, build: Build) -> list[Waiter]:
-        """It is under way no more. Gives who has waited."""
+        """Have the build under way no more. Return who has waited."""
         if self._builds.get(build.key) is build:
             del self._builds[build.key]
         build.stage = Stage.ENDED
@@ -338,7 +338,8 @@ class CompilationManager:
     def _child_is_done(
         self, build: Build, job: Job, children: Children, future: Future[bytes]
     ) -> None:
-        """In the helper's thread, which has more to do."""
+        """Hand on what the child has made: the helper's thread, which calls this, has more to
+        do."""
         step = partial(self._take, build, job, children, future)
         self._workers.put(partial(self._guarded, build, step), Turn.FIRST)
 
@@ -374,7 +375,7 @@ class CompilationManager:
                 self._held.put(key, better, better.num_bytes)
 
     def _quietly(self, step: Task) -> None:
-        """What is held stays so, whatever happens there."""
+        """Do a step; what is held stays so, whatever happens there."""
         try:
             step()
         except InferwayError:

@@ -105,20 +105,19 @@ class DiskCache:
     def _files(self) -> list[tuple[float, int, str]]:
         """(time of last use, size, path) of what is whole; what was left half written is
         removed."""
-        found = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # gone: another process has made room, too
-                    stat = entry.stat(follow_symlinks=False)
-                    if _WHOLE.fullmatch(entry.name):
-                        found.append((stat.st_mtime, stat.st_size, entry.path))
-                    elif _HALF.fullmatch(entry.name) and _is_left(stat.st_mtime):
-                        os.unlink(entry.path)
-        return found
+            return [found for entry in entries if (found := _looked_at(entry)) is not None]
+        return []
 
 
-def _is_left(mtime: float) -> bool:
-    return mtime < time.time() - _WRITING_SECONDS
+def _looked_at(entry: os.DirEntry[str]) -> tuple[float, int, str] | None:
+    with contextlib.suppress(OSError):  # gone: another process has made room, too
+        stat = entry.stat(follow_symlinks=False)
+        if _WHOLE.fullmatch(entry.name):
+            return stat.st_mtime, stat.st_size, entry.path
+        if _HALF.fullmatch(entry.name) and stat.st_mtime < time.time() - _WRITING_SECONDS:
+            os.unlink(entry.path)
+    return None
 
 
 def _header(name: str, content: bytes) -> bytes:
@@ -127,6 +126,6 @@ def _header(name: str, content: bytes) -> bytes:
 
 
 def _content(name: str, data: bytes) -> bytes | None:
-    """None: not what was written under this name."""
+    """Return the content of a file; None if that is not what was written under this name."""
     content = data[HEADER.size :]
     return content if data[: HEADER.size] == _header(name, content) else None

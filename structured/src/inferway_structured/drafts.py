@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from inferway_structured.errors import SpecError
+from inferway_structured.keywords import DRAFTS
 from inferway_structured.schema_walk import SchemaObject, Subschema, graph, pointer
 
 
@@ -24,12 +25,12 @@ def validator_of(schema: SchemaObject | bool) -> Any:
     if isinstance(schema, bool):
         return _class("2020-12")(schema)
     named = schema.get("$schema")
-    known = isinstance(named, str) and named.rstrip("#") in _DRAFTS
+    known = isinstance(named, str) and named.rstrip("#") in DRAFTS
     if not known and "$schema" in schema and isinstance(named, str):
         schema = {name: value for name, value in schema.items() if name != "$schema"}
     drafts = ["2020-12", "7", "4"]
     if known:
-        drafts.insert(0, _DRAFTS[str(named).rstrip("#")])
+        drafts.insert(0, DRAFTS[str(named).rstrip("#")])
     try:
         return _by_first(drafts, schema)
     except SpecError:
@@ -46,7 +47,7 @@ def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
     import jsonschema_rs as library
 
     root = nodes[0].schema
-    draft = _DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
+    draft = DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
     if draft is None or "\\u" in text:  # half of a surrogate pair: what is built refuses it
         return False
     patterns: dict[str, None] = {}
@@ -89,7 +90,7 @@ def _is_ordinary_reference(said: str, draft: str) -> bool:
 def _is_usual(word: str, said: object, is_at_root: bool, draft: str) -> bool:
     if not isinstance(said, str):
         return False
-    if word == "$schema" and _DRAFTS.get(said.rstrip("#")) == draft:
+    if word == "$schema" and DRAFTS.get(said.rstrip("#")) == draft:
         return True
     return is_at_root and word in ("$id", "id") and _ORDINARY_ID.fullmatch(said) is not None
 
@@ -177,14 +178,6 @@ _CHANGED = ("items", "exclusiveMaximum", "exclusiveMinimum")  # what a newer dra
 _REGEX_BYTES = 1024 * 1024
 _BACKTRACKS = 10_000  # of a pattern with look-around, on one string
 
-_DRAFTS = {
-    "http://json-schema.org/draft-04/schema": "4",
-    "http://json-schema.org/draft-06/schema": "6",
-    "http://json-schema.org/draft-07/schema": "7",
-    "https://json-schema.org/draft/2019-09/schema": "2019-09",
-    "https://json-schema.org/draft/2020-12/schema": "2020-12",
-}
-
 
 def _class(draft: str) -> Callable[..., Any]:
     import jsonschema_rs as library
@@ -203,7 +196,8 @@ def _is_pattern(error: Any) -> bool:
 
 
 def _is_too_large(pattern: str) -> bool:
-    """For jsonschema_rs, whose automata are built at once; else it is no regular expression."""
+    """Whether a regex is too large for jsonschema_rs, whose automata are built at once; else it is
+    no regular expression."""
     return regex_fault(pattern) is None
 
 

@@ -5,19 +5,34 @@ draft 2020-12 (json-schema.org/draft/2020-12/schema), and what older drafts had 
 
 from __future__ import annotations
 
-# They forbid values.
-ASSERTIONS = frozenset(
-    {
-        *("$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties"),
-        *("allOf", "anyOf", "const", "contains", "dependencies", "dependentRequired"),
-        *("dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "format"),
-        *("if", "items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum"),
-        *("minContains", "minItems", "minLength", "minProperties", "minimum", "multipleOf"),
-        *("not", "oneOf", "pattern", "patternProperties", "prefixItems", "properties"),
-        *("propertyNames", "required", "then", "type", "unevaluatedItems"),
-        *("unevaluatedProperties", "uniqueItems"),
-    }
+# Of draft 2020-12, those that forbid values, by what they hold: many schemas, one, many by names,
+# none.
+MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+ONE = (
+    *("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties"),
+    *("items", "unevaluatedProperties", "unevaluatedItems"),
 )
+NAMED = ("properties", "patternProperties", "dependentSchemas")
+PLAIN = (
+    *("type", "enum", "const", "multipleOf", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format"),
+    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
+    *("required", "minProperties", "maxProperties", "dependentRequired"),
+)
+RESTRICTING = frozenset({*MANY, *ONE, *NAMED, *PLAIN, "additionalItems", "dependencies"})
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+# They forbid values.
+ASSERTIONS = RESTRICTING.union(REFERENCES)
+
+# By what `$schema` says.
+DRAFTS = {
+    "http://json-schema.org/draft-04/schema": "4",
+    "http://json-schema.org/draft-06/schema": "6",
+    "http://json-schema.org/draft-07/schema": "7",
+    "https://json-schema.org/draft/2019-09/schema": "2019-09",
+    "https://json-schema.org/draft/2020-12/schema": "2020-12",
+}
 
 # They say something about the schema or its values, and forbid none.
 ANNOTATIONS = frozenset(

@@ -165,7 +165,7 @@ class _Reader:
         return node
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Of `{n}`, `{n,}`, `{n,m}`; None: a brace that is a character."""
+        """Return what `{n}`, `{n,}` or `{n,m}` counts; None if the brace is a character."""
         end = self.text.find("}", self.at, self.at + 40)
         low, comma, high = self.text[self.at + 1 : max(end, self.at + 1)].partition(",")
         if end < 0 or not low.isdecimal() or (high and not high.isdecimal()):
@@ -175,7 +175,7 @@ class _Reader:
         return first, (first if not comma else int(high) if high else None)
 
     def _escaped(self) -> tuple[tuple[int, int], ...] | None:
-        """Of what follows a backslash; None where it is no character: `\\b`."""
+        r"""Return the character that follows a backslash; None where it is no character: `\b`."""
         start = self.at - 1
         if self.at >= len(self.text):
             return ((92, 92),)
@@ -342,7 +342,8 @@ class _Places:
         return reached
 
     def _matching(self) -> set[int]:
-        """For each kind of character that the expression tells apart, the places it fits."""
+        """Return, for each kind of character that the expression tells apart, the places it
+        fits."""
         starts = {low for ranges in self.ranges for low, _ in ranges}
         starts |= {high + 1 for ranges in self.ranges for _, high in ranges}
         different = {tuple(ranges): 0 for ranges in self.ranges}

@@ -309,8 +309,9 @@ def _tool_calls(
 
 
 def _arguments(tool: _Tool, left: int) -> Asked:
-    """None and `{}`: any object. Free where its schema has more than so many bytes. Raises
-    SpecError for what vLLM does not take either, and for what no strict schema can be."""
+    """Return the shape of a tool's arguments. None and `{}` are any object. Free where its schema
+    has more than so many bytes. Raises SpecError for what vLLM does not take either, and for what
+    no strict schema can be."""
     asked, schema = Asked(ANY_ARGUMENTS, tool.place, tool.strict, tool.name), tool.schema
     if not schema and (schema is None or isinstance(schema, dict)):
         return asked

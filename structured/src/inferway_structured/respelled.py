@@ -10,6 +10,10 @@ What is written                        means                              is wri
 
 vLLM's libraries take them, and Rust's do not. What no dialect knows (`\y`), or one knows otherwise
 than vLLM's library reads it (`\K`, `\R`), stays as it is and is refused.
+
+And `\d`, `\w` and `\s` are spelled out in ASCII for Rust's regexes, llguidance's among them, which
+take every script's digits for `\d`: a date was answered in Arabic ones. vLLM's own library
+(xgrammar) and JSON Schema's dialect mean ASCII, and so do those who write them.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ def respelled_regex(text: str) -> str:
 
 
 def _without_last_anchors(text: str) -> str:
-    """Where another one is before it, in the groups that end there."""
+    """Return the expression without an anchor that has another one before it, in the groups that
+    end there."""
     bare = text.rstrip("$")
     is_escaped = (len(bare) - len(bare.rstrip("\\"))) % 2
     text = text[: len(bare) + is_escaped + 1]
@@ -83,3 +88,43 @@ def respelled_lark(text: str) -> str:
     if ".." not in text:
         return text
     return _LARK.sub(lambda found: found["kept"] or f"{{{found['low']},{found['high']}}}", text)
+
+
+_MEMBERS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+
+
+def ascii_classes(regex: str) -> str:
+    r"""The same expression otherwise. A negated one inside a class (`[^\D]`) stays as it is: it
+    cannot be spelled out there."""
+    if "\\" not in regex:
+        return regex
+    made: list[str] = []
+    depth = at = 0  # of classes, which may stand in each other
+    while at < len(regex):
+        sign = regex[at]
+        if sign == "\\":
+            made.append(_in_ascii(regex[at : at + 2], inside=depth > 0))
+            at += 2
+            continue
+        if sign == "[":
+            depth += 1
+            opened = "[^" if regex.startswith("[^", at) else "["
+            if regex.startswith(opened + "]", at):
+                opened += "]"  # a bracket that comes first is itself
+            made.append(opened)
+            at += len(opened)
+            continue
+        if sign == "]" and depth:
+            depth -= 1
+        made.append(sign)
+        at += 1
+    return "".join(made)
+
+
+def _in_ascii(escape: str, *, inside: bool) -> str:
+    letter = escape[1:]
+    if letter in _MEMBERS:
+        return _MEMBERS[letter] if inside else f"[{_MEMBERS[letter]}]"
+    if letter.lower() in _MEMBERS and not inside:
+        return f"[^{_MEMBERS[letter.lower()]}]"
+    return escape

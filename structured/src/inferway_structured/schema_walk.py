@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
+from inferway_structured.keywords import REFERENCES
+
 Json = Any  # as json.loads gives it
 SchemaObject = dict[str, Any]
 
@@ -24,7 +26,6 @@ BELOW_ONE = (
 BELOW_MANY = ("prefixItems", "items")
 BELOW_NAMED = ("properties", "patternProperties")
 ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _REFERRING = frozenset(REFERENCES)
 
 
@@ -135,7 +136,7 @@ def graph(root: Json) -> Graph:
 
 
 def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
-    """All new ones that keywords make a schema, from `start` on."""
+    """Add all new nodes that keywords make a schema, from `start` on. Return them."""
     nodes[id(start.schema)] = start
     grown = [start]
     for node in grown:  # which grows meanwhile
@@ -160,7 +161,7 @@ def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
 
 
 def _held(keyword: str, value: Json) -> Iterable[tuple[tuple[str, ...], Json]]:
-    """What a keyword makes schemas, with the steps there."""
+    """Return what a keyword makes schemas, with the steps there."""
     if isinstance(value, list):
         if keyword not in _MANY:
             return ()
@@ -180,7 +181,7 @@ _HOLDERS = (dict, list)
 
 
 def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
-    """By `$id`, `id` and `$anchor`."""
+    """Return the nodes by `$id`, `id` and `$anchor`."""
     named: dict[str, Subschema] = {}
     for node in nodes:
         if _NAMING.isdisjoint(node.schema):
@@ -201,7 +202,7 @@ _NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
 
 
 def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subschema]) -> Json:
-    """Where a reference leads; None: nowhere in this document."""
+    """Return what a reference leads to; None if that is nowhere in this document."""
     document, _, fragment = said.partition("#")
     roots: list[Subschema] = []
     if document:

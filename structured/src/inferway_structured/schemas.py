@@ -12,10 +12,10 @@ from typing import Any
 
 from inferway_structured.drafts import is_ordinary, validator_of
 from inferway_structured.errors import SpecError
+from inferway_structured.keywords import REFERENCES
 from inferway_structured.limits import SpecLimits
 from inferway_structured.regexes import Regex, measured
 from inferway_structured.schema_walk import (
-    REFERENCES,
     Graph,
     SchemaObject,
     Subschema,
@@ -229,7 +229,7 @@ def _check_expansion(order: list[Subschema], limits: SpecLimits) -> None:
 
 
 def _sizes(order: list[Subschema]) -> Iterator[int]:
-    """How many schemas one value is held against at each node, references spelled out."""
+    """Yield how many schemas one value is held against at each node, references spelled out."""
     sizes: dict[int, int] = {}
     for node in order:
         size = sizes[id(node)] = 1 + sum([sizes.get(id(child), 1) for _, child in node.here])
@@ -268,7 +268,7 @@ def _check_conjoined(
 
 
 def _conjoined(node: Subschema, here: dict[int, int]) -> int:
-    """At this value."""
+    """Return how many patterns one string must match at this value."""
     found = either = 0
     if not _STRINGS.isdisjoint(node.schema):
         found = sum(isinstance(node.schema.get(word), str) for word in _STRINGS)
@@ -287,7 +287,8 @@ _ANY_NAME = ""  # of items, and of properties whose schema does not depend on th
 
 
 def _inside(node: Subschema, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
-    """By the name of the property. Of a circle, what is known so far: once around."""
+    """Return how many patterns one string inside this value must match, by its property's name. Of
+    a circle, only what is known so far: once around."""
     below = [edge for edge in node.below if (key := id(edge[1])) in here or key in inside]
     beside = [edge for edge in node.here if id(edge[1]) in inside]
     if not below and not beside:

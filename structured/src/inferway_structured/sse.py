@@ -109,7 +109,7 @@ def comment_in(events: bytes, name: bytes) -> bytes:
 
 
 def _last_line_at(events: bytes, begin: bytes) -> int:
-    """Where the last line with this beginning is, -1 if there is none."""
+    """Return where the last line with this beginning is, -1 if there is none."""
     at = events.rfind(b"\n" + begin)
     if at >= 0:
         return at + 1
@@ -117,6 +117,6 @@ def _last_line_at(events: bytes, begin: bytes) -> int:
 
 
 def _last_border(chunk: bytes) -> int:
-    """Where the last whole event ends, 0 if none does."""
+    """Return where the last whole event ends, 0 if none does."""
     lf, crlf = chunk.rfind(b"\n\n"), chunk.rfind(b"\r\n\r\n")
     return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers
 from inferway_structured.cost import is_costly
 from inferway_structured.drafts import validator_of
 from inferway_structured.ebnf import is_ebnf
 from inferway_structured.errors import HelperError, SpecError, is_panic
 from inferway_structured.helper.helper import Helper
+from inferway_structured.respelled import ascii_classes
 from inferway_structured.schema_walk import graph, pointer
 from inferway_structured.schemas import expansion
 from inferway_structured.spec import Kind, Spec, packed, unpacked
@@ -203,7 +203,7 @@ def _grammar(spec: Spec, answer: str) -> Validity:
 
 
 def _walked(kind: Literal["regex", "lark"], text: str, answer: str, keyword: str) -> Validity:
-    """By a matcher whose tokens are bytes."""
+    """Have a matcher whose tokens are bytes walk the text."""
     import llguidance
 
     try:
@@ -255,7 +255,7 @@ def _structural_tag(spec: Spec, answer: str) -> Validity:
 def _tagged(
     structures: list[dict[str, Any]], answer: str, at: int, additional_properties: bool
 ) -> tuple[int, Validity]:
-    """Where the tag that begins at `at` ends, and its verdict."""
+    """Return where the tag that begins at `at` ends, and the verdict on it."""
     first = Validity(False, "/structures", "begin")
     for i, structure in enumerate(structures):
         if not answer.startswith(structure["begin"], at):

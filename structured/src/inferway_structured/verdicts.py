@@ -247,14 +247,19 @@ class Verdicts:
         return found
 
     async def explain(
-        self, asked: Asked, asker: Asker = ANYBODY, *, refuses_unenforced: bool
+        self,
+        asked: Asked,
+        asker: Asker = ANYBODY,
+        *,
+        refuses_unenforced: bool,
+        refused: SpecError | None = None,
     ) -> dict[str, Any]:
-        """Return what would become of the shape, keyword by keyword, as JSON. Raises
-        ChecksBusyError or SaturatedError."""
+        """Return what would become of the shape, keyword by keyword, as JSON. `refused`: what who
+        asks refuses it for. Raises ChecksBusyError or SaturatedError."""
         found: Verdict | SpecError | None = None
         invalid: SpecError | None = None
         try:
-            found = await self.find(asked, asker)
+            found = refused or await self.find(asked, asker)
         except QuarantinedError as e:
             found = e
         except SpecError as e:

@@ -97,7 +97,7 @@ class Workers:
             del task
 
     def _next(self, me: threading.Thread) -> Task | None:
-        """None: this thread is to end."""
+        """Return the next task for this thread; None if it is to end."""
         with self._changed:
             self._threads[me] = None
             while not (self._num_waiting() or self._closed or me in self._left):

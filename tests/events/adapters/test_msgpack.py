@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferway.events.adapters import vllm
 from inferway.events.adapters.sglang import open_batch
 from inferway.events.adapters.vllm import normalise
 from inferway.events.event import (
@@ -204,6 +205,47 @@ def test_of_bigrams_the_first_tokens_count() -> None:
     event = only(stored(token_ids=[(1, 2), (2, 3), (3, 4), (4, 5)]))
 
     assert event == EVENT
+
+
+def test_vllms_own_adapter_reads_no_departures_of_sglang() -> None:
+    bigrams = stored(token_ids=[(1, 2), (2, 3), (3, 4), (4, 5)])
+
+    [error] = vllm.open_batch(msgspec.msgpack.encode([1.0, [bigrams], 0])).decoded().errors
+
+    assert (error.reason, error.may_remove) == ("malformed", False)
+
+
+def test_what_tensorrt_llm_publishes_is_in_vllms_form() -> None:
+    """As its ZmqEventPublisher encodes it: signed hashes, and newer fields of its own."""
+    published = [
+        {
+            "type": "BlockStored",
+            "block_hashes": [-1, 7],
+            "parent_block_hash": None,
+            "token_ids": [1, 2, 3, 4],
+            "block_size": 2,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "mm_keys": [[], []],
+        },
+        {"type": "BlockRemoved", "block_hashes": [-1], "medium": "GPU"},
+        {"type": "AllBlocksCleared"},
+    ]
+
+    decoded = batch(*published)
+
+    assert decoded.items == [
+        BlockStored(
+            block_hashes=[2**64 - 1, 7],
+            parent_hash=None,
+            token_ids=[1, 2, 3, 4],
+            block_size=2,
+            medium="GPU",
+        ),
+        BlockRemoved(block_hashes=[2**64 - 1], medium="GPU"),
+        AllBlocksCleared(),
+    ]
 
 
 def test_offloaded_blocks_need_no_tokens() -> None:

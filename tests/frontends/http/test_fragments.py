@@ -22,7 +22,7 @@ from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
 from inferway.model import Headers
 from inferway.upstream.connection import EngineConnection
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
 
 MESSAGES = [
@@ -158,7 +158,7 @@ async def heard(pieces: list[bytes]) -> tuple[list[tuple[int, Headers, int | Non
     origin, wire, sink = Origin(pool, "http://engine:1"), Wire(), Heard()
     connection = EngineConnection(origin)
     connection.connection_made(cast(asyncio.Transport, wire))
-    connection.send(Exchange(origin, (b"",), sink, is_head=False))
+    connection.send(UpstreamRequest(origin, (b"",), sink, is_head=False))
     for piece in pieces:
         if not wire.closed:
             connection.data_received(piece)

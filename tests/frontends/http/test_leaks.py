@@ -33,9 +33,9 @@ from inferway.frontends.http.connection import ClientConnection
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.upstream.connection import EngineConnection
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 
-OURS = (ClientConnection, Request, Responder, EngineConnection, Exchange)
+OURS = (ClientConnection, Request, Responder, EngineConnection, UpstreamRequest)
 CLIENTS = 100
 EVENT = chunk(b"data: x\n\n")
 TIMEOUTS = TimeoutSettings(first_byte=0.3, idle_stream=0.3, connect=1)
@@ -126,12 +126,12 @@ def living(kind: type[Kind]) -> list[Kind]:
 @in_loop
 async def test_a_stream_keeps_no_body() -> None:
     script = raw(SSE_HEAD, EVENT)
-    requests, exchanges = living(Request), living(Exchange)  # of others, if any
+    requests, exchanges = living(Request), living(UpstreamRequest)  # of others, if any
     async with running(script) as engine, gateway(engine.url) as gw, connected(gw.server) as client:
         await client.send(post(b"x" * 100_000))
         await client.head()
         await client.chunk()
 
         [request] = [one for one in living(Request) if one not in requests]
-        [exchange] = [one for one in living(Exchange) if one not in exchanges]
+        [exchange] = [one for one in living(UpstreamRequest) if one not in exchanges]
         assert (request.body, exchange.pieces) == (b"", ())

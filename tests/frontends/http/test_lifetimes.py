@@ -18,7 +18,7 @@ from inferway.frontends.access_log import AccessLog
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
 from inferway.frontends.http.server import HttpServer
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 
 # ----------------------------------------------------------------------- clients who go away
 
@@ -272,7 +272,7 @@ async def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector()
         try:
             for _ in range(20):
                 await client.ask(post())
-            left = [o for o in gc.get_objects() if type(o) in (Request, Responder, Exchange)]
+            left = [o for o in gc.get_objects() if type(o) in (Request, Responder, UpstreamRequest)]
         finally:
             gc.enable()
 

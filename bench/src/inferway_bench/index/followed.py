@@ -39,7 +39,7 @@ class FollowedEngine:
                 self._finder.step(64)
             if self._finder.state is not DialectState.UNKNOWN:
                 break
-        self.blocks.witness = self._finder.see
+        self.blocks.verify_hashes(self._finder)
 
     def apply(self, payloads: Iterable[bytes]) -> None:
         """The next batches."""

@@ -14,6 +14,7 @@ again. What memory it takes depends on the blocks that are left.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -223,13 +224,8 @@ def compact(directory: Path, number: int, out: Path) -> None:
     header = Header(FORMAT, number, header.identity, Covered(history.chain, position))
     entries: Iterator[bytes] = iter(())
     if position is not None and first is not None:
-        entries = _entries(position, _all(first, records))
+        entries = _entries(position, itertools.chain([first], records))
     write_snapshot(out, header, entries)
-
-
-def _all(first: Record, others: Iterable[Record]) -> Iterator[Record]:
-    yield first
-    yield from others
 
 
 def _entries(position: Position, records: Iterable[Record]) -> Iterator[bytes]:

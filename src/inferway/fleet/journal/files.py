@@ -18,6 +18,7 @@ from a crash and goes away. Disks take their time: the event loop reads and writ
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -357,18 +358,12 @@ def write_all(file: int, data: bytes) -> None:
 def write_snapshot(path: Path, header: Header, entries: Iterator[bytes]) -> None:
     """Write a new file with all of a snapshot's frames, and sync it. Raises OSError."""
     with open(create(path), "wb") as file:
-        chain = 0
-        for payload in _framed(header, entries):
-            data, chain = frame(payload, chain)
+        checksum = 0
+        for payload in itertools.chain([encode_header(header)], entries, [END]):
+            data, checksum = frame(payload, checksum)
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _framed(header: Header, entries: Iterator[bytes]) -> Iterator[bytes]:
-    yield encode_header(header)
-    yield from entries
-    yield END
 
 
 def install(directory: Path, number: int, written: Path) -> Iterator[None]:

@@ -39,11 +39,12 @@ from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
 from inferway.frontends.ext_proc.noted import Noted, last_value
 from inferway.frontends.ext_proc.reading import (
     DESTINATION,
-    LOAD_BALANCER,
     client_of,
     headers_of,
+    is_local_reply,
     request_head,
     served_of,
+    served_words,
     status_of,
     subset_of,
 )
@@ -288,7 +289,7 @@ class Exchange:
         if self._journey is not None:
             self._note_served(served)
             self._streams = is_event_stream(headers_of(received.headers))
-            self._failed = served is None and _is_local_reply(status, received.headers)
+            self._failed = served is None and is_local_reply(status, received.headers)
             decided = self._journey.on_head(status)
             told += decided if self._rules.explain else not_ours_alone(decided)
             if self._judge is not None:
@@ -296,7 +297,7 @@ class Exchange:
             if self._journey.changes_length:
                 removed.append(b"content-length")
         if self._rules.conformance:
-            told.append((_CONFORMANCE_SERVED, _served_words(message, served)))
+            told.append((_CONFORMANCE_SERVED, served_words(message, served)))
         if received.end_of_stream or self._response_mode == NONE:
             self._finish()  # before it is said: the stream may end as soon as it has been
         elif self._may_stay_unseen():
@@ -431,20 +432,3 @@ def _steering(headers: Headers) -> set[bytes]:
         if name != DESTINATION.encode()  # overwritten
         and (name in ROUTING_HEADERS or name.startswith(ROUTING_PREFIXES))
     }
-
-
-def _is_local_reply(status: int, header_map: Any) -> bool:
-    """Envoy answers itself where it reaches nobody; an engine's errors are JSON."""
-    if status not in (502, 503, 504):
-        return False
-    return (b"content-type", b"text/plain") in headers_of(header_map)
-
-
-def _served_words(message: Any, served: str | None) -> bytes:
-    """As the conformance tests' own picker says it (GIE pkg/lwepp/handlers/response.go)."""
-    if served is not None:
-        return served.encode()
-    namespaces = [entry.key for entry in message.metadata_context.filter_metadata]
-    if LOAD_BALANCER not in namespaces:
-        return b"fail: missing envoy lb metadata"
-    return b"fail: missing destination endpoint served metadata"

@@ -84,3 +84,22 @@ def _in_metadata(message: Any, namespace: str, key: str) -> Any:
         if entry.key == namespace:
             return entry.value.fields.get(key)
     return None
+
+
+def is_local_reply(status: int, header_map: Any) -> bool:
+    """Return whether Envoy itself has answered because it reached no engine: an engine's errors
+    are JSON."""
+    if status not in (502, 503, 504):
+        return False
+    return (b"content-type", b"text/plain") in headers_of(header_map)
+
+
+def served_words(message: Any, served: str | None) -> bytes:
+    """Return what the conformance tests want to read of who has served a request, in the words of
+    their own picker (GIE pkg/lwepp/handlers/response.go)."""
+    if served is not None:
+        return served.encode()
+    namespaces = [entry.key for entry in message.metadata_context.filter_metadata]
+    if LOAD_BALANCER not in namespaces:
+        return b"fail: missing envoy lb metadata"
+    return b"fail: missing destination endpoint served metadata"

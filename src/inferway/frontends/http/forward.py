@@ -43,7 +43,7 @@ from inferway.frontends.http.responder import Source
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.steps.record import Passed, Record
-from inferway.upstream.exchange import Exchange
+from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
 from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
@@ -163,7 +163,7 @@ class _Forwarding:
         if record is not None:
             self._record = record
         self._lines = request_lines(request)
-        self._exchange: Exchange | None = None
+        self._exchange: UpstreamRequest | None = None
         self._paused = False
         self._head: tuple[int, Headers, int | None] | None = None  # held back
         self._events: WholeEvents | None = None  # None: the answer is no SSE stream

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.index.holders import places
 from inferway.model import Column
 
 _FEW = 12  # bits: so many are faster found one by one
@@ -97,9 +98,4 @@ def _bits(number: int) -> list[int] | NDArray[np.intp]:
     if number.bit_count() > _FEW:
         given = number.to_bytes((number.bit_length() + 7) // 8, "little")
         return np.unpackbits(np.frombuffer(given, np.uint8), bitorder="little").nonzero()[0]
-    found = []
-    while number:
-        lowest = number & -number
-        found.append(lowest.bit_length() - 1)
-        number ^= lowest
-    return found
+    return list(places(number))

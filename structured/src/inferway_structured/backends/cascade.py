@@ -237,7 +237,7 @@ def _xgrammars_residue(spec: Spec) -> Sequence[Unenforced]:
 
 
 def _first(spec: Spec, make: Make[Made], light: _Light | None) -> Made:
-    """Of the ways to say it, the first that the library takes."""
+    """Return what `make` makes of the first way to say it that the library takes."""
     ways = ways_to_say(spec, light)
     try:
         said, unenforced = next(ways)
@@ -341,7 +341,7 @@ def _schema_said(spec: Spec, light: _Light | None, tried: _Tried) -> Generator[W
 
 
 def _tag_said(spec: Spec, light: _Light | None) -> Way:
-    """With each of its schemas said as if it stood alone."""
+    """Return the tag with each of its schemas said as if it stood alone, and what is left out."""
     tag = json.loads(spec.text)
     unenforced: list[Unenforced] = []
     said: dict[str, Way] = {}  # a tool's stands there once for each way to begin a call

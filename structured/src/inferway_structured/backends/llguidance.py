@@ -21,7 +21,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured import failures
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.answer_state import REFUSED, AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.blanks import START
@@ -30,6 +29,7 @@ from inferway_structured.backends.schemas.rows import with_short_rows
 from inferway_structured.backends.tag_grammar import tag_grammar
 from inferway_structured.ebnf import is_ebnf
 from inferway_structured.errors import SpecError
+from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Options, Spec
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ def written(spec: Spec, special_tokens: Mapping[str, int] | None = None) -> str:
 
 
 def _choice(words: Sequence[str]) -> str:
-    """One lexeme: as alternatives of the parser, some thousands would pass its limits."""
+    """Return the grammar of these words, as one lexeme: as alternatives of the parser, some
+    thousands would pass its limits."""
     return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, dict.fromkeys(words)))
 
 
@@ -381,7 +382,8 @@ class LLGuidanceGrammar(AnswerState):
         return self._let_stop(row)
 
     def _is_not_to_blame(self) -> bool:
-        """That there is no mask, but others with its lexer, or all together."""
+        """Whether it is the fault of others with its lexer, or of all together, that there is no
+        mask."""
         if self.lexer.is_spoiled:
             return True
         return _NO_FUEL not in self.matcher.get_error() and self.lexer.has_failed()
@@ -420,7 +422,7 @@ class LLGuidanceGrammar(AnswerState):
         return True
 
     def _fail(self) -> bool:
-        """False."""
+        """Fail for what the matcher says. Return False."""
         self.lexer.has_failed()
         self._failure = self._failure or _failure(self.matcher)
         return False

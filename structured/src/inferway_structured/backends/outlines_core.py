@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.answer_state import AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.outlines_child import MODULE, written_vocabulary
 from inferway_structured.errors import SpecError
 from inferway_structured.jobs import Child, Job
+from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Spec
 
 if TYPE_CHECKING:

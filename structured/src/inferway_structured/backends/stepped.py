@@ -234,7 +234,7 @@ class SteppedGrammar:
             self._mask = self._answer()[1] or None
 
     def _step(self, function: object, argument: bytes) -> int:
-        """What it gives, or 0."""
+        """Return what a step gives, or 0 if it has killed the process."""
         self._end_mask()
         return self._answer()[0] if self._ask(function, argument) else 0
 

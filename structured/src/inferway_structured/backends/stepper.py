@@ -44,7 +44,7 @@ class _Prepared(NamedTuple):
 
 
 class _SteppedAnswer:
-    """In the one process that steps it."""
+    """An answer, in the one process that steps it."""
 
     def __init__(self, grammar: Grammar, num_words: int) -> None:
         import numpy as np
@@ -93,7 +93,7 @@ def prepare(argument: bytes) -> None:
 
 
 def _rehearse() -> None:
-    """What imports when it is first used."""
+    """Have the library import what it imports when it is first used."""
     import numpy as np
 
     vocabulary, backend = _prepared[0]

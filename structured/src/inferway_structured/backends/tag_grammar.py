@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inferway_structured.ascii_classes import ascii_classes
 from inferway_structured.backends.tag_xml import STYLES, Value, Wrapper, arguments
 from inferway_structured.errors import SpecError
+from inferway_structured.respelled import ascii_classes
 
 _ANYTHING = "/(?s:.*)/"
 
@@ -118,7 +118,7 @@ class _Writer:
         return self._pieces(_text(tag["begin"]))
 
     def _rest(self, tag: Tag) -> str:
-        """After its beginning."""
+        """Return the rule of what comes after the beginning of a tag."""
         ends = tag["end"] if isinstance(tag["end"], list) else [tag["end"]]
         return self._format(tag["content"], [self._pieces(_text(end)) for end in ends])
 
@@ -268,7 +268,7 @@ class _Writer:
         return _in_turn(first, f"({after_text})*", tail)
 
     def _triggered(self, begin: str, triggers: Sequence[str]) -> tuple[Pieces, Pieces]:
-        """What the text goes up to, and the rest of the tag's beginning."""
+        """Return what the text goes up to, and the rest of the tag's beginning."""
         trigger = next((one for one in triggers if begin.startswith(one)), None)
         if trigger is None:
             raise SpecError(f"no trigger begins {begin!r}", keyword="begin")
@@ -319,7 +319,7 @@ def _in_turn(*parts: str) -> str:
 
 
 def _either(ways: Sequence[str]) -> str:
-    """One of them; an empty one makes the others optional."""
+    """Return a rule of one of these; an empty one makes the others optional."""
     some = list(dict.fromkeys(way for way in ways if way))
     if not some:
         return ""

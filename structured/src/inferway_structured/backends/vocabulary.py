@@ -139,7 +139,7 @@ _TOKENS = '{"tokens of a library": '  # no tokenizer.json begins so
 
 
 def _tokens_of(tokenizer: llguidance.LLTokenizer) -> str:
-    """What each token writes, in hex, and which are special: all that masks are made of."""
+    """Return what each token writes, in hex, and which are special: all that masks are made of."""
     ids = range(tokenizer.vocab_size)
     special = [token for token in ids if tokenizer.is_special_token(token)]
     words = [tokenizer.decode_bytes([token]).hex() for token in ids]
@@ -157,7 +157,7 @@ class _Tokens:
         self.eos_token_id = eos_token_id
 
     def __call__(self, _: bytes | str) -> list[int]:
-        """Nobody asks (`Vocabulary.tokenizes`)."""
+        """Never called (`Vocabulary.tokenizes`)."""
         return []
 
 

@@ -148,7 +148,7 @@ class _Child:
         return True
 
     def _copy(self) -> bool:
-        """In this process nothing changes. In the copy, there is another parent to serve."""
+        """Fork. In this process nothing changes; in the copy, there is another parent to serve."""
         limits, sockets, _, _ = socket.recv_fds(self._parent, COPY.size, 1)
         if not sockets:
             return False
@@ -197,7 +197,7 @@ class _Child:
         self._parent.sendall(rest)
 
     def _read(self, length: int) -> bytearray | None:
-        """None when the parent has closed its end."""
+        """Return so many bytes from the parent; None when it has closed its end."""
         data = bytearray(length)
         view = memoryview(data)
         while len(view):

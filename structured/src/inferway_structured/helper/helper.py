@@ -154,7 +154,7 @@ class Helper:
                 self._thread.submit(self._make_ready)
 
     def _make_ready(self) -> None:
-        """What fails here is tried again with the next job."""
+        """Start the next process. What fails here is tried again with the next job."""
         process = self._started()
         try:
             process.wait_until_ready()

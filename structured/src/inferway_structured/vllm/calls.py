@@ -66,7 +66,7 @@ def patches() -> list[Patch]:
 
 
 def _name(tool: Any) -> object:
-    """Of a tool of chats, or of the Responses API."""
+    """Return the name of a tool of chats, or of the Responses API."""
     return getattr(getattr(tool, "function", tool), "name", None)
 
 

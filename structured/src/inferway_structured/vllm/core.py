@@ -112,7 +112,7 @@ class Core:
     def _start(
         self, request: Any, grammar: Future[RequestGrammar], compiled: Compiled, may_wait: bool
     ) -> None:
-        """Once there is room for it, if it may wait."""
+        """Begin the answer once there is room for it, if it may wait."""
         if grammar.cancelled():
             return
         stops = frozenset(request.sampling_params.all_stop_token_ids)
@@ -299,6 +299,6 @@ def begin(manager: Any, request: Any) -> bool:
 
 
 def _give_back(params: Any, vllm_config: Any) -> None:
-    """To the backend that vLLM would have chosen first."""
+    """Give the request to the backend that vLLM would have chosen first."""
     configured = vllm_config.structured_outputs_config.backend
     params._backend = "xgrammar" if configured == "auto" else configured

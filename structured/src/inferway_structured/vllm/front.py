@@ -61,7 +61,7 @@ class Front:
         _EXAMINED.set(params)
 
     async def _examine_calls(self, request: OnItsWay, params: Any, config: Any) -> None:
-        """Of what vLLM has made of tools: the schema of each was examined alone. Raises as
+        """Examine what vLLM has made of tools: the schema of each was examined alone. Raises as
         `examine_params`, with the place of all tools."""
         try:
             spec = await self.verdicts.read(ANYBODY, _spec, params, config)
@@ -90,7 +90,7 @@ def _spec(params: Any, config: Any) -> Spec:
 
 
 def _as_asked(spec: Spec) -> Asked:
-    """With its place in the request."""
+    """Return the spec with its place in the request."""
     request = ON_ITS_WAY.get()
     asked = request.asked if request is not None else ()
     for each in asked:

@@ -113,7 +113,7 @@ def _apply_optional(features: Sequence[Feature], say: Callable[..., None]) -> No
 
 
 def _apply_all(patches: Sequence[Patch]) -> str | None:
-    """None: done; else why not."""
+    """Apply all patches, or none. Return why none was; None if they are applied."""
     why = misfits(patches)
     if vllm_version() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -165,7 +165,7 @@ def _manager_init(original: Function) -> Function:
 
 
 def _be_vllms_own() -> None:
-    """For vLLM's assertions of what a grammar and a backend are: its classes are ABCs."""
+    """Satisfy vLLM's assertions of what a grammar and a backend are: its classes are ABCs."""
     from vllm.v1.structured_output import backend_types
 
     from inferway_structured.vllm.adapter import RequestGrammar
@@ -202,7 +202,7 @@ def _abort() -> Patch:
 
 
 def _measured_masks() -> Patch:
-    """All rows of a step, as vLLM has them filled."""
+    """Return the patch that measures all rows of a step, as vLLM has them filled."""
 
     def grammar_bitmask(original: Function) -> Function:
         def grammar_bitmask(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ class Overlap:
         return True
 
     def _fits(self, scheduler: Any) -> bool:
-        """Says once why not."""
+        """Whether it can be done with this scheduler; says once why not."""
         if self._why_not is None:
             self._why_not = _why_not(scheduler)
             if self._why_not:

@@ -39,12 +39,9 @@ class Explain:
         if len(request.body) > MAX_BODY_BYTES:
             raise BodyTooLargeError(f"body: {len(request.body)} bytes, at most {MAX_BODY_BYTES}")
         asker = self._asker_of(request)
-        verdicts, refuses = gate.verdicts, gate.refuses_unenforced
+        verdicts = gate.verdicts
         asked = await verdicts.read(asker, _read, request.body)
-        told = [
-            await verdicts.explain(each, asker, refuses_unenforced=refuses)
-            for each in asked[:MAX_SPECS]
-        ]
+        told = [await gate.explain(verdicts, each, asker) for each in asked[:MAX_SPECS]]
         body = {"specs": told, "num_specs": len(asked)}
         responder.send(200, JSON, msgspec.json.encode(body))
 

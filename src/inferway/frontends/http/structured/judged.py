@@ -65,21 +65,25 @@ class JudgedAnswer:
             self._responder.flush()
 
     def write(self, chunk: bytes) -> None:
+        if passed := self._fed(chunk):
+            self._responder.write(passed)
+
+    def end(self, chunk: bytes = b"") -> None:
+        passed = self._fed(chunk) if chunk else b""
+        if self._judge.holds_all or (self._judge.is_read and self._shape.reports_streams):
+            if passed:
+                self._responder.write(passed)
+            self._shape.spawn(self._end_judged())
+        else:
+            self._shape.judge_later(self._judge)
+            self._responder.end(passed)
+
+    def _fed(self, chunk: bytes) -> bytes:
         passed = self._judge.feed(chunk)
         if self._start is not None and not self._judge.holds_all:  # it is too long
             start, self._start = self._start, None
             self._responder.start(*start)
-        if passed:
-            self._responder.write(passed)
-
-    def end(self, chunk: bytes = b"") -> None:
-        if chunk:
-            self.write(chunk)
-        if self._judge.holds_all or (self._judge.is_read and self._shape.reports_streams):
-            self._shape.spawn(self._end_judged())
-        else:
-            self._shape.judge_later(self._judge)
-            self._responder.end()
+        return passed
 
     def send_error(self, error: InferwayError) -> None:
         self._responder.send_error(error)

@@ -29,7 +29,7 @@ class Disjoint:
         self._known: dict[tuple[str, str, int], bool] = {}
 
     def __call__(self, a: Node, b: Node, depth: int = _DEPTH) -> bool:
-        """False where it cannot be told."""
+        """Whether no string can match two of these patterns; False where that cannot be told."""
         if depth == 0 or a is b:
             return False
         key = (a.place, b.place, depth)
@@ -128,7 +128,7 @@ def _absent(node: Node) -> list[frozenset[str]]:
 
 
 def _property(node: Node, name: str) -> Node | None:
-    """What a property must be, as far as it is one schema; None: anything."""
+    """Return what a property must be, as far as it is one schema; None if it may be anything."""
     keywords = node.keywords
     listed = keywords.get("properties", {}).get(name)
     if listed is not None:

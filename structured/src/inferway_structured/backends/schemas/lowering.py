@@ -146,7 +146,7 @@ class Lowering:
                 self._otherwise(node, word, rule, also)
 
     def _number(self, node: Node, word: str, rule: Any, also: list[Said]) -> None:
-        """What is left of a keyword with a number that is not kept."""
+        """Return what is left of a keyword with a number that is not kept."""
         if numbers.is_never_reached(word):
             return
         self.leave_out(node, word)
@@ -281,7 +281,7 @@ class Lowering:
         self._sizes(node, out, also)
 
     def _others(self, node: Node, out: dict[str, Any]) -> None:
-        """patternProperties and additionalProperties."""
+        """Say patternProperties and additionalProperties."""
         keywords = node.keywords
         if "additionalProperties" in keywords:
             out["additionalProperties"] = self.lower(keywords["additionalProperties"])
@@ -341,7 +341,7 @@ class Lowering:
         out["additionalProperties"] = False
 
     def _unevaluated(self, node: Node, out: dict[str, Any], also: list[Said]) -> None:
-        """Of a schema and what it is all of, whatever the value: what none of them lists."""
+        """Return what none lists of a schema and of what it is all of, whatever the value."""
         rule = node.keywords["unevaluatedProperties"]
         parts = _static_parts(node)
         if parts is None:
@@ -392,7 +392,7 @@ class Lowering:
 
 
 def _unless_none(ways: list[Said] | None, node: Node, kind: str) -> list[Said] | None:
-    """Where no value of a type can be, those of other types still can."""
+    """Return a schema where no value of a type can be, but those of other types still can."""
     if ways != [False]:
         return ways
     others = types(node) - {kind}
@@ -400,7 +400,7 @@ def _unless_none(ways: list[Said] | None, node: Node, kind: str) -> list[Said] |
 
 
 def _type_of(value: JsonValue) -> str:
-    """Of what has a number in it."""
+    """Return the type of what has a number in it."""
     if isinstance(value, list):
         return "array"
     return "object" if isinstance(value, dict) else "number"

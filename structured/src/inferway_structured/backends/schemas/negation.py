@@ -233,7 +233,8 @@ _OBJECT_WORDS = frozenset(
 
 
 def _of_type_at_least(word: str, node: Node) -> Negation:
-    """Of a keyword whose opposite cannot be said: only values of its type can break it."""
+    """Return the opposite of a keyword that cannot be said, as far as that: only values of its type
+    can break it."""
     if word in _STRING_WORDS:
         return Negation({"type": "string"}, False)
     if word == "multipleOf":

@@ -10,24 +10,20 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from inferway_structured.backends.schemas.work import CHARS_READ, Work
+from inferway_structured.keywords import (
+    DRAFTS,
+    MANY,
+    NAMED,
+    ONE,
+    PLAIN,
+    REFERENCES,
+    RESTRICTING,
+)
 from inferway_structured.schema_walk import escaped, unescaped
 
 JsonValue = Any  # what json.loads gives
 
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
-_ONE = (
-    *("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties"),
-    *("items", "unevaluatedProperties", "unevaluatedItems"),
-)
-_NAMED = ("properties", "patternProperties", "dependentSchemas")
-_PLAIN = (
-    *("type", "enum", "const", "multipleOf", "minimum", "maximum"),
-    *("exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format"),
-    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
-    *("required", "minProperties", "maxProperties", "dependentRequired"),
-)
 DATA = frozenset({"enum", "const", "default", "examples", "example"})  # no schemas in there
-RESTRICTING = frozenset({*_MANY, *_ONE, *_NAMED, *_PLAIN, "additionalItems", "dependencies"})
 _READ = frozenset({"enum", "const", "required", "pattern", "dependentRequired", "dependencies"})
 # The first draft that has them; a keyword of a later draft is an unknown word, and ignored.
 _SINCE = {
@@ -39,11 +35,7 @@ _SINCE = {
 }
 _DRAFTS = {
     "http://json-schema.org/draft-03/schema": 4,
-    "http://json-schema.org/draft-04/schema": 4,
-    "http://json-schema.org/draft-06/schema": 6,
-    "http://json-schema.org/draft-07/schema": 7,
-    "https://json-schema.org/draft/2019-09/schema": 2019,
-    "https://json-schema.org/draft/2020-12/schema": 2020,
+    **{address: int(name.partition("-")[0]) for address, name in DRAFTS.items()},
 }
 
 
@@ -231,7 +223,7 @@ class Node:
 
     @cached_property
     def _work(self) -> float:
-        """Of one look: who looks may go through the values, too."""
+        """What one look costs: who looks may go through the values, too."""
         raw = self.raw
         if not isinstance(raw, dict) or _READ.isdisjoint(raw):
             return 1.0
@@ -257,7 +249,7 @@ class Node:
         return found
 
     def _read(self, word: str, value: Any, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        if word in ("$ref", "$recursiveRef", "$dynamicRef"):
+        if word in REFERENCES:
             return self._reference(word, value)
         if word == "items" and isinstance(value, list):
             return {"prefixItems": self._list(word, value)}
@@ -268,15 +260,15 @@ class Node:
             return {word: limit} if value and limit is not None else {}
         if word == "dependencies" and isinstance(value, dict):
             return self._dependencies(value)
-        if word in _MANY and isinstance(value, list):
+        if word in MANY and isinstance(value, list):
             return {word: self._list(word, value)}
-        if word in _NAMED and isinstance(value, dict):
+        if word in NAMED and isinstance(value, dict):
             return {word: {name: self._at(word, one, name) for name, one in value.items()}}
-        if word in _ONE and isinstance(value, dict | bool):
+        if word in ONE and isinstance(value, dict | bool):
             return {word: self._at(word, value)}
         if word not in RESTRICTING:
             return {}
-        if word not in _PLAIN or not is_formed(word, value):
+        if word not in PLAIN or not is_formed(word, value):
             return _MALFORMED
         return {word: int(value) if word in _COUNTS else value}
 
@@ -287,7 +279,7 @@ class Node:
         return {"$ref": target}
 
     def _dependencies(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of both kinds."""
+        """Read dependencies of both kinds."""
         names = {name: one for name, one in value.items() if isinstance(one, list)}
         schemas = {
             name: self._at("dependencies", one, name)

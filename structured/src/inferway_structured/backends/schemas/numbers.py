@@ -136,7 +136,7 @@ def _has_integers(said: Any) -> bool:
 
 
 def _of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
-    """As `of_numbers`, where numbers are integers."""
+    """Return what `of_numbers` does, where numbers are integers."""
     names = named_types(said["type"]) if "type" in said else TYPES
     kept = sorted(names - {"fraction"})
     own = of_numbers({**said, "type": kept})
@@ -154,7 +154,7 @@ def _is_multiple(value: Any, step: float) -> bool:
 
 
 def _exact(number: float) -> Fraction:
-    """As it was written: 0.1 is a tenth."""
+    """Return a number as it was written: 0.1 is a tenth."""
     return Fraction(Decimal(str(number)))
 
 
@@ -226,7 +226,8 @@ def _is_bound_kept(word: str, value: float) -> bool:
 
 
 def _is_held(value: int) -> bool:
-    """By a double within 63 bits; 2**63 - 1 is where its conversion ends."""
+    """Whether a number is held by a double within 63 bits; 2**63 - 1 is where its conversion
+    ends."""
     return value == _EDGE - 1 or (abs(value) < _EDGE and _double(value) == value)
 
 

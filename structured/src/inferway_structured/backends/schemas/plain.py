@@ -6,14 +6,9 @@ import json
 from collections.abc import Sequence
 
 from inferway_structured.backends.schemas import numbers
-from inferway_structured.backends.schemas.nodes import (
-    DATA,
-    RESTRICTING,
-    Document,
-    JsonValue,
-    parsed,
-)
+from inferway_structured.backends.schemas.nodes import DATA, Document, JsonValue, parsed
 from inferway_structured.backends.schemas.strings import KNOWN_FORMATS, in_rust
+from inferway_structured.keywords import RESTRICTING
 
 # What it refuses for sure, and x-guidance, which would be an order to it.
 _REFUSED = frozenset(
@@ -85,7 +80,7 @@ _HOLDERS = (dict, list)
 
 
 def _written_in_rust(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Its patterns."""
+    """Return a schema with its patterns as Rust writes them."""
     pattern, named = schema.get("pattern"), schema.get("patternProperties")
     said: dict[str, JsonValue] = {}
     if isinstance(pattern, str):

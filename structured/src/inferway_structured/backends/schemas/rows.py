@@ -142,7 +142,7 @@ def _group(node: dict[str, Said], most: int) -> bool:
 
 
 def _bare(schema: Said) -> Said:
-    """Without what only describes."""
+    """Return a schema without what only describes."""
     if isinstance(schema, list):
         return [_bare(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -159,7 +159,7 @@ def _bare(schema: Said) -> Said:
 
 
 def _most_at_once(said: Said) -> tuple[int, str]:
-    """And where: of what certainly stands in one row."""
+    """Return how many things certainly stand in one row at most, and where."""
     return max(
         ((max(_longest_run(node), _first_run(node)), place) for place, node in _schemas(said)),
         default=(0, ""),
@@ -176,7 +176,7 @@ def _longest_run(node: dict[str, Said]) -> int:
 
 
 def _first_run(node: dict[str, Said]) -> int:
-    """Of all alternatives together: each may begin."""
+    """Return the first run of all alternatives together: each may begin."""
     total = 0
     for word in ("anyOf", "oneOf"):
         branches = node.get(word)

@@ -31,7 +31,7 @@ def _different(parts: list[Said], work: Work) -> list[Said]:
 
 
 def _text(said: Said, work: Work) -> str:
-    """By which they are compared: Python takes 1 for True."""
+    """Return the text by which values are compared: Python takes 1 for True."""
     text = json.dumps(said, sort_keys=True)
     work.spend(len(text) / CHARS_WRITTEN)
     return text

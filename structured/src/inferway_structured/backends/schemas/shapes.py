@@ -84,7 +84,7 @@ def identity(value: JsonValue) -> Hashable:
 
 
 def _listed(node: Node) -> frozenset[Hashable]:
-    """Of a node with `enum`: the identities of its values."""
+    """Return the identities of the values of a node with `enum`."""
     found: frozenset[Hashable] | None = node.__dict__.get("_listed")
     if found is None:
         found = node.__dict__["_listed"] = frozenset(map(identity, node.keywords["enum"]))

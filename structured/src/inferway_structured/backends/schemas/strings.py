@@ -51,7 +51,7 @@ def none_of(texts: Iterable[str]) -> str:
 
 
 def _but(texts: list[str]) -> str:
-    """Of every text but these."""
+    """Return a pattern of every text but these."""
     if not texts:
         return r"(?s:.*)"
     ways = [] if "" in texts else [""]
@@ -119,7 +119,7 @@ def without_looks(pattern: str) -> str | None:
 
 
 def _class_length(pattern: str, at: int) -> int:
-    """Of the character class that begins here, or one."""
+    """Return the length of the character class that begins here, or 1."""
     if pattern[at] != "[":
         return 1
     here = at + 1
@@ -129,7 +129,7 @@ def _class_length(pattern: str, at: int) -> int:
 
 
 def _closing(pattern: str, at: int) -> int | None:
-    """Of the group that begins here, its end."""
+    """Return where the group ends that begins here."""
     depth = 0
     while at < len(pattern):
         char = pattern[at]
@@ -180,7 +180,7 @@ _MAY_HAVE_CONTROLS = re.compile(r"[\\\x00-\x1f]")
 
 
 def _is_widened(inside: str) -> bool:
-    """Of a class, what stands between its brackets."""
+    """`inside` is what stands between the brackets of a class."""
     negated = inside.startswith("^")
     if not (_MAY_HAVE_QUOTED if negated else _MAY_HAVE_CONTROLS).search(inside):
         return False  # most are done here
@@ -191,7 +191,7 @@ def _is_widened(inside: str) -> bool:
 
 
 def _listed(items: str) -> set[int]:
-    """ASCII's, of a class."""
+    """Return the characters of ASCII in a class."""
     found: set[int] = set()
     chars: list[tuple[int, bool]] = []  # and whether it is a hyphen that is no character
     for item in _ITEM.finditer(items):

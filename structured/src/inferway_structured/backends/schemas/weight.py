@@ -19,8 +19,9 @@ from functools import lru_cache, reduce
 from math import inf, isinf, prod
 from typing import Any, NamedTuple
 
-from inferway_structured.backends.schemas.nodes import RESTRICTING, parsed
+from inferway_structured.backends.schemas.nodes import parsed
 from inferway_structured.backends.schemas.shapes import matches
+from inferway_structured.keywords import RESTRICTING
 from inferway_structured.schema_walk import unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
@@ -185,7 +186,8 @@ class _Weigher:
         return found
 
     def _resolved(self, reference: str) -> Any:
-        """None: not found here, and the library may find it all the same."""
+        """Return the schema that a reference leads to; None if it is not found here: the library
+        may find it all the same."""
         if not reference.startswith("#/") or "%" in reference:
             return self._root if reference == "#" else None
         found = self._root
@@ -210,8 +212,8 @@ class _Weigher:
         )
 
     def _inside(self, schema: Mapping[str, Any], is_met: bool, meets_own: bool) -> _Weight:
-        """Of all schemas in it, and itself. `meets_own`: its patterns are for names that it lists,
-        too."""
+        """Return the weight of all schemas in a schema, and of itself. `meets_own`: its patterns
+        are for names that it lists, too."""
         named, rest, patterns = _ONE, _NONE, _NONE
         for word, rule in schema.items():
             if not isinstance(rule, _HOLDERS) or word not in _HOLDING:
@@ -244,7 +246,7 @@ def _any_size(sizes: Sequence[float], word: str) -> float:
 
 
 def _priced(schema: Mapping[str, Any], is_met: bool) -> _Weight:
-    """Of the keywords that hold no schemas."""
+    """Return the weight of the keywords that hold no schemas."""
     size, ways, num_patterns = 0.0, 1.0, 0
     for word, rule in schema.items():
         if word == "enum":
@@ -296,7 +298,7 @@ def _all_beside(one: _Weight, others: Iterable[_Weight]) -> _Weight:
 
 
 def _beside(one: _Weight, other: _Weight) -> _Weight:
-    """Where no value is both."""
+    """Return the weight of two schemas of which no value is both."""
     if other is _NONE:
         return one
     return _Weight(
@@ -337,7 +339,8 @@ def _times(one: _Weight, num: float) -> _Weight:
 
 
 def _met(parts: Sequence[_Weight]) -> _Weight:
-    """With the rest of each written out for the names of the others."""
+    """Return the weight of schemas that meet, with the rest of each written out for the names of
+    the others."""
     names = sum(part.names for part in parts)
     written = deep = 0.0
     for part in parts:
