@@ -81,11 +81,11 @@ class Picker:
         ask.noted.record = journey.record
         try:
             decision = await journey.decide()
+            if ask.noted.span is not None:
+                ask.noted.span.follow(journey)
         except BaseException as e:
             journey.close(outcome_of(e))
             raise
-        if ask.noted.span is not None:
-            ask.noted.span.follow(journey)
         return decision
 
     def _passed(self, path: str, record: Record) -> Callable[[bytes], None]:

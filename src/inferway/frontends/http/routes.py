@@ -213,6 +213,8 @@ class Routes:
             responder.check_client()
             decision = await journey.decide(slot)
             self._metrics.decided_in(journey.record.decided_in)
+            if responder.span is not None:
+                responder.span.follow(journey)
         except BaseException as e:
             journey.close(outcome_of(e))
             if slot is not None:
@@ -221,8 +223,6 @@ class Routes:
                 raise withheld(e, request.id) from None
             raise
         record, shape = journey.record, journey.shape
-        if responder.span is not None:
-            responder.span.follow(journey)
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, journey, decision, self._pool),
