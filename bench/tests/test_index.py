@@ -8,8 +8,9 @@ from itertools import islice, pairwise
 
 import pytest
 from bench.tests.runs import a_run, unseen
-from inferway.events.adapters.sglang import BlockRemoved, BlockStored, decode_batch
 
+from inferway.events.adapters.sglang import open_batch
+from inferway.events.event import BlockRemoved, BlockStored
 from inferway.index.memory import MemoryIndex
 from inferway_bench.index.benchmark import (
     COMPACTING,
@@ -47,7 +48,7 @@ TINY = IndexPlan(
 
 
 def stored(batch: bytes) -> BlockStored:
-    [event] = decode_batch(batch).events
+    [event] = open_batch(batch).decoded().events
     assert isinstance(event, BlockStored)
     return event
 
@@ -105,7 +106,8 @@ def test_endless_payloads_are_chains_of_new_blocks() -> None:
 
 def test_as_many_blocks_are_removed_as_are_stored_beyond_what_is_held() -> None:
     made = [
-        decode_batch(batch).events[0] for batch in islice(endless_payloads(8, 0, max_held=32), 8)
+        open_batch(batch).decoded().events[0]
+        for batch in islice(endless_payloads(8, 0, max_held=32), 8)
     ]
 
     assert [type(event) for event in made] == [BlockStored] * 3 + [
