@@ -15,7 +15,7 @@ from structured.tests.compiling import PATIENT, SECONDS, smollm2, wait_until
 
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.outlines_child import MODULE
-from inferway_structured.backends.outlines_core import OutlinesCore, OutlinesJobs
+from inferway_structured.backends.outlines_core import OutlinesJobs
 from inferway_structured.compile import CompilationManager
 from inferway_structured.errors import SpecError
 from inferway_structured.jobs import Job
@@ -125,7 +125,7 @@ class AllRegexes(OutlinesJobs):
     """As if the hostile ones were not seen."""
 
     def job(self, spec: Spec) -> Job:
-        return Job(f"{MODULE}:index", spec.text.encode(), OutlinesCore(smollm2()).load)
+        return Job(f"{MODULE}:index", spec.text.encode(), self.load)
 
 
 def test_a_regex_whose_automaton_kills_the_child_keeps_its_other_grammar(

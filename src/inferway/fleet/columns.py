@@ -12,6 +12,7 @@ import numpy as np
 from inferway.events.stream import StreamState
 from inferway.model import FIGURES, Adapters, Candidates, Column, Endpoint, HolderId, Rows
 from inferway.scheduling.adapter_rows import AdapterRows
+from inferway.scheduling.of_endpoints import as_rows
 
 # By their numbers, EXACT to BLIND of model.py.
 STATES = tuple(StreamState)
@@ -74,7 +75,7 @@ class ModelRows:
         """`adapters`: one for each endpoint; None: they have none."""
         self._endpoints = endpoints
         self.engines = frozenset(endpoint.engine for endpoint in endpoints)  # their names
-        self.rows = rows_of([endpoint.holder for endpoint in endpoints])
+        self.rows = as_rows([endpoint.holder for endpoint in endpoints])
         self._row_of = {endpoint.holder: row for row, endpoint in enumerate(endpoints)}
         self._adapters = AdapterRows(adapters or [Adapters()] * len(endpoints))
 
@@ -96,11 +97,3 @@ class ModelRows:
     def candidates(self, columns: EndpointColumns) -> Candidates:
         """Return the table of these endpoints; its matched columns are empty."""
         return columns.narrowed(self.rows, self._endpoints, self._row_of, self._adapters)
-
-
-def rows_of(holders: Sequence[HolderId]) -> Rows:
-    """Return the holders' rows, as a slice if they follow one another."""
-    first, last = holders[0], holders[-1]
-    if list(holders) == list(range(first, last + 1)):
-        return slice(first, last + 1)
-    return np.array(holders, dtype=np.intp)

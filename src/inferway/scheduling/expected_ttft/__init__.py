@@ -4,7 +4,6 @@ what streams through us. docs/scheduling.md has the model.
 costs     features and observed times -> what each feature costs on an engine
 backlog   what waits at each engine: of our requests, and of other gateways'
 caused    what a request costs all others
-places    endpoints -> their places in the tables of all these
 follower  what becomes of one request, and what that teaches
 plugin    the producer of columns, and the scorer
 """

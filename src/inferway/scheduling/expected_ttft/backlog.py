@@ -28,8 +28,7 @@ from itertools import count
 
 import numpy as np
 
-from inferway.model import Candidates, Column
-from inferway.scheduling.expected_ttft.places import Rows
+from inferway.model import Candidates, Column, Rows
 
 
 @dataclass(slots=True, eq=False)

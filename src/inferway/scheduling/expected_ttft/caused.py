@@ -22,8 +22,7 @@ from math import exp
 
 import numpy as np
 
-from inferway.model import Column
-from inferway.scheduling.expected_ttft.places import Rows
+from inferway.model import Column, Rows
 
 RATE_SECONDS = 20.0  # time constant of rates
 BUSIEST = 0.9  # nothing is believed to be busier

@@ -26,7 +26,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TERMS_MS,
     Learning,
 )
-from inferway.scheduling.expected_ttft.places import Places
+from inferway.scheduling.of_endpoints import Places
 from inferway.scheduling.plugin import Ending, Follower
 
 _LEAST_MS = 1e-3

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Family, gauge, histogram
-from inferway.model import Candidates, Choice, Column
+from inferway.model import Candidates, Choice, Column, Rows
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.follower import RequestFollower
@@ -41,7 +41,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TTFT_FEATURES,
     Learning,
 )
-from inferway.scheduling.expected_ttft.places import Places, Rows
+from inferway.scheduling.of_endpoints import Places
 from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Building, NoParameters, PluginType
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from inferway.model import Added, Candidates, Choice, Column, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.expected_ttft.places import Places
+from inferway.scheduling.of_endpoints import Places
 from inferway.scheduling.plugin import Ending, Follower
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType

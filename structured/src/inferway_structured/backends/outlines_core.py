@@ -14,12 +14,11 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferway_structured.backends.answer_state import AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.outlines_child import MODULE, written_vocabulary
-from inferway_structured.errors import SpecError
 from inferway_structured.jobs import Child, Job
 from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Spec
@@ -44,39 +43,11 @@ _COUNTS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _ROLLBACK = 32  # states that a guide keeps; further back, it starts over
 
 
-class OutlinesCore:
-    name = "outlines_core"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> OutlinesCompiled:
-        """Build the automaton here and now, however long that takes. Raises SpecError."""
-        import outlines_core
-
-        pattern = pattern_of(spec)
-        if pattern is None:
-            raise SpecError("only small regexes and choices are built as an automaton")
-        try:
-            index = outlines_core.Index(pattern, self._vocabulary.outlines_vocabulary)
-        except ValueError as error:
-            raise SpecError(str(error).splitlines()[0][:300]) from None
-        return OutlinesCompiled(index, self._vocabulary, None, tuple(unenforced))
-
-    def load(self, data: bytes) -> OutlinesCompiled:
-        """From what the child built. Raises ValueError where it is not that."""
-        import outlines_core
-
-        index = outlines_core.Index.from_binary(data)
-        return OutlinesCompiled(index, self._vocabulary, len(data))
-
-
 class OutlinesJobs:
     """Says for a CompilationManager which specs are worth an automaton."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._backend = OutlinesCore(vocabulary)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,7 +63,14 @@ class OutlinesJobs:
         pattern = pattern_of(spec)
         if pattern is None:
             return None
-        return Job(f"{MODULE}:index", pattern.encode(), self._backend.load)
+        return Job(f"{MODULE}:index", pattern.encode(), self.load)
+
+    def load(self, data: bytes) -> OutlinesCompiled:
+        """Return what the child has built. Raises ValueError where it is not that."""
+        import outlines_core
+
+        index = outlines_core.Index.from_binary(data)
+        return OutlinesCompiled(index, len(data), self._vocabulary.eos_token_ids)
 
 
 def pattern_of(spec: Spec) -> str | None:
@@ -115,26 +93,18 @@ def _any_begins_another(choices: Sequence[str]) -> bool:
 
 
 class OutlinesCompiled:
-    backend = OutlinesCore.name
+    backend = "outlines_core"
+    unenforced: Sequence[Unenforced] = ()
 
     def __init__(
-        self,
-        index: outlines_core.Index,
-        vocabulary: Vocabulary,
-        num_bytes: int | None,
-        unenforced: tuple[Unenforced, ...] = (),
+        self, index: outlines_core.Index, num_bytes: int, eos_token_ids: tuple[int, ...]
     ) -> None:
         self.index = index
-        self.eos_token_ids = vocabulary.eos_token_ids
-        self.unenforced = unenforced
-        self.num_bytes = num_bytes or _num_bytes(index)
+        self.num_bytes = num_bytes
+        self.eos_token_ids = eos_token_ids
 
     def start(self, stop_token_ids: frozenset[int] = frozenset()) -> OutlinesGrammar:
         return OutlinesGrammar(self, stop_token_ids)
-
-
-def _num_bytes(index: Any) -> int:
-    return 24 * sum(len(state) for state in index.get_transitions().values()) + 1_000
 
 
 class OutlinesGrammar(AnswerState):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inferway.model import Endpoint
-from inferway.scheduling.expected_ttft.places import FORGET_SECONDS, MOST_TABLES, Places
+from inferway.scheduling.of_endpoints import FORGET_SECONDS, MOST_LISTS, Places
 
 
 class Owner:
@@ -76,8 +76,21 @@ def test_the_place_of_one_that_is_a_candidate_all_the_time_is_kept() -> None:
 def test_what_is_remembered_of_lists_is_bounded() -> None:
     owner = Owner()
 
-    for number in range(3 * MOST_TABLES):
+    for number in range(3 * MOST_LISTS):
         owner.places.rows(endpoints("a", "b"), float(number))
 
     assert owner.size == 2
-    assert len(owner.places._tables) <= MOST_TABLES
+    assert len(owner.places._tables.known()) <= MOST_LISTS
+
+
+def test_a_list_that_is_remembered_no_more_was_used_all_the_same() -> None:
+    owner = Owner()
+    old = endpoints("a")
+    owner.places.rows(old, 0.0)
+    owner.places.rows(old, FORGET_SECONDS)
+    for number in range(MOST_LISTS):
+        owner.places.rows(endpoints("b"), FORGET_SECONDS + number / 1000)
+
+    owner.places.rows(endpoints("new"), FORGET_SECONDS + 1)
+
+    assert owner.forgotten == []
