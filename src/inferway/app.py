@@ -120,18 +120,19 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """Where it listens; with port 0 in the settings, the one that was free."""
+        """The port that the gateway listens on; if the settings say 0, the port that the system has
+        chosen."""
         assert self._server is not None
         return self._server.port
 
     @property
     def admin_port(self) -> int | None:
-        """Where admin paths and metrics are, if they are apart."""
+        """The port of admin paths and metrics if they have their own, else None."""
         return None if self._admin_server is None else self._admin_server.port
 
     @property
     def publish_endpoint(self) -> str | None:
-        """Where a subscriber connects, if anything is published."""
+        """The endpoint that subscribers connect to, or None if nothing is published."""
         return self._publisher.endpoint if self._publisher else None
 
     async def start(self) -> None:

@@ -140,7 +140,7 @@ class UnknownModelError(RequestError):
 
 
 class UnknownPathError(RequestError):
-    """No such route."""
+    """There is no such route."""
 
     status = 404
     code = "path_not_found"
@@ -164,13 +164,13 @@ class BodiesFullError(SaturatedError):
 
 
 class QueueFullError(SaturatedError):
-    """Who would have to wait finds no room, or has lost it to somebody else."""
+    """The queue has no room for the request, or has given its room to another one."""
 
     code = "queue_full"
 
 
 class WaitTooLongError(SaturatedError):
-    """It may not wait for as long as it would have to."""
+    """The request would have to wait longer than it may."""
 
     code = "wait_too_long"
 

@@ -49,7 +49,7 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What scheduling chooses: an engine, or one data-parallel rank of it."""
+    """A target of scheduling: an engine, or one data-parallel rank of it."""
 
     engine: str  # the engine's name: host:port unless configured
     url: str  # http://host:port, no trailing slash
@@ -60,7 +60,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """The endpoint's `host:port`."""
         scheme, _, address = self.url.partition("://")
         has_port = address.rpartition(":")[2].isdigit()
         return address if has_port else f"{address}:{443 if scheme == 'https' else 80}"
@@ -72,8 +72,8 @@ class Endpoint:
 
 
 class Reason(StrEnum):
-    """Why a request went where it went: the labels of `inferway_decisions_total`, and the
-    `reason` of a RenderError."""
+    """The reason why a request went where it went: the labels of `inferway_decisions_total`, and
+    the `reason` of a RenderError."""
 
     KV_AWARE = "kv-aware"  # its prompts are known to the last token
     # known as far as they go: scheduling matches what is known
@@ -106,7 +106,7 @@ class Reason(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the prompts that we know are all of what the engine will see."""
+        """Whether the known prompts are everything that the engine will see."""
         return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
 
 
@@ -118,14 +118,15 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 
 class ContextLengths(msgspec.Struct, frozen=True):
-    """Of the engines that serve a model, in tokens: what a prompt and its answer may have."""
+    """The context lengths of the engines that serve a model, in tokens of prompt and answer
+    together."""
 
     least: int | None = None  # of those that have told
     most: int | None = None  # None: one has not told, and may take whatever comes
     by_engine: Mapping[str, int] = {}  # of those that have told; empty where all have the same
 
     def take(self, engine: str, tokens: int) -> bool:
-        """Whether the engine takes a request that needs so many."""
+        """Return whether the engine takes a request that needs so many tokens."""
         return tokens <= self.by_engine.get(engine, tokens)
 
 
@@ -288,9 +289,9 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What scheduling has chosen: endpoints, best first, and headers that the engine needs then
-    (disaggregated prefill: where the prompt is computed). `others` have a part in the request
-    too, by the name of the profile that chose them."""
+    """The result of scheduling: endpoints, best first, and the headers that the chosen engine needs
+    (with disaggregated prefill: where the prompt is computed). `others` are endpoints that have a
+    part in the request too, by the name of the profile that chose them."""
 
     targets: tuple[Target, ...]
     headers: Headers = ()
@@ -299,7 +300,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Where a request goes: best first, and why."""
+    """The endpoints of a request, best first, and the reason."""
 
     targets: tuple[Target, ...]
     reason: Reason

@@ -16,8 +16,8 @@ from inferway.steps.match import Lookup, Matched, Matcher
 
 
 class EngineScore(msgspec.Struct, frozen=True):
-    """What one engine, or one data-parallel rank of it, holds of a prompt: of its beginning, up to
-    the first block that is missing. A tail that fills no block never counts."""
+    """The part of a prompt that one engine, or one data-parallel rank of it, holds: its beginning
+    up to the first missing block. A tail that fills no block never counts."""
 
     engine: str
     rank: int | None  # None: the engine has one, or balances its own
@@ -30,7 +30,7 @@ class EngineScore(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The key in `Scores.engines`."""
+        """The key of this score in `Scores.engines`."""
         return self.engine if self.rank is None else f"{self.engine}/{self.rank}"
 
     @property
@@ -40,7 +40,7 @@ class EngineScore(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """What the live engines of a model hold of a prompt."""
+    """The parts of a prompt that the live engines of its model hold."""
 
     model: str  # as engines call it in their answers
     prompt_tokens: int  # as far as they are known

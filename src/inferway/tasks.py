@@ -31,7 +31,8 @@ class TimeSlice:
 
 
 class Tasks:
-    """Of one owner. `failed`: what the log says, with the error, of one that ended by it."""
+    """The background tasks of one owner. A task that ends by an error is logged with the text
+    `failed`."""
 
     def __init__(self, log: logging.Logger, failed: str) -> None:
         self.running: set[asyncio.Task[None]] = set()  # the event loop alone would lose them

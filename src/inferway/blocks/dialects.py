@@ -48,7 +48,8 @@ class LoraAdapter:
 
 
 class Dialect:
-    """One engine's way to hash. Raises ValueError for an algorithm that vLLM does not have."""
+    """The algorithm by which one engine hashes blocks. Raises ValueError for an algorithm that vLLM
+    does not have."""
 
     def __init__(
         self, algorithm: str = "sha256", seed: str = DEFAULT_SEED, *, tagged: bool = True
@@ -101,7 +102,8 @@ class Dialect:
 def hash_extras(
     lora: LoraAdapter | None = None, cache_salt: str | None = None
 ) -> tuple[HashExtra, ...] | None:
-    """One block's extra keys as they are hashed; the salt belongs to block 0 alone."""
+    """Return one block's extra keys in the form in which they are hashed. The salt belongs to block
+    0 alone."""
     extras: list[HashExtra] = []
     if lora is not None:
         extras.append(("lora", lora.name, lora.path))

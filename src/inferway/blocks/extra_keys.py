@@ -75,7 +75,8 @@ def event_extras(
 
 
 def encode(items: ExtraItems) -> bytes:
-    """One block's items as bytes; different items, different bytes (netstring form)."""
+    """Return one block's items as bytes, in netstring form: different items give different
+    bytes."""
     out = bytearray()
     for kind, value, offset in items:
         raw = value.encode("utf-8", "surrogatepass")

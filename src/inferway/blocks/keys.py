@@ -84,7 +84,7 @@ class BlockHasher:
         return self.chain(self.digests(token_ids, extras), parent)
 
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
-        """One number per full block that knows nothing of the blocks before it."""
+        """Return one number per full block, which does not depend on the blocks before it."""
         num_blocks = len(token_ids) // self.block_size
         if num_blocks > self._tiled:
             self._tile(num_blocks)

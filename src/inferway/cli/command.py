@@ -46,7 +46,8 @@ def section(title: str, *options: Decorator, example: str = "") -> Decorator:
 
 
 class Command(click.Command):
-    """Its flags in sections; a word about the environment; a warning for unknown variables."""
+    """A command whose help shows flags in sections and a sentence about the environment, and which
+    warns of unknown variables."""
 
     warns = True  # on standard error, before it runs
 
@@ -83,7 +84,7 @@ class Command(click.Command):
 
 
 class ServerCommand(Command):
-    """One that writes such warnings into its log, once that is set up."""
+    """A command that writes warnings of unknown variables into its log once the log is set up."""
 
     warns = False
 

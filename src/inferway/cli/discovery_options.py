@@ -72,7 +72,7 @@ DISCOVERY: Final = section(
 
 
 def ports(text: str) -> list[int]:
-    """Of --endpoint-target-ports. Raises ConfigError."""
+    """Return the ports of --endpoint-target-ports. Raises ConfigError."""
     found = [part.strip() for part in text.split(",")]
     if not all(port.isdecimal() for port in found):
         raise ConfigError(

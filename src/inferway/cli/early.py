@@ -12,7 +12,7 @@ _LOG_FORMAT, _LOG_FORMAT_VARIABLE = "--log-format", "INFERWAY_LOG_FORMAT"
 
 
 def asks_for_json(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the command line, or else the environment, wants standard error as JSON."""
+    """Return whether the command line, or else the environment, asks for standard error as JSON."""
     said = environ.get(_LOG_FORMAT_VARIABLE, "")
     for word, following in pairwise([*words, ""]):
         flag, equals, value = word.partition("=")

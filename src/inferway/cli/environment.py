@@ -27,14 +27,14 @@ _LINKED_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
 
 
 def variable_of(flag: str) -> str:
-    """`--tls-cert` is INFERWAY_TLS_CERT."""
+    """Return the environment variable of a flag: INFERWAY_TLS_CERT for `--tls-cert`."""
     return PREFIX + flag.lstrip("-").replace("-", "_").upper()
 
 
 def is_service_link(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether Kubernetes has set this variable, because a Service has our name: such a one is not
-    meant for us. INFERWAY_PORT=tcp://10.0.0.1:8080 would else end the start of every pod beside a
-    Service named inferway."""
+    """Return whether Kubernetes has set this variable because a Service has our name; such a
+    variable is not meant for us. INFERWAY_PORT=tcp://10.0.0.1:8080 would otherwise end the start of
+    every pod beside a Service named inferway."""
     found = _SERVICE_LINK.fullmatch(name)
     if found is None or f"{found['service']}_SERVICE_HOST" not in environ:
         return False
@@ -45,8 +45,9 @@ def is_service_link(name: str, environ: Mapping[str, str]) -> bool:
 def unknown_variables(
     environ: Mapping[str, str], known: Collection[str], mentioned: Iterable[str]
 ) -> Iterator[str]:
-    """One sentence for each variable with our prefix that nothing reads. One whose name stands in
-    a `mentioned` text (a flag's value, a file of settings) holds a secret that is asked for."""
+    """Yield one sentence for each variable with our prefix that nothing reads. A variable whose
+    name stands in a `mentioned` text (a flag's value, a file of settings) is no such variable: it
+    holds a secret that the text refers to."""
     texts = "\n".join(mentioned)
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known or name in OTHERS or name in texts:

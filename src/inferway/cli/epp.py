@@ -231,8 +231,8 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
 
 
 def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSettings, list[str]]:
-    """What the flags say, over the file's settings; and those that change nothing. Raises
-    ConfigError."""
+    """Return the settings of the file with the flags over them, and the flags that change nothing.
+    Raises ConfigError."""
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     ignored = [name for name in _NO_USE if name.replace("-", "_") in said]
     theirs = {*_OWN_WORDS, *(name.replace("-", "_") for name in _NO_USE)}

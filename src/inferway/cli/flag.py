@@ -47,7 +47,7 @@ class Flag(click.Option):
         return is_on is not (self.flag_value is False)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Where the value stands that is wrong."""
+        """Return where the wrong value comes from: the flag or the environment variable."""
         if ctx is not None and self.is_from_environment(ctx):
             names = self.envvar if isinstance(self.envvar, list) else []
             return next((name for name in names if os.environ.get(name)), str(self.variable))

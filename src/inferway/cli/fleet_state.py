@@ -28,7 +28,8 @@ class CannotAskError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """One engine, as the gateway knows it. Shares are of prompt tokens; None: not known."""
+    """The state of one engine as the gateway knows it. Shares are of prompt tokens; None means
+    unknown."""
 
     name: str
     url: str
@@ -48,7 +49,8 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model. Quantiles are in seconds, over all that were measured; None: not known."""
+    """The state of one model. Quantiles are in seconds, over all measurements; None means
+    unknown."""
 
     name: str
     routed_by: str
@@ -88,7 +90,7 @@ class Gateway:
         )
 
     def ask(self) -> FleetState:
-        """Raises CannotAskError."""
+        """Ask the gateway and return the state of its fleet. Raises CannotAskError."""
         ready = self._object("/ready", may_refuse=True)
         admin = self._object("/admin/engines")
         _, page = self._get("/metrics")
@@ -145,7 +147,7 @@ class Gateway:
 
 
 def samples_of(page: str) -> Samples:
-    """A page of /metrics."""
+    """Return the samples of a page of /metrics."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page)
@@ -156,7 +158,8 @@ def samples_of(page: str) -> Samples:
 def fleet_state(
     url: str, ready: Mapping[str, Any], admin: Mapping[str, Any], samples: Samples
 ) -> FleetState:
-    """Of the three answers. Raises KeyError, TypeError if they are not a gateway's."""
+    """Return the state of a fleet from three answers of its gateway. Raises KeyError or TypeError
+    if they are not a gateway's."""
     return FleetState(
         url=url,
         ready=bool(ready["ready"]),
@@ -229,7 +232,8 @@ def _buckets(samples: Samples, model: str) -> list[tuple[float, float]]:
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
-    """As Prometheus' histogram_quantile estimates it; None without a measurement."""
+    """Return the quantile as Prometheus' histogram_quantile estimates it, or None without a
+    measurement."""
     if not buckets or not buckets[-1][1]:
         return None
     rank = share * buckets[-1][1]

@@ -22,7 +22,7 @@ _COLORS = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What has changed between two moments, each second. By name; absent: not known."""
+    """The rates of change between two moments, per second, by name. An unknown rate is absent."""
 
     requests: float
     prompt_tokens: dict[str, float]  # engine ->
@@ -49,7 +49,7 @@ def rates(before: FleetState, now: FleetState, seconds: float) -> Rates:
 
 
 def fleet_table(state: FleetState, width: int, rate: Rates | None = None) -> RenderableType:
-    """All of it. With `rate`, columns of what happens each second stand beside the rest."""
+    """Return the table of the whole fleet. With `rate`, it has columns of rates per second."""
     parts: list[RenderableType] = [_heading(state, rate)]
     if not state.ready:
         parts.append(Text(f"not ready: {state.why or 'the gateway does not say why'}", "bold red"))

@@ -26,7 +26,7 @@ def key_option(flag: str, key: str, **how: Any) -> Option:
 
 
 def number_option(flag: str, key: str, help: str, metavar: str | None = None) -> Option:
-    """Its bounds, and the default that it shows, are the key's."""
+    """Return the option of a numeric key; its bounds and its shown default are those of the key."""
     field = _field(key)
     if field.default is not None:
         help += f"  [default: {field.default:g}]"
@@ -34,7 +34,7 @@ def number_option(flag: str, key: str, help: str, metavar: str | None = None) ->
 
 
 def given_keys(flags: Mapping[str, object]) -> dict[str, Any]:
-    """What was said, as the settings have it."""
+    """Return the given flags as nested settings."""
     given: dict[str, Any] = {}
     for name, value in flags.items():
         if value is None or value == ():

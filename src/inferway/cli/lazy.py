@@ -17,10 +17,12 @@ Table = Mapping[str, tuple[str, str, str]]
 
 
 class LazyGroup(click.Group):
-    """Its commands live in the modules of `table`, which load only when a command is used.
-    `entry_points` is a group of entry points, each a command of another distribution; it is looked
-    for only where a command is not in the table, or all are to be listed. `elsewhere`: command ->
-    the distribution that has it, for who has not installed it."""
+    """A group of commands whose modules load only when a command is used.
+
+    `table` has the commands of this distribution. `entry_points` is a group of entry points, each a
+    command of another distribution; it is read only if a command is not in the table or all
+    commands are listed. `elsewhere` maps commands to the distribution that has them, for users who
+    have not installed it."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class LazyGroup(click.Group):
 
     @cached_property
     def known(self) -> Table:
-        """All commands that there are."""
+        """All commands of the group."""
         if self._entry_points is None:
             return self.table
         from importlib.metadata import entry_points
@@ -86,7 +88,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, self.known[name][2]) for name in sorted(self.known)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Of the table: no command is imported for it."""
+        """Complete the commands of the table without importing them."""
         names = [name for name in sorted(self.known) if name.startswith(incomplete)]
         items = [CompletionItem(name, help=self.known[name][2]) for name in names]
         return items or click.Command.shell_complete(self, ctx, incomplete)

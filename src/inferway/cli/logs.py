@@ -23,9 +23,9 @@ _log = logging.getLogger("inferway")
 
 
 def set_up(level: str, access_log: str | None = None, log_format: LogFormat = "text") -> None:
-    """All that is written to standard error from now on has this form: records, warnings of
-    Python's, and exceptions that nobody has caught. `access_log`: a file, "-" for standard error,
-    None for none. Raises ConfigError."""
+    """Give everything that is written to standard error from now on this form: log records,
+    Python's warnings, and uncaught exceptions. `access_log` is a file, "-" for standard error, or
+    None for no access log. Raises ConfigError."""
     if level not in LEVELS:
         raise ConfigError(f"log level {level!r}: expected one of {', '.join(LEVELS)}")
     everything = logging.StreamHandler(sys.stderr)

@@ -32,7 +32,8 @@ COMMANDS = {
 
 
 class Program(LazyGroup):
-    """What the command line refuses is a line of JSON if the log is to be JSON."""
+    """The command `inferway`. Errors of the command line are a line of JSON if the log is to be
+    JSON."""
 
     def main(self, *args: Any, **how: Any) -> Any:
         given = args[0] if args else how.get("args")

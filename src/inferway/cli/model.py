@@ -54,7 +54,7 @@ def prepare(name: str, weights: bool, directory: Path | None) -> None:
 
 
 class Bars:
-    """One progress bar per step, made when the step begins."""
+    """Shows one progress bar per step, made when the step begins."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -206,7 +206,7 @@ def overrides(
     chat_templates: tuple[str, ...],
     **flags: object,
 ) -> dict[str, Any]:
-    """Only what was said, by the settings' names. Raises ConfigError."""
+    """Return the given flags as nested settings. Raises ConfigError."""
     given = given_keys(flags)
     if urls or engines:
         given["engines"] = [_given(engine) for engine in listed(urls, engines)]

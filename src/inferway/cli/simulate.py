@@ -31,7 +31,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, from `250ms`, `1.5s`, `40us`, or a bare number of milliseconds."""
+    """A flag's time in seconds, from `250ms`, `1.5s`, `40us`, or a bare number of milliseconds."""
 
     name = "time"
 
@@ -290,7 +290,7 @@ async def _run(flags: dict[str, Any]) -> None:
 
 
 def make_config(flags: dict[str, Any]) -> SimulatorConfig:
-    """Raises ConfigError."""
+    """Return the configuration that the flags describe. Raises ConfigError."""
     model, names = _model(flags["model"], flags["served_model_name"])
     room = (flags["kv_cache_size"] - 1) * flags["block_size"]
     return SimulatorConfig(

@@ -23,7 +23,7 @@ LONGEST_LIST = 8  # longer ones are printed as their length; --json prints all
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One published message."""
+    """A published message."""
 
     topic: str
     sequence: int
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the sequence numbers tell, beside the messages."""
+    """A remark about the messages that their sequence numbers lead to: a gap, or a restart."""
 
     kind: str  # lost | restarted
     text: str
@@ -91,7 +91,8 @@ def _escaped(text: object) -> str:
 
 
 def as_json(line: Message | Notice) -> str:
-    """One JSON object: topic, sequence, content of a message; kind, text of a notice."""
+    """Return one JSON object: topic, sequence and content of a message, or kind and text of a
+    notice."""
     return msgspec.json.encode(line, enc_hook=repr).decode()
 
 

@@ -16,7 +16,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+")
 
 
 def check(settings: ServeSettings) -> None:
-    """Raises ConfigError."""
+    """Check what the types of the settings cannot express. Raises ConfigError."""
     if not settings.engines and not settings.discovery.is_any:
         raise ConfigError(
             "no engine: give at least one URL (inferway serve http://HOST:PORT), or `engines:` in"
@@ -106,7 +106,7 @@ def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
 
 
 def check_engines(engines: list[EngineSettings]) -> None:
-    """Raises ConfigError."""
+    """Check the engines of the settings. Raises ConfigError."""
     for engine in engines:
         _check_url(engine.url)
         _check_sources(engine)

@@ -28,7 +28,8 @@ UNIX = "unix:"  # before a socket's path, where else a URL or a host stands
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine. Everything but `url` is asked of the engine itself when absent."""
+    """The settings of one engine. Whatever is absent, except `url`, is asked of the engine
+    itself."""
 
     url: str  # http://host:port, or unix:/path
     name: str | None = None  # host:port, or the path's last part, when absent; must be unique
@@ -41,15 +42,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def label(self) -> str:
-        """What the engine is called in headers, metrics and logs."""
+        """The engine's name in headers, metrics and logs."""
         if self.url.startswith(UNIX):
             return self.name or self.url.rpartition("/")[2]
         return self.name or urlsplit(self.url).netloc
 
     @property
     def http_url(self) -> str:
-        """What paths are put behind. A Unix socket's path stands where a host does, with its
-        slashes as %2F."""
+        """The URL that paths are appended to. A Unix socket's path stands in place of the host,
+        with its slashes as %2F."""
         if self.url.startswith(UNIX):
             return "http://" + quote(self.url.removeprefix(UNIX), safe="")
         return self.url.rstrip("/")
@@ -61,8 +62,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one model's prompts become tokens: the flags of its engines that nobody can see from
-    outside. The probe (prompts/probe.py) says when one of them is missing here."""
+    """The settings of one model's prompts: flags of its engines that cannot be seen from outside.
+    The probe (prompts/probe.py) says when one of them is missing."""
 
     tokenizer: str | None = None  # directory, tokenizer.json or hub id; else as the engine says
     chat_template: str | None = None  # a file, a template's name in the model, or Jinja itself
@@ -72,14 +73,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether our ids are the engines': how often that is looked at."""
+    """The settings of the probe, which checks that our token ids are those of the engines."""
 
     join: bool = True  # when an engine joins, with chats of our own
     one_in: Annotated[int, msgspec.Meta(ge=0)] = 1000  # live prompts; 0: none
 
 
 class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where what the engines hold is remembered, and how much of it."""
+    """The settings of the index: where it is kept, and how many blocks it may hold."""
 
     url: str | None = None  # redis://, rediss:// or unix://; absent: this process's memory
     prefix: str = "inferway"  # of every key in that server
@@ -104,7 +105,7 @@ class ModelRewrite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client may send."""
+    """The limits of what a client may send."""
 
     body_bytes: Count = 32 * 1024 * 1024
     bodies_bytes: Count = 1024 * 1024 * 1024
@@ -113,7 +114,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many requests are with the engines at a time, and how many wait for that."""
+    """The number of requests that are with the engines at a time, and of those that may wait for
+    that."""
 
     in_flight: Count | None = 10_000  # in total; null: no limit
     engine_in_flight: Count | None = None  # with each engine; null: no limit
@@ -131,7 +133,7 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an engine that fails gets no requests for a while."""
+    """The conditions under which a failing engine gets no requests for a while."""
 
     failures: Count = 5  # in a row
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5  # or of its requests, lately
@@ -165,7 +167,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where engines come from, beside those that are listed; they come and go while we run."""
+    """The sources of engines beside the list of the settings; these engines come and go while the
+    gateway runs."""
 
     file: str | None = None  # YAML or JSON with `engines`; followed
     dns: list[str] = []  # http://NAME:PORT: every address of the name is an engine
@@ -173,7 +176,7 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any other source than the list."""
+        """Whether there is any source beside the list."""
         return self.file is not None or bool(self.dns) or self.kubernetes is not None
 
 
@@ -194,7 +197,7 @@ class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds."""
+    """The timeouts, in seconds."""
 
     keep_alive: Positive = 75.0  # a client's idle connection
     request_body: Positive = 60.0  # from a request's first byte to its last
@@ -206,7 +209,7 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything `inferway serve` can be told."""
+    """All settings of `inferway serve`."""
 
     engines: list[EngineSettings]
     host: str = "127.0.0.1"  # or unix:/path
@@ -254,17 +257,19 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def admin_key(self) -> str | None:
-        """What admin paths want to see. Raises ConfigError if it is unset."""
+        """The key that admin paths require, or None. Raises ConfigError if its environment variable
+        is unset."""
         return _secret(self.admin_key_env, "admin_key_env")
 
     def salt_secret(self) -> str | None:
-        """What tenants' salts are made with. Raises ConfigError if it is unset."""
+        """The secret that tenants' salts are made with, or None. Raises ConfigError if its
+        environment variable is unset."""
         return _secret(self.salt_per_tenant_env, "salt_per_tenant_env")
 
     def engine_tls(self) -> ssl.SSLContext | None:
-        """Who is trusted to be an https engine; None without one. What has been added to the file
-        of `engine_ca` is trusted from the next call on, by all who were given it before. Raises
-        ConfigError."""
+        """Return the TLS context for connections to https engines, or None if there is none.
+        Certificates that are added to the file of `engine_ca` later are trusted from the next call
+        on, also by those who hold the context. Raises ConfigError."""
         context = self.read_engine_ca()
         if context is None or self.engine_ca is None:
             return context

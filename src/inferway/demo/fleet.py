@@ -68,7 +68,7 @@ async def _demo_model(renderer: Renderer, name: str, root: str) -> DemoModel:
 
 
 async def start_engine(number: int, settings: DemoSettings, model: DemoModel) -> SimulatedEngine:
-    """Who starts it stops it."""
+    """Start one engine of the demo. The caller stops it."""
     config = SimulatorConfig(
         model=model.root,
         served_model_names=tuple(dict.fromkeys((model.name, SEED_MODEL, SHORT_NAME))),
@@ -94,7 +94,7 @@ def _reply(block_size: int, request: SimRequest) -> str:
 
 
 def ours(settings: DemoSettings, engines: Sequence[SimulatedEngine]) -> ServeSettings:
-    """Of the gateway that is shown."""
+    """Return the settings of the gateway that the demo shows."""
     return ServeSettings(
         engines=_listed(engines),
         port=settings.port,
@@ -106,7 +106,8 @@ def ours(settings: DemoSettings, engines: Sequence[SimulatedEngine]) -> ServeSet
 
 
 def by_turns(engines: Sequence[SimulatedEngine]) -> ServeSettings:
-    """Of the gateway beside it, whose engines are alike."""
+    """Return the settings of the gateway that the demo compares with: it sends requests to the same
+    kind of engines in turns."""
     return ServeSettings(
         engines=_listed(engines),
         port=0,

@@ -179,7 +179,7 @@ class Demo:
         self._live.start()
 
     def end(self) -> None:
-        """What Ctrl-C is answered with."""
+        """Print what the demo has to say when Ctrl-C ends it."""
         self._live.stop()
         self._console.print("\n Received shutdown signal")
 
@@ -287,7 +287,7 @@ class LiveLines:
         self._console.print(shown, soft_wrap=True)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is held back."""
 
 
 def _done(console: Console, what: str) -> None:

@@ -23,7 +23,7 @@ _WAYS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt, sent three times."""
+    """One prompt of the table, sent three times."""
 
     prompt: str
     ours: Answer
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def answers(self) -> tuple[Answer, Answer, Answer]:
-        """In the order of the columns."""
+        """The three answers in the order of the columns."""
         return self.ours, self.by_turns, self.cold
 
 
@@ -45,7 +45,7 @@ def heads() -> list[Text]:
 
 
 def line_of(row: Row) -> Text:
-    """A prompt's line."""
+    """Return the line of one prompt."""
     line = Text(f" {shortened(row.prompt, _PROMPT):<{_PROMPT}} ")
     line.append(f"{row.ours.engine:<6} ", style="bold")
     line.append(bar(row.ours.matched_blocks, row.ours.prompt_blocks))
@@ -55,7 +55,7 @@ def line_of(row: Row) -> Text:
 
 
 def totals(rows: Sequence[Row]) -> list[Text]:
-    """What all rows come to."""
+    """Return the lines below the table, with the sums of all rows."""
     ways = list(zip(*(row.answers for row in rows), strict=True))
     times = [f"{sum(answer.first_token_ms for answer in way):.0f}" for way in ways]
     shares = [
@@ -77,7 +77,7 @@ def _with_numbers(line: Text, numbers: Sequence[str]) -> Text:
 
 
 def bar(part: int, whole: int) -> Text:
-    """As much of it is filled as `part` is of `whole`."""
+    """Return a bar that is filled to the share `part / whole`."""
     filled = round(_BAR * part / whole) if whole else 0
     made = Text("█" * filled, style="green")
     return made.append("░" * (_BAR - filled), style="dim")
@@ -103,7 +103,8 @@ def live_line(
 
 
 def printable(text: str) -> str:
-    """What a client has written may not steer the terminal."""
+    """Return `text` without control characters, so that a client's text cannot steer the
+    terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -63,12 +63,11 @@ class HashVerifier(Protocol):
 
 
 class EngineBlocks:
-    """What one holder's engine told us it holds.
+    """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in: a third of the memory is saved by asking it
-    which keys the holder has.
-    """
+    applied to it before the next event is handed in: asking it which keys the holder has saves a
+    third of the memory."""
 
     def __init__(
         self,
@@ -123,7 +122,7 @@ class EngineBlocks:
 
     @property
     def copies_count(self) -> bool:
-        """True if a block is gone with its last copy, False if it is gone with any removal."""
+        """Whether a block is gone with its last copy; if False, it is gone with any removal."""
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:

@@ -64,7 +64,8 @@ class DialectState(StrEnum):
 
 
 class DialectFinder:
-    """One engine's. `see` is told of stored blocks and costs nothing; `step` does the hashing."""
+    """Finds the algorithm by which one engine hashes its blocks. `see` takes stored blocks at no
+    cost; `step` does the hashing."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ class EngineFollower:
 
     @property
     def is_whole(self) -> bool:
-        """True if all that the engine holds is known, once in step."""
+        """Whether everything that the engine holds is known once the stream is in step."""
         if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)

@@ -67,7 +67,7 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 
 
 class StreamState(StrEnum):
-    """What we believe of an engine is ..."""
+    """How true our picture of an engine's cache is."""
 
     EXACT = "exact"  # its cache as of its last batch
     PARTIAL = "partial"  # all true, but blocks stored before we joined are unknown
@@ -77,7 +77,8 @@ class StreamState(StrEnum):
 
     @property
     def is_settled(self) -> bool:
-        """True as of its last batch, and nothing of what it has told is still to be read."""
+        """Whether the picture is true as of the last batch, and nothing that the engine has told is
+        still to be read."""
         return self in (StreamState.EXACT, StreamState.PARTIAL)
 
 
@@ -101,7 +102,8 @@ class Replay(Struct, frozen=True, gc=False):
 
 
 class Forget(Struct, frozen=True, gc=False):
-    """Nothing that is believed of this engine's cache can be trusted: drop it."""
+    """The command to drop everything that is believed of this engine's cache, because none of it
+    can be trusted."""
 
 
 Action = Apply | Replay | Forget
@@ -176,8 +178,8 @@ class EventStream:
 
     @property
     def from_start(self) -> bool:
-        """True if all that the engine said of what it holds is applied, so that the state is exact
-        once in step."""
+        """Whether everything that the engine has ever told is applied, so that the state is exact
+        once the stream is in step."""
         return self._from_start
 
     def restore(self, seq: int, digest: bytes, from_start: bool) -> None:

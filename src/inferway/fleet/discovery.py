@@ -65,8 +65,9 @@ class EventSource:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Everything that an engine told. `findings` are sentences for the log, each with its cure.
-    What is made of the models is made once: there may be thousands of adapters, and each asks."""
+    """Everything that an engine has told. `findings` are sentences for the log, each with its cure.
+    What follows from the models is computed once, because there may be thousands of adapters, and
+    each asks."""
 
     models: tuple[ModelCard, ...]
     sources: tuple[EventSource, ...]

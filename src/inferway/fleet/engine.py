@@ -24,7 +24,7 @@ SILENT_SCRAPES = 6
 
 
 class ProofState(StrEnum):
-    """What the probe says of an engine: does it render a model's prompts as we do?"""
+    """Whether an engine renders a model's prompts as we do."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -33,7 +33,7 @@ class ProofState(StrEnum):
 
 @dataclass(slots=True)
 class Proof:
-    """What the probe has found out about one engine and model. Written by `prober` alone."""
+    """The findings of the probe about one engine and model. Written by `prober` alone."""
 
     state: ProofState = ProofState.UNPROVEN
     why: str = "it has not been asked"  # empty if it agrees
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if the link of one of its event streams is lost."""
+        """Whether the connection of one of its event streams is lost."""
         return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
 
     @property
@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def base_models(self) -> Sequence[ModelCard]:
-        """Its models without adapters: the names of what it is."""
+        """The names of the engine's own model, without adapters."""
         return self.facts.base_models if self.facts is not None else ()
 
     @property
     def max_model_len(self) -> int | None:
-        """Its context length in tokens, the same under all its names; None if it has not told."""
+        """The engine's context in tokens, the same under all its names; None if it has not told."""
         return next((card.max_model_len for card in self.base_models), None)
 
     def adapter_path(self, name: str) -> str | None:

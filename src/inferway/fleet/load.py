@@ -40,8 +40,7 @@ _LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """How busy one data-parallel rank is, or an engine: `load["running"]`, by the names in
-    `model.SCRAPED`."""
+    """The load of one data-parallel rank."""
 
     figures: Mapping[str, float] = {}
     answering: float | None = None  # requests that had their first token, but for those that ended

@@ -260,7 +260,7 @@ class Prober:
 
     @property
     def any_stray(self) -> bool:
-        """True if a model goes by load only because of a live prompt."""
+        """Whether a model is routed by load only because of a live prompt."""
         return bool(self._strays)
 
     def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:

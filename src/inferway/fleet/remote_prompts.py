@@ -60,7 +60,7 @@ REMOTE_REASONS = {
 
 
 class Outcome(StrEnum):
-    """What became of a prompt, or of a question to an engine."""
+    """The outcome of a prompt, or of a question to an engine."""
 
     RENDERED = "rendered"
     CACHED = "cached"

@@ -105,7 +105,7 @@ class Site:
 
 
 class RenderingEngines:
-    """What the models share: connections, breakers, tasks. `open` it, then `close`."""
+    """The connections, breakers and tasks that the models share. `open` it, then `close`."""
 
     def __init__(self, engines: Sequence[Engine], names: Names) -> None:
         self.engines = engines

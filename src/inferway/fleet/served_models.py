@@ -119,7 +119,7 @@ class ServedModels:
 
     @property
     def is_loading(self) -> bool:
-        """True if a tokenizer is being loaded for the first time."""
+        """Whether a tokenizer is being loaded for the first time."""
         return any(_is_loading(prompts) for prompts in self._prompts.values())
 
     @property

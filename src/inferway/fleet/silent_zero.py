@@ -37,7 +37,7 @@ class StreamEvidence:
 
 @dataclass(slots=True)
 class SilentZeroAlarm:
-    """One per model. `observe` returns a warning when it is due, else None."""
+    """The alarm of one model. `observe` returns a warning when it is due, else None."""
 
     model: str
     misses: int = 0  # in a row, of requests with at least one full block

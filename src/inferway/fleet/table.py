@@ -177,7 +177,7 @@ class EndpointTable:
     # how they are
 
     def is_resized(self, engine: Engine) -> bool:
-        """Whether its blocks are of another size than the rows have."""
+        """Return whether the engine's blocks have another size than its rows."""
         return any(self.block_size(e.holder) != engine.block_size for e in engine.endpoints)
 
     def note_adapters(self, engine: Engine) -> None:
@@ -238,7 +238,7 @@ class HolderNumbers:
         self._resting[holder] = now
 
     def rested(self, now: float, is_idle: Callable[[HolderId], bool]) -> list[HolderId]:
-        """Those that are free from now on."""
+        """Return the holders whose numbers are free from now on."""
         freed = [
             holder
             for holder, since in self._resting.items()
@@ -252,17 +252,8 @@ class HolderNumbers:
 
 @dataclass(slots=True)
 class Unbegun:
-    """How many requests of one endpoint have not begun to answer: those that wait, and those whose
-    prompts it computes. `told` is called with each scrape.
-
-    An engine's gauges count the latter as running, like those that it writes answers of. But its
-    counters tell them apart: of the requests that it has (running + waiting), those that have had
-    their first token and not ended are firsts - ended. What counters have counted before we looked,
-    and requests that end without being counted (aborted ones, vLLM 0.32), make that off by a number
-    which changes seldom; it is known whenever the engine has nothing to do, and is kept such that
-    the answer is never less than what waits, nor more than there is, nor more than that all the
-    time.
-    """
+    """Counts the requests of one endpoint that have not begun to answer. `told` is called with each
+    scrape."""
 
     _off: float | None = None
     _least: float = math.inf  # of those that did not wait, in this window

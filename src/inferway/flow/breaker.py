@@ -29,7 +29,8 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class Breaker:
-    """One engine's. Made at its first failure; `is_idle` says when it can be forgotten."""
+    """The circuit breaker of one engine. It is made at the engine's first failure; `is_idle` says
+    when it can be forgotten."""
 
     settings: EjectionSettings
     ejections: int = 0  # since it began

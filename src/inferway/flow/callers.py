@@ -30,7 +30,7 @@ _CARRIERS = (_AUTHORIZATION, b"x-api-key")  # OpenAI's clients, Anthropic's
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key of the file."""
+    """One key of the key file."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     hash: Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
@@ -46,7 +46,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who has sent a request."""
+    """The sender of a request, as its API key identifies it."""
 
     tenant: str = ""
     priority: int | None = None  # None: as its headers say
@@ -151,7 +151,7 @@ def read_callers(path: Path) -> Callers:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """Raises ConfigError."""
+    """Return the keys of a file. Raises ConfigError."""
     try:
         return msgspec.convert(read_yaml(path), KeyFile)
     except msgspec.ValidationError as e:

@@ -22,7 +22,7 @@ log = logging.getLogger("inferway.forward")
 
 @dataclass(slots=True)
 class Retries:
-    """How many further tries there may be; all requests share it."""
+    """The budget of second tries, shared by all requests."""
 
     settings: RetrySettings = field(default_factory=RetrySettings)
     active: int = 0  # requests under way
@@ -39,7 +39,7 @@ class Retries:
         self.statuses = frozenset(settings.statuses)
 
     def may_begin(self) -> bool:
-        """Whether one more request may have a second try; counted if not."""
+        """Return whether one more request may have a second try; a refusal is counted."""
         most = max(self.settings.floor, self.settings.share * self.active)
         if self.retrying + 1 <= most:
             return True
@@ -49,7 +49,8 @@ class Retries:
 
 @dataclass(slots=True)
 class Traffic:
-    """What all requests on their way to engines share. `clock` counts seconds."""
+    """The policies of failover: outlier detection, and the budget of retries. `clock` returns
+    seconds."""
 
     clock: Callable[[], float]
     standing: Standing = field(default_factory=Standing)

@@ -25,7 +25,7 @@ _SLACK = 16  # what has gone is kept up to as much again, and this
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One request that waits in the queue."""
+    """A request that waits."""
 
     lane: str
     tenant: str

@@ -15,8 +15,7 @@ from inferway.flow.breaker import Breaker, BreakerState
 
 @dataclass(slots=True)
 class Standing:
-    """Which engines, by name, get new requests. Frontends write it as requests go well or fail,
-    admins drain engines; who decides reads it."""
+    """Tells which engines are ejected or drained, by their names."""
 
     settings: EjectionSettings = field(default_factory=EjectionSettings)
     drained: set[str] = field(default_factory=set)
@@ -27,7 +26,7 @@ class Standing:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing stands against any engine: `allowed` need not be asked."""
+        """Whether no engine is ejected or drained: `allowed` need not be called then."""
         return not self.drained and not self.ejected
 
     def takes(self, engine: str, now: float) -> bool:

@@ -53,7 +53,7 @@ class Slot(Protocol):
 
 @dataclass(slots=True)
 class FlowStats:
-    """What has become of requests that wanted to enter, since the start."""
+    """The counters since the start."""
 
     waited: int = 0  # and got a place
     left: int = 0  # waited, and went away

@@ -20,7 +20,7 @@ _GLANCE_COSTS = 16  # as much as so many blocks freed
 
 
 class Clearing:
-    """One round: for the bits that were dead when it began."""
+    """One round of clearing: it removes the bits that were dead when it began."""
 
     def __init__(self, tree: Tree) -> None:
         self.bits = tree.states.dead

@@ -29,7 +29,7 @@ class Holder:
 
 
 class Holders:
-    """holder <-> bit."""
+    """The holders of an index and the bit of each."""
 
     __slots__ = ("_by_id", "_by_place", "_free", "ids", "live", "tiered", "windowed")
 

@@ -267,13 +267,13 @@ class MemoryIndex:
 
     @property
     def num_keys(self) -> int:
-        """How many different blocks are known; with those of cleared holders until they are swept,
-        and those that only stand for the parent of another."""
+        """The number of different blocks that are known, including those of cleared holders until
+        they are swept, and those that only stand for the parent of another."""
         return self._tree.slots.num_used
 
     @property
     def num_values(self) -> int:
-        """How many different sets of holders blocks have."""
+        """The number of different sets of holders that blocks have."""
         return len(self._tree.states)
 
     def num_bytes(self) -> int:

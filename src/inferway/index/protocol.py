@@ -87,11 +87,12 @@ Op = Store | Copy | Remove | Clear | Window
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a prompt would find. `blocks`: for each holder of the first key, how many keys it
-    holds from the start on without a hole, in any tier. `discount`: how much less than `blocks`
-    they weigh because some lie in lower tiers; holders without such are absent. `lower`: where
-    among them, counted from 0, the first lies whose best tier is this one, for each tier below
-    the first; holders without such are absent here, too."""
+    """What each holder has of a prompt.
+
+    `blocks`: for each holder of the first key, how many keys it holds from the start without a
+    hole, in any tier. `discount`: how much less than `blocks` they weigh because some lie in lower
+    tiers; holders without such are absent. `lower`: for each tier below the first, the index of the
+    first key whose best tier is this one; holders without such are absent."""
 
     blocks: Mapping[HolderId, int] = {}
     discount: Mapping[HolderId, float] = {}
@@ -107,8 +108,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Holdings(Protocol):
-    """What an index can tell on the spot. `events.bridge` asks it instead of remembering a second
-    time which keys an engine has."""
+    """The part of an index that answers at once because it is in this process. `events.bridge` asks
+    it instead of remembering a second time which keys an engine has."""
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int

@@ -20,7 +20,7 @@ from inferway.index.states import States
 
 
 class Settling:
-    """What is left to do for one holder, named by its bit."""
+    """The remaining work of attaching or detaching blocks of one holder, named by its bit."""
 
     __slots__ = ("bit", "child", "parents", "slot")
 

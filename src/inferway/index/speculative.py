@@ -19,7 +19,7 @@ _SHORT_BLOCKS = 256  # a prompt up to this length waits for no other
 
 @dataclass(slots=True, eq=False)
 class Speculation:
-    """One prompt on its way to one holder: the handle that `SpeculativeOverlay.remove` takes."""
+    """A prompt on its way to a holder: the handle that `SpeculativeOverlay.remove` takes."""
 
     holder: HolderId
     keys: Sequence[BlockKey]

@@ -29,8 +29,8 @@ _ANY_TEXT = "chat_template"
 
 
 def json_object(raw: bytes) -> JsonObject:
-    """All of its fields, as `json.loads` reads them: of two with one name the last. Raises
-    InvalidRequestError."""
+    """Return all fields of a body as `json.loads` reads them: of two fields with one name the last
+    one. Raises InvalidRequestError."""
     try:
         value = json.loads(raw)
     except RecursionError as e:
@@ -43,8 +43,8 @@ def json_object(raw: bytes) -> JsonObject:
 
 
 def json_bytes(fields: JsonObject) -> bytes:
-    """What `json_object` reads as `fields` again: ASCII, so that no value is lost. Raises
-    InvalidRequestError."""
+    """Return bytes that `json_object` reads as `fields` again; they are ASCII, so that no value is
+    lost. Raises InvalidRequestError."""
     try:
         return json.dumps(fields, separators=(",", ":")).encode("ascii")
     except RecursionError as e:
@@ -144,7 +144,7 @@ def _check_all_unicode(value: object, name: str) -> None:
 
 
 def json_type(value: object) -> str:
-    """What a value is called in errors."""
+    """Return the name that errors use for the type of a value."""
     if value is None:
         return "null"
     return {

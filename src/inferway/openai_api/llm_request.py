@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 4  # llm-d's estimate (averageCharactersPerToken)
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """What the caller asks of us; not what the model is asked."""
+    """The objectives that the caller gives the gateway in headers; the engine gets none of them."""
 
     priority: int = 0  # negative: may be refused when engines are full (sheddable)
     ttft_ms: float | None = None
@@ -22,8 +22,9 @@ class Objectives(msgspec.Struct, frozen=True):
 
 
 class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `body` is one of a disjoint union, as it came; `target_model` is what the engine
-    is asked for, another than `body.model` when a rewrite says so."""
+    """A request as scheduling sees it. `body` is a member of a disjoint union, unchanged.
+    `target_model` is the model that the engine is asked for; it differs from `body.model` if a
+    rewrite says so."""
 
     request_id: str
     target_model: str
@@ -49,6 +50,6 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All of the body's fields as they came, those unknown to us among them. Decoded anew:
-        routing needs none of them."""
+        """All fields of the body, unchanged, including those unknown to us. They are decoded at
+        each call: routing needs none of them."""
         return decode_fields(self.raw)

@@ -62,9 +62,10 @@ _SUFFIXES = tuple((path.removeprefix("/v1"), parse) for path, parse in PARSERS.i
 
 
 def parser_by_suffix(path: str) -> Parse | None:
-    """For who sits behind a proxy that rewrites paths, as llm-d: what a path ends with, its query
-    aside, decides. Without a path (NGINX tells none) it is a completion, as llm-d has it; what ends
-    with nothing we know carries no prompt that we could read."""
+    """Return the parser for a path behind a proxy that rewrites paths, as llm-d does: the end of
+    the path decides, without its query. Without a path (NGINX sends none) the request is a
+    completion, as in llm-d. A path with an unknown end carries no prompt that we could read:
+    None."""
     bare = path.partition("?")[0].rstrip("/")
     if not bare:
         return parse_completion

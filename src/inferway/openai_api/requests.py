@@ -37,7 +37,7 @@ _FOR_THE_CORE = ("stop", "vllm_xargs", "request_id", "session_id")
 
 
 class ChatRequest(Guided, frozen=True, kw_only=True):
-    """What we act on of a `/v1/chat/completions` body."""
+    """The fields of a `/v1/chat/completions` body that we act on."""
 
     model: str = ""  # absent, null or empty: the engine's own
     messages: list[JsonObject]
@@ -68,7 +68,7 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Guided, frozen=True, kw_only=True):
-    """What we act on of a `/v1/completions` body."""
+    """The fields of a `/v1/completions` body that we act on."""
 
     model: str = ""  # absent, null or empty: the engine's own
     prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
@@ -104,7 +104,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What we act on of a `/v1/responses` body."""
+    """The fields of a `/v1/responses` body that we act on."""
 
     model: str = ""  # absent, null or empty: the engine's own
     input: str | list[JsonObject] | None = None
@@ -134,7 +134,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What we act on of a `/v1/conversations` body."""
+    """The fields of a `/v1/conversations` body that we act on."""
 
     model: str = ""  # absent, null or empty: the engine's own
     items: list[JsonObject] | None = None
@@ -145,7 +145,8 @@ class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What we act on of a `/v1/embeddings` body: text, token ids or chats, one or many."""
+    """The fields of a `/v1/embeddings` body that we act on: text, token ids or chats, one or
+    many."""
 
     model: str = ""  # absent, null or empty: the engine's own
     # Either will do: vLLM takes what it can read of the two, and ignores the other.
@@ -169,15 +170,15 @@ REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_ca
 
 
 def asks_for_report(body: Body) -> bool:
-    """Whether vLLM will publish anew what it finds cached for it."""
+    """Return whether vLLM will publish events again for the blocks that it finds cached."""
     name, value = REPORT_MODE
     return isinstance(body.vllm_xargs, dict) and body.vllm_xargs.get(name) == value
 
 
 def reads_cache(body: Body) -> bool:
-    """Whether vLLM looks in its cache for the prompts. For log probabilities of the prompt's own
-    tokens it computes all of them (SamplingParams.skip_reading_prefix_cache), and stores them as
-    ever. A beam search asks for none, whatever the body says."""
+    """Return whether vLLM looks for the prompts in its cache. For log probabilities of the prompt's
+    own tokens it computes all of them (SamplingParams.skip_reading_prefix_cache) and stores them as
+    usual. A beam search asks for no such probabilities, whatever the body says."""
     if not isinstance(body, PromptBody):
         return True
     asked = body.prompt_logprobs is not None
@@ -188,9 +189,9 @@ def reads_cache(body: Body) -> bool:
 
 
 def tells_its_reuse(body: Body) -> bool:
-    """Whether the `cached_tokens` of vLLM's answer are those of the request: of several prompts it
-    tells one's (the first to begin, or the last), and of several answers one's, whose prompt may
-    have come with another."""
+    """Return whether the `cached_tokens` of vLLM's answer are those of the whole request. Of
+    several prompts vLLM tells the tokens of one (the first to begin, or the last), and of several
+    answers those of one, whose prompt may have come with another."""
     if not isinstance(body, PromptBody):
         return True
     one_prompt = isinstance(body, ChatRequest) or len(body.prompts) == 1
@@ -314,7 +315,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def decode_fields(raw: bytes) -> JsonObject:
-    """All fields of a body that has been parsed, as they came."""
+    """Return all fields of a body that has been parsed before."""
     fields = standard_fields(raw)
     return json_object(raw) if fields is None else fields
 

@@ -36,8 +36,8 @@ _names: dict[type, tuple[list[str], list[str]]] = {}  # struct -> its fields: as
 
 
 def shape_fields(body: msgspec.Struct) -> Mapping[str, Any]:
-    """Those of `body` that may ask for a shape, and what they are read with; empty if there are
-    none. Takes less than a microsecond then."""
+    """Return the fields of `body` that may ask for the shape of its answer, and those they are read
+    with; empty, within a microsecond, if there are none."""
     names = _names.get(type(body))
     if names is None:
         fields = type(body).__struct_fields__

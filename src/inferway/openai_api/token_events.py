@@ -24,7 +24,7 @@ _NO_CHOICES = (b"data: [DONE]", b'data: {"error"', b":")
 
 
 def bears_tokens(events: bytes) -> bool:
-    """Whether at least one of these whole events carries tokens."""
+    """Return whether at least one of these whole events carries tokens."""
     at = events.find(_CHOICES)
     if at < 0:
         if events.startswith(b"event:"):

@@ -24,7 +24,7 @@ _Body = TypeVar("_Body")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """With what clients are trusted."""
+    """The fields that clients are trusted with."""
 
     transfers: bool = False
     priority: bool = False

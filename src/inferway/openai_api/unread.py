@@ -52,7 +52,7 @@ _NOTHING = _Members()
 
 
 class UnreadBody(msgspec.Struct, frozen=True):
-    """Its bytes, and what was found in them."""
+    """The bytes of a body that is not parsed, and the few members that were found in them."""
 
     raw: bytes
     model: str | None = None
@@ -67,7 +67,7 @@ class UnreadBody(msgspec.Struct, frozen=True):
         return self.members is not _NOTHING and not self.is_form
 
     def with_model(self, model: str) -> bytes:
-        """Its bytes with another model. It must name one."""
+        """Return the bytes with another model. The body must name one."""
         if self.place is None:
             return with_model(self.raw, model)
         start, end = self.place
@@ -92,7 +92,8 @@ def read_unread(raw: bytes, content_type: bytes = b"") -> UnreadBody:
 
 
 def begins_an_object(raw: bytes) -> bool:
-    """In any encoding of JSON that Python's parser reads."""
+    """Return whether the bytes begin a JSON object, in any encoding of JSON that Python's parser
+    reads."""
     return raw.lstrip(_BEFORE_AN_OBJECT)[:1] == b"{"
 
 

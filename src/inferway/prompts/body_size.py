@@ -22,18 +22,19 @@ class BodySize(NamedTuple):
 
     @property
     def to_render_and_encode(self) -> int:
-        """In characters to encode."""
+        """The work of rendering and encoding the body, in characters to encode."""
         return self.chars + 50 * self.objects
 
     @property
     def to_render(self) -> int:
-        """In characters to copy."""
+        """The work of rendering the body alone, in characters to copy."""
         return self.chars + 500 * self.objects
 
 
 def body_size(values: Iterable[object]) -> BodySize:
-    """What is in `values`, however deep. Counting ends where it is clear that it is too large to
-    be rendered here, so that it takes no longer for a larger body."""
+    """Return the size of `values`, counted through all their levels. Counting stops as soon as the
+    body is certainly too large to be rendered in this process, so that a larger body takes no
+    longer."""
     chars = objects = 0
     inside = [iter(values)]
     while inside and chars + 500 * objects <= MAX_TO_RENDER_HERE:

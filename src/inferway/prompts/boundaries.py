@@ -23,7 +23,7 @@ _TEXT = "\ue000inferway\ue000"
 
 
 class Boundaries:
-    """Those of one model's tokenizer; any thread may use them."""
+    """Finds the boundaries in texts of one model's tokenizer. Any thread may use it."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().values()

@@ -18,7 +18,8 @@ _STATEMENTS_PER_STEP = 8
 
 
 def why_heavy(source: str, tree: nodes.Template) -> str | None:
-    """Why a template must not be rendered here at all; None if it may be tried."""
+    """Return why a template must not be rendered in this process at all, or None if it may be
+    tried."""
     if len(source) > MAX_SOURCE_CHARS:
         return f"the chat template has more than {MAX_SOURCE_CHARS} characters"
     other = next(tree.find_all(_NOT_HERE), None)
@@ -124,7 +125,8 @@ class BoundedCompiler(Compiler):
         return None
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """To compare with what stands in the template is short."""
+        """Write a comparison without a check where one side is a constant of the template: it is
+        short."""
         left = node.expr
         for operand in node.ops:
             right = operand.expr
@@ -166,7 +168,8 @@ class BoundedCompiler(Compiler):
         self.write(f") is int else _remainder(_left, {by}))")
 
     def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        """What is short text needs no call; unless the right side could take away the left one."""
+        """Write an addition without a check where both sides are short texts, unless evaluating the
+        right side could change the left one."""
         inside = next(node.right.find_all(nodes.BinExpr), None)
         if inside is not None or isinstance(node.right, nodes.BinExpr):
             self._write_call("add", node, frame)

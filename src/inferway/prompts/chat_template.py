@@ -47,7 +47,7 @@ _GIVEN = _ARGUMENTS | {"conversations"}
 
 
 class ChatInput(msgspec.Struct, frozen=True):
-    """What a template gets to see, in the words of `apply_chat_template`."""
+    """The variables that a template gets, named as the arguments of `apply_chat_template`."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -58,13 +58,12 @@ class ChatInput(msgspec.Struct, frozen=True):
 
 
 class ChatTemplate:
-    """One compiled template. Raises RenderError if the source is no template.
+    """A compiled chat template. Raises RenderError if the source is no template.
 
-    `names` are the variables it may look at; only these are handed to it. `reads_clock`: what
-    it writes changes with time. `bounded`: rendering takes a limited time and memory, or ends
-    with HeavyError. `heavy`: why it is not tried here at all; `given_up`: nor anywhere else; both
-    are written by whoever has found out.
-    """
+    `names` are the variables that it may read; only these are handed to it. `reads_clock` tells
+    whether its text changes with time. If `bounded`, a rendering takes limited time and memory, or
+    ends with HeavyError. `heavy` says why the template is not rendered in this process at all, and
+    `given_up` why it is rendered nowhere; whoever finds that out writes them."""
 
     def __init__(
         self, source: str, *, now: Callable[[], datetime] = datetime.now, bounded: bool = True
@@ -92,8 +91,8 @@ class ChatTemplate:
         self.reads_clock = CLOCK in self.names
 
     def variables(self) -> set[str]:
-        """What it may read of its arguments: `messages`, `tools`, names in
-        `chat_template_kwargs` and the like."""
+        """The names that the template may read of its arguments: `messages`, `tools`, names in
+        `chat_template_kwargs` and so on."""
         return meta.find_undeclared_variables(self._environment.parse(self.source))
 
     def render(self, chat: ChatInput) -> str:

@@ -16,9 +16,10 @@ from inferway.openai_api.requests import (
 
 
 def context_needed(body: Body, prompts: Sequence[TokenIds]) -> int:
-    """In tokens; `prompts` as far as they are known. What is cut to a length asks an engine for
-    no less; an answer that is longer than the context would be is cut, but must not be asked for
-    if it alone is longer."""
+    """Return how many tokens of context the request needs of an engine, counting the prompts that
+    are known. A prompt that the engine truncates needs its full truncated length. An answer longer
+    than the context is cut by the engine, but the request is refused if `max_tokens` alone exceeds
+    the context."""
     needed = [len(ids) + 1 for ids in prompts]
     needed.append(_answer(body) or 0)
     if isinstance(body, PromptBody):

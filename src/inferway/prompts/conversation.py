@@ -28,8 +28,8 @@ _SPEAKERS = {"user", "assistant"}
 
 
 class TemplateFacts(Protocol):
-    """What these rules go by: a ChatTemplate, or what is known of a template that is rendered
-    elsewhere."""
+    """The facts about a template that decide how a conversation is read: of a ChatTemplate, or of a
+    template that is rendered in another process."""
 
     @property
     def source(self) -> str: ...
@@ -95,7 +95,8 @@ def carries_media(message: JsonObject) -> bool:
 
 
 def brings_template(body: ChatRequest) -> bool:
-    """What vLLM refuses without --trust-request-chat-template, whatever becomes of it."""
+    """Return whether the request brings something that vLLM refuses unless it was started with
+    --trust-request-chat-template."""
     in_kwargs = (body.chat_template_kwargs or {}).get("chat_template")
     return body.chat_template is not None or in_kwargs is not None
 
@@ -260,12 +261,12 @@ def _text_part(part: object, where: str) -> JsonObject | None:
 
 
 class MediaPart(JsonObject):
-    """What a template that wants parts gets for one that is not text; passes as it is."""
+    """A part of a content that is no text, given unchanged to a template that wants parts."""
 
 
 def is_media(part: object) -> bool:
-    """Whether a part of a content is one that a processor of the engine has to turn into tokens
-    (or that the engine refuses)."""
+    """Return whether a part of a content must be turned into tokens by a processor of the engine,
+    or is refused by the engine."""
     if not isinstance(part, dict) or part.get("type") == "tool_reference":
         return False
     kind = part.get("type")
@@ -273,7 +274,8 @@ def is_media(part: object) -> bool:
 
 
 def extra_fields(part: JsonObject) -> JsonObject:
-    """Those that vLLM does not know: it gives them to the template ("cache_control")."""
+    """Return the fields of a part that vLLM does not know and hands to the template
+    ("cache_control")."""
     return {name: value for name, value in part.items() if name not in _KNOWN_PART_FIELDS}
 
 

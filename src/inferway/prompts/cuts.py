@@ -34,7 +34,8 @@ class Cuts:
 
 
 def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
-    """Where texts may be cut for this tokenizer (points 2 to 4 above); nowhere, if need be."""
+    """Return where texts may be cut for this tokenizer, by points 2 to 4 of the module's docstring.
+    The result is empty if no cut is certain to be exact."""
     by_id = tokenizer.get_added_tokens_decoder()
     tokens = list(by_id.values())
     if (
@@ -59,8 +60,8 @@ def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
 
 
 def apart(candidates: Iterable[str], contents: Collection[str]) -> list[str]:
-    """Those of `candidates` of which no occurrence in a text can share a character with one of
-    another of `contents`, or with another of its own."""
+    """Return those of `candidates` whose occurrences in a text cannot share a character with an
+    occurrence of another one of `contents`, or with another occurrence of their own."""
     beginnings = {content[:end] for content in contents for end in range(1, len(content))}
     endings = {content[start:] for content in contents for start in range(1, len(content))}
     all_contents, joined = frozenset(contents), "\0".join(contents)

@@ -24,7 +24,7 @@ def prepare(argument: bytes) -> None:
 
 
 def encode(argument: bytearray) -> bytes:
-    """The text alone."""
+    """Return the ids of a text, without special tokens around it, packed as bytes."""
     return _TOKENIZER[0].encode(argument.decode(), add_special_tokens=False).tobytes()
 
 

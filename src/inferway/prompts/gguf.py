@@ -40,7 +40,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `offset` in bytes from the start of the file."""
+    """The position of a tensor in the file; `offset` is in bytes from the start of the file."""
 
     shape: tuple[int, ...]
     ggml_type: int
@@ -79,7 +79,7 @@ class GgufFile:
         self._bytes.close()
 
     def read(self, name: str) -> Floats:
-        """The tensor `name`, dequantized."""
+        """Return the tensor `name`, dequantized."""
         info = self.tensors[name]
         if info.ggml_type not in _FORMATS:
             raise ConfigError(

@@ -29,7 +29,8 @@ _CURE = "correct the value, or leave it out: then the engine's own is taken"
 
 
 def check_given(models: Mapping[str, ModelSettings]) -> None:
-    """Raises ConfigError."""
+    """Check the tokenizers and templates that the settings name. Raises ConfigError for the first
+    one that cannot be used."""
     for model, given in models.items():
         files = None
         if given.tokenizer is not None:

@@ -57,8 +57,9 @@ class LargeChats:
             return None
 
     async def render_heavy(self, template: ChatTemplate, job: bytes) -> str:
-        """Of a chat that is not large. Raises as `render` does, and RenderError if there can be no
-        process; what the process was killed for, the template is to blame for, and given up."""
+        """Render a small chat with a heavy template in the helper process. Raises what `render`
+        raises, and RenderError if there can be no process. A template for which the process was
+        killed is given up."""
         with _giving_up(template), _as_render_errors("a chat"):
             return _text(await self.helper.call_async(RENDER, job))
 

@@ -68,8 +68,8 @@ async def find(
     answers: Mapping[str, Outcome],
     differences: Mapping[str, Difference],
 ) -> Finding:
-    """What differs, and why. `answers`: the engine's, by probe; `differences`, by probe: those
-    of them that are not ours, at least one."""
+    """Return what differs from the engine and the most likely cause. `answers` are the engine's
+    outcomes by probe, `differences` those of them that are not ours, by probe: at least one."""
     cause = await _proven_cause(model, prompts, answers, differences) if prompts else None
     if cause is None:
         cause = _guess(model, differences, reads_clock=prompts is not None and prompts.reads_clock)

@@ -19,8 +19,8 @@ log = logging.getLogger("inferway")
 async def load_prompts(
     renderer: Renderer, request_templates: RequestTemplates | None, source: ModelSource
 ) -> PromptSource:
-    """With the model's tokenizer and template; NoPrompts, which says why, if they cannot be had:
-    its requests go by load only."""
+    """Load the model's tokenizer and template. Returns NoPrompts with the reason if they cannot be
+    had; the model's requests are then routed by load only."""
     name, root = source.model, source.root
     request = GetOrCreateTokenizerKeyRequest(
         root,

@@ -37,7 +37,7 @@ def load_model(
 
 
 class LoadedModel:
-    """One model's tokenizer and compiled templates."""
+    """The tokenizer and the compiled templates of one model."""
 
     def __init__(
         self, files: ModelFiles, outside: Callable[[], OutsideEncoder] | None = None
@@ -58,7 +58,7 @@ class LoadedModel:
                     self._compile(source)
 
     def templates(self) -> list[ChatTemplate]:
-        """Those that compile."""
+        """The templates of the model that compile."""
         return [each for each in self._compiled.values() if isinstance(each, ChatTemplate)]
 
     @property
@@ -66,7 +66,8 @@ class LoadedModel:
         return sorted(self._sources)
 
     def is_name(self, given: str) -> bool:
-        """Whether a request that gives it as its template names one of the model's."""
+        """Return whether `given`, the template of a request, is the name of one of the model's
+        templates."""
         return given in self._named
 
     def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:

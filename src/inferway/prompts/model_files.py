@@ -58,7 +58,8 @@ class ModelFiles:
 
 
 def read_model_files(path: Path, *, follows_links: bool = False) -> ModelFiles:
-    """As `read_raw_files`, and parsed: of files that somebody vouches for. Raises RenderError."""
+    """Read and parse the files of a model that the caller vouches for (see `read_raw_files`).
+    Raises RenderError."""
     return model_files(read_raw_files(path, follows_links=follows_links))
 
 

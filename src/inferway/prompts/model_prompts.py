@@ -47,9 +47,9 @@ MAX_PROMPTS = 256
 
 
 class ModelPrompts:
-    """One model's rules: its tokenizer and template (`key` of `renderer`), its context length
-    in tokens (None: unknown, then no prompt is too long), the flags of its engines. Raises
-    RenderError if `flags` name a template that cannot be had."""
+    """Turns requests for one model into token ids: by its tokenizer and templates (`key` of
+    `renderer`), its context length in tokens (None: unknown, then no prompt is too long) and the
+    flags of its engines. Raises RenderError if `flags` name a template that cannot be had."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class ModelPrompts:
 
     @property
     def num_panics(self) -> int:
-        """How many texts its tokenizer has panicked on; their requests went by load."""
+        """The number of texts on which the model's tokenizer has panicked; their requests were
+        routed by load."""
         return self._model.tokenizer.num_panics
 
     @property
@@ -99,12 +100,13 @@ class ModelPrompts:
 
     @property
     def reads_clock(self) -> bool:
-        """Whether its template shows the time."""
+        """Whether the model's template writes the current time."""
         return any(template.reads_clock for template in self._templates())
 
     @property
     def chat_fault(self) -> RenderError | None:
-        """Why chats are not rendered here, if they are not; completions may be all the same."""
+        """The error that keeps chats from being rendered here, or None. Completions may work all
+        the same."""
         try:
             self._check_own_renderer()
             if self._given_template is None:
@@ -114,13 +116,14 @@ class ModelPrompts:
         return None
 
     def within(self, contexts: ContextLengths) -> ModelPrompts:
-        """For engines with these context lengths: what fits one of them is not too long."""
+        """Return the same prompts for engines with these context lengths; a prompt is too long if
+        it fits none of them."""
         other = copy.copy(self)
         other.max_model_len, other._least_model_len = contexts.most, contexts.least
         return other
 
     def is_as(self, other: ModelPrompts) -> bool:
-        """Whether both are made of the same files."""
+        """Return whether both are made of the same files."""
         return self._model is other._model and self._given_template is other._given_template
 
     def _check_own_renderer(self) -> None:
@@ -131,7 +134,7 @@ class ModelPrompts:
             )
 
     def decode(self, ids: TokenIds) -> str:
-        """For people to read."""
+        """Return the text of `ids` for people to read."""
         return self._model.tokenizer.decode(ids)
 
     def alternatives(self, model: str) -> Iterator[Alternative]:

@@ -36,7 +36,8 @@ _JOBS = "inferway.prompts.encode_jobs"
 
 
 class OutsideEncoder:
-    """One model's. Any thread may call, once it is loaded. Close it."""
+    """Encodes one model's texts in a process of its own. Any thread may call it once the model is
+    loaded. The owner must call `close`."""
 
     def __init__(
         self, raw: RawFiles, stats: HelperStats | None = None, limits: Limits = LIMITS
@@ -54,7 +55,7 @@ class OutsideEncoder:
         self._loading = self.helper.start()  # written by whoever finds it done, and no process
 
     def wait_until_loaded(self) -> None:
-        """Raises RenderError."""
+        """Wait until the process has loaded the model. Raises RenderError if it cannot."""
         with self._errors():
             self._loading.result()
 
@@ -62,8 +63,9 @@ class OutsideEncoder:
         self.helper.close()
 
     def encode(self, text: str) -> TokenIds:
-        """Without special tokens around it. Raises UnicodeEncodeError; PanicError; or RenderError:
-        for what takes too long, or comes while the model is loaded again, `helper-busy`."""
+        """Return the ids of `text` without special tokens around it. Raises UnicodeEncodeError,
+        PanicError, or RenderError if the text takes too long; its reason is `helper-busy` while the
+        model is loaded again."""
         argument = text.encode()
         with self._errors():
             return np.frombuffer(self._call("encode", argument), dtype=np.uint32)
@@ -71,7 +73,8 @@ class OutsideEncoder:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[TokenIds, Offsets]:
-        """Raises as `encode` does."""
+        """Return the ids of `text` and the [start, end) of each in characters. Raises as `encode`
+        does."""
         argument = bytes([add_special_tokens]) + text.encode()
         with self._errors():
             answer = self._call("encode_with_offsets", argument)
@@ -80,7 +83,7 @@ class OutsideEncoder:
             return np.frombuffer(ids, dtype=np.uint32), places
 
     def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Raises PanicError or RenderError."""
+        """Return the text of `ids`. Raises PanicError or RenderError."""
         argument = bytes([skip_special_tokens]) + np.asarray(ids, dtype=np.uint32).tobytes()
         with self._errors():
             return self._call("decode", argument).decode()

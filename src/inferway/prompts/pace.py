@@ -9,7 +9,8 @@ _TIMES_LARGER = 2
 
 
 class Pace:
-    """Of one model. Any thread may tell and ask: what two say at once, one of them says."""
+    """Predicts how long one model's chats take to render from how long earlier ones took. Any
+    thread may call it; of two reports at the same time one may be lost."""
 
     __slots__ = ("_largest", "_seconds_each")
 
@@ -23,7 +24,8 @@ class Pace:
         self._seconds_each = max(seconds / size, self._seconds_each * _KEPT)
 
     def foreseen(self, size: int) -> float:
-        """Seconds; infinite for a chat more than twice as large as any before."""
+        """Return the seconds that a chat of this size will take; infinity if it is more than twice
+        as large as any chat before."""
         if size > _TIMES_LARGER * self._largest:
             return float("inf")
         return size * self._seconds_each

@@ -26,7 +26,8 @@ _ENTRY_BYTES = 300
 
 
 class PieceCache:
-    """Any thread may encode. Holds at most `max_bytes`; what was used longest ago goes first."""
+    """Encodes texts piece by piece and remembers the ids of each piece. Any thread may encode. It
+    holds at most `max_bytes` and drops the least recently used pieces first."""
 
     def __init__(self, encode_all: EncodeAll, cuts: Cuts, max_bytes: int) -> None:
         self.num_bytes = 0

@@ -40,13 +40,14 @@ PACKAGED_SMOLLM2 = Path(__file__).parent / "smollm2"  # TOKENIZER_FILES, no weig
 
 
 def cache_dir() -> Path:
-    """Where prepared models live: `INFERWAY_CACHE`, or ~/.cache/inferway."""
+    """Return the directory of prepared models: `INFERWAY_CACHE`, or ~/.cache/inferway."""
     configured = os.environ.get("INFERWAY_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "inferway"
 
 
 def prepared_model_dir(name: str) -> Path:
-    """Where `model prepare NAME` puts its model, whether or not it is there yet."""
+    """Return the directory into which `model prepare NAME` writes its model, whether or not it
+    exists."""
     return cache_dir() / name
 
 
@@ -268,7 +269,8 @@ _TENSOR_NAMES = {
 
 
 def hf_tensor_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    """Return Hugging Face's name of a GGUF tensor: `model.layers.3.self_attn.q_proj.weight` for
+    `blk.3.attn_q.weight`."""
     stem = name.removesuffix(".weight")
     layer = ""
     if stem.startswith("blk."):

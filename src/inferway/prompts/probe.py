@@ -35,14 +35,15 @@ _WHOLE = (Reason.KV_AWARE, Reason.REMOTE)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One request of ours; `fields` are those that shape the prompt."""
+    """A request that the probe sends to an engine; `fields` are those that shape the prompt."""
 
     name: str
     path: str
     fields: JsonObject
 
     def body(self, model: str) -> JsonObject:
-        """What the engine gets: one token is computed, the prompt's ids come back."""
+        """Return the body that the engine is sent: it computes one token and returns the prompt's
+        ids."""
         return {"model": model, "cache_salt": CACHE_SALT, **self.fields, **_CHEAP}
 
 
@@ -145,13 +146,14 @@ Outcome = Sequence[TokenIds] | Refused
 
 
 class Tokenizes(Protocol):
-    """What we need of a model's prompts (served.PromptSource)."""
+    """The methods of a model's prompts that the probe needs (served.PromptSource)."""
 
     async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcome | None:
-    """What we make of a request; None if it is not ours to render, or not to its end."""
+    """Return the token ids or the refusal that we make of a request; None if we do not render it,
+    or only its beginning."""
     raw = msgspec.json.encode(body)
     try:
         parsed: PromptBody = parse_chat(raw) if path == CHAT else parse_completion(raw)
@@ -165,8 +167,8 @@ async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcom
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two outcomes part. `position`: of the first other token in prompt `prompt`; None if
-    one side refuses, or answers another number of prompts."""
+    """The first difference of two outcomes. `position` is the index of the first different token in
+    prompt number `prompt`; None if one side refuses, or has another number of prompts."""
 
     ours: Outcome
     theirs: Outcome
@@ -175,7 +177,8 @@ class Difference:
 
 
 def compare(ours: Outcome, theirs: Outcome) -> Difference | None:
-    """None if both are the same. That both refuse is the same, whatever they say."""
+    """Return the first difference of two outcomes, or None if they are the same. Two refusals are
+    the same whatever their texts."""
     if isinstance(ours, Refused) or isinstance(theirs, Refused):
         same = isinstance(ours, Refused) and isinstance(theirs, Refused)
         return None if same else Difference(ours, theirs)

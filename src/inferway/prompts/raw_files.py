@@ -109,7 +109,7 @@ def _home(directory: Path) -> Path:
 
 
 def read_template(path: Path) -> str:
-    """Of a file that the operator has named. Raises RenderError."""
+    """Return the text of a template file that the operator has named. Raises RenderError."""
     content = _read(path, MAX_TEMPLATE_BYTES, None)
     if content is None:
         raise RenderError(f"{path}: no such file", reason=Reason.BAD_TEMPLATE)

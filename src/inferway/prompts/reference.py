@@ -40,7 +40,7 @@ class Reference:
         self._tokenizer = None
 
     def drop(self) -> None:
-        """For good, where all is encoded elsewhere."""
+        """Free the tokenizer for good, where all texts are encoded by another process."""
         self._tokenizer = None
 
     def get(self) -> tokenizers.Tokenizer:

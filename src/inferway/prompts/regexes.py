@@ -119,7 +119,8 @@ _MAX_CHARS = 500
 
 
 def unbounded_regex(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """One of its regexes that may take longer than in proportion to a text; None: it has none."""
+    """Return a regex of the tokenizer whose time may grow faster than the text, or None if it has
+    none."""
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
         if part is not None:
             for regex in _regexes(msgspec.json.decode(part.__getstate__())):

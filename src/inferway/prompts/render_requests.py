@@ -98,7 +98,7 @@ def check_truncation(truncate_prompt_tokens: int | None) -> None:
 
 
 def chat_input(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
-    """What the template sees: the request's own variables win over special tokens."""
+    """Return the variables of the template. Variables of the request win over special tokens."""
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:
         add_generation_prompt = not request.continue_final_message

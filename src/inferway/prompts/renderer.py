@@ -229,7 +229,7 @@ class Renderer:
         return model, template, chat_input(request, model.tokenizer.special_tokens)
 
     def render(self, request: RenderRequest) -> RenderResult:
-        """Raises InvalidRequestError."""
+        """Render and tokenize the request. Raises InvalidRequestError."""
         model = self.loaded(request.key)
         check_truncation(request.truncate_prompt_tokens)
         return _encode(model.tokenizer, request.text, request, None)
@@ -241,8 +241,9 @@ class Renderer:
     async def render_chat_of(
         self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]
     ) -> RenderResult:
-        """As `render_chat_async`, of what `make` makes of a body of this size, wherever that is
-        best done."""
+        """Render the chat that `make` makes of a body of this size, on the event loop, in a thread
+        or in a process, whichever keeps other requests from waiting. Returns and raises as
+        `render_chat_async`."""
         if size.to_render > MAX_TO_RENDER_HERE:
             return await self._render_large_chat(make)
         is_small = self._is_small(key, size.to_render_and_encode)
@@ -304,7 +305,8 @@ class Renderer:
         return await self.off_loop_if_large(request.key, size, partial(self._encoded, written))
 
     async def off_loop_if_large(self, key: str, size: int, work: Callable[[], _Made]) -> _Made:
-        """What `work` makes of so many characters for the model `key`."""
+        """Return the result of `work`, which reads `size` characters for the model `key`; it runs
+        in a thread if that takes long."""
         if self._is_small(key, size) and not self._is_outside(key):
             return work()
         self.num_off_loop += 1

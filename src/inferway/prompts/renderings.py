@@ -129,7 +129,8 @@ def _encoded(value: object) -> bytes:
 
 
 def may_be_kept(asked_at: float) -> bool:
-    """Whether it is certain in which quarter the engine has rendered it."""
+    """Return whether it is certain in which quarter of an hour the engine has rendered a prompt
+    that it was asked for at this time."""
     into = asked_at % QUARTER_SECONDS
     return BORDER_SECONDS <= into <= QUARTER_SECONDS - BORDER_SECONDS
 
@@ -147,7 +148,8 @@ def _role(role: object) -> str:
 
 @dataclass(slots=True)
 class Renderings:
-    """Those of one model, the least recently used forgotten above `max_bytes`."""
+    """The prompts of one model that engines have rendered. Above `max_bytes` the least recently
+    used ones are dropped."""
 
     max_bytes: int
     num_bytes: int = 0
@@ -155,7 +157,7 @@ class Renderings:
     _deficits: dict[Kind, deque[int]] = field(default_factory=dict)  # in tokens
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Forget all prompts."""
         self._entries.clear()
         self._deficits.clear()
         self.num_bytes = 0
@@ -218,7 +220,7 @@ class Renderings:
 
 
 def common_start(a: TokenIds, b: TokenIds) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both prompts begin with."""
     place = first_difference(a, b)
     return len(a) if place is None else place
 

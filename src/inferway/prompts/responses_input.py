@@ -58,8 +58,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
 
 
 def in_its_fields(error: RequestError) -> RequestError:
-    """What is wrong with the chat, in the response's words. Text and `param` begin with the
-    field's name; places within a field are left out: the lists differ."""
+    """Return the error of the chat in the words of the response: text and `param` begin with the
+    response's field. Paths within a field are left out, because the lists differ."""
     name = (error.param or "").partition("[")[0]
     if name not in _OUR_NAMES:
         return error

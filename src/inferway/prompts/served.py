@@ -24,7 +24,8 @@ from inferway.prompts.responses_input import as_chat, in_its_fields
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model's prompts come from; engines that give the same share what is loaded."""
+    """The files and flags that a model's prompts are made from. Engines with equal sources share
+    what is loaded."""
 
     model: str  # as the engine that was first to serve it calls it
     root: str  # directory, tokenizer.json or hub id
@@ -36,7 +37,7 @@ class ModelSource:
 
 
 class PromptSource(Protocol):
-    """How one model's requests become token ids."""
+    """Turns the requests for one model into token ids."""
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
@@ -49,7 +50,8 @@ class PromptSource(Protocol):
 
     @property
     def local(self) -> ModelPrompts | None:
-        """What of it is made here, with the model's own files."""
+        """The part of it that works in this process, with the model's own files; None if there is
+        none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class NoPrompts:
 
 
 def made_here(prompts: PromptSource) -> dict[str, Any]:
-    """For /ready, of a model whose prompts are made here."""
+    """Return the entry of /ready for a model whose prompts are made in this process."""
     report: dict[str, Any] = {"reason": Reason.KV_AWARE}
     if prompts.local is not None and prompts.local.num_panics:
         times = prompts.local.num_panics
@@ -103,7 +105,8 @@ class ServedModel:
         return next(iter(self.lora_paths), None)
 
     async def tokenize(self, body: Body) -> Tokenized:
-        """Of a request of any kind. Raises as its prompts do."""
+        """Return the token ids of a request of any kind. Raises RequestError, or RenderError if
+        this request cannot be tokenized here."""
         if isinstance(body, PromptBody):
             return await self.prompts.tokenize(body)
         if isinstance(body, ResponsesRequest):

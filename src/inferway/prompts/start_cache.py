@@ -55,7 +55,8 @@ class _Cut(NamedTuple):
 
 
 class StartCache:
-    """Any thread may encode. Holds at most `max_bytes`; what was used longest ago goes first."""
+    """Encodes growing texts and remembers the ids of their starts. Any thread may encode. It holds
+    at most `max_bytes` and drops the least recently used starts first."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class StartCache:
         return ids
 
     def num_new_chars(self, text: str) -> int:
-        """How much of it comes behind the start that is remembered."""
+        """Return how many characters of `text` follow the start that is remembered."""
         known = self._find(text)
         return len(text) - (known.cut if known else 0)
 

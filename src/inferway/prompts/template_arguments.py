@@ -35,13 +35,14 @@ _REFUSED = ("model_config", "tokenizer", "conversation", "self")
 
 
 def shows_tools(body: ChatRequest, flags: ModelSettings) -> bool:
-    """Whether the template gets to see the body's tools."""
+    """Return whether the template gets the tools of the body."""
     excluded = body.tool_choice == "none" and flags.exclude_tools_when_tool_choice_none
     return body.tools is not None and not excluded
 
 
 def sees_tools(body: ChatRequest, flags: ModelSettings) -> bool:
-    """Whether the template gets any tools: then it is the model's template for such chats."""
+    """Return whether the template gets any tools. If it does, vLLM takes the model's template for
+    chats with tools."""
     others = (body.chat_template_kwargs or {}).get("tools")
     if not is_set(others):
         others = flags.chat_template_kwargs.get("tools")

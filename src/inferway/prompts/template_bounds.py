@@ -30,7 +30,7 @@ _ITEMS_PER_STEP = 8
 
 
 def bounded_environment(now: Callable[[], datetime]) -> Sandbox:
-    """Its templates are rendered with a BoundedContext."""
+    """Return an environment whose templates are rendered with a BoundedContext."""
     environment = template_environment(now, _BoundedSandbox)
     environment.filters = _bounded(environment.filters)
     environment.globals["namespace"] = QuietNamespace
@@ -40,7 +40,7 @@ def bounded_environment(now: Callable[[], datetime]) -> Sandbox:
 
 
 class BoundedContext(Context):
-    """With the `work` of a rendering."""
+    """A template's context that charges each operation to the `work` of its rendering."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -36,7 +36,7 @@ CLOCK = "strftime_now"
 
 
 class RaisedByTemplateError(jinja2.TemplateError):
-    """The template called `raise_exception`."""
+    """Raised when the template calls `raise_exception`."""
 
 
 def template_environment(

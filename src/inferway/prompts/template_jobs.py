@@ -54,7 +54,7 @@ class RenderJob(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, tag=True):
-    """What a template wants."""
+    """The facts about a template that the helper process has found out by compiling it."""
 
     content_format: ContentFormat
     knows_developer: bool
@@ -65,7 +65,8 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why there is no text. `param`: the request's field; None: the template does not compile."""
+    """The reason why there is no text. `param` is the field of the request, or None if the template
+    does not compile."""
 
     why: str
     param: str | None = None
@@ -117,7 +118,7 @@ def _unsendable(e: Exception) -> RenderError:
 
 
 def unpack(answer: bytes) -> Answer:
-    """What `inspect` or `render` has answered."""
+    """Return the answer of `inspect` or `render` from its bytes."""
     return _ANSWERS.decode(answer)
 
 
@@ -131,7 +132,7 @@ def inspect(source: bytearray) -> bytes:
 
 
 def render(argument: bytearray) -> bytes:
-    """What a RenderJob's template has Written."""
+    """Render a RenderJob and return what its template has written, packed as bytes."""
     job = _unpacked(argument)
     chat = ChatInput(
         job.messages,

@@ -43,7 +43,8 @@ def heavy(what: str) -> HeavyError:
 
 
 class Work:
-    """What one rendering may still do. Belongs to its thread."""
+    """The steps and the memory that are left for one rendering. It belongs to the thread of its
+    rendering."""
 
     __slots__ = ("_began", "_chars_left", "_steps_left", "_weights")
 
@@ -94,11 +95,11 @@ class Work:
         return value
 
     def is_large(self, value: object) -> bool:
-        """Whether to compare it with many would take long."""
+        """Return whether comparing `value` with many others would take long."""
         return isinstance(value, str | list | tuple | dict) and self._weight(value) > 8 * SHORT
 
     def taken_apart(self, text: str, num_items: int) -> None:
-        """Is about to be."""
+        """Charge for a text that is about to be split into `num_items`."""
         self.passes(len(text) + _CHARS_PER_ITEM * num_items)
 
     def looked_through(self, text: str, wanted: object) -> None:
@@ -108,7 +109,7 @@ class Work:
             raise heavy("looks for a long text in a long text")
 
     def each(self, items: GeneratorType[Any, None, None]) -> Iterator[Any]:
-        """With a step before each: of those that are worked out one by one."""
+        """Yield the items of a generator and charge a step before each one."""
         stepped = self._each(items)
         assert isinstance(stepped, GeneratorType)
         stepped.__qualname__ = items.__qualname__  # a template may write what they are called
@@ -127,7 +128,7 @@ class Work:
         return "".join(pieces)
 
     def join(self, values: Sequence[object]) -> str:
-        """Jinja's `~`."""
+        """Return the joined text of `values`, as the operator `~` of Jinja does."""
         return self.concat([v if type(v) is str else self.text(v) for v in values])
 
     def text(self, value: object) -> str:

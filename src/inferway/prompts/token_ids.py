@@ -15,8 +15,8 @@ _AT_ONCE = 8192
 
 
 def token_ids(values: Sequence[int]) -> TokenIds:
-    """In pieces, between which other threads can run. Raises OverflowError, TypeError or
-    ValueError for what is no token id."""
+    """Return `values` as token ids. They are converted in pieces, between which other threads can
+    run. Raises OverflowError, TypeError or ValueError for a value that is no token id."""
     if len(values) <= _AT_ONCE:
         return np.array(values, dtype=np.uint32)
     starts = range(0, len(values), _AT_ONCE)
@@ -26,8 +26,8 @@ def token_ids(values: Sequence[int]) -> TokenIds:
 
 
 def checked_token_ids(values: Sequence[int] | TokenIds, param: str) -> TokenIds:
-    """As `token_ids`, for what nobody has looked at: raises InvalidRequestError that names the
-    place, `param[i]`."""
+    """Return `values`, which nobody has checked yet, as token ids. Raises InvalidRequestError that
+    names the path, `param[i]`, of the first value that is no token id."""
     if isinstance(values, np.ndarray) and values.dtype == np.uint32 and values.ndim == 1:
         return values
     listed: Sequence[int] = values.tolist() if isinstance(values, np.ndarray) else values

@@ -18,8 +18,8 @@ _Rows = TypeVar("_Rows", TokenIds, Offsets)
 def truncated(
     rows: _Rows, keep: int | None, side: TruncationSide | None, num_before: int = 0
 ) -> _Rows:
-    """What is left of a prompt's tokens, or of anything with a row for each of them; `num_before`
-    of them are special tokens in front."""
+    """Return the part of a prompt's tokens, or of other rows with one for each token, that
+    truncation leaves. `num_before` special tokens stand in front."""
     if keep is None or len(rows) <= keep:
         return rows
     if side == "right":

@@ -46,8 +46,9 @@ CACHE_BYTES = 64 << 20
 
 
 class Tokenizer:
-    """One model's tokenizer; any thread may use it. `encoder` and `why` say what encodes.
-    `num_panics`: texts on which the engine's own encoder has panicked; written by any thread."""
+    """The tokenizer of one model; any thread may use it. `encoder` and `why` say which library
+    encodes. `num_panics` counts the texts on which the engine's own encoder has panicked; any
+    thread writes it."""
 
     def __init__(
         self, files: TokenizerFiles, outside: Callable[[], OutsideEncoder] | None = None
@@ -97,17 +98,18 @@ class Tokenizer:
         return np.concatenate([prefix, body, suffix])
 
     def num_new_chars(self, text: str) -> int:
-        """How much of a text `encode` would encode: without the start that is remembered."""
+        """Return how many characters of `text` a call of `encode` would encode, without the start
+        that is remembered."""
         return self._starts.num_new_chars(text)
 
     @property
     def is_outside(self) -> bool:
-        """Whether each text is encoded in another process, for which the caller waits."""
+        """Whether texts are encoded in another process, for which the caller waits."""
         return self._outside is not None
 
     @property
     def num_specials_before(self) -> int:
-        """How many special tokens are put in front of a text."""
+        """The number of special tokens that are put in front of a text."""
         return len(self._prefix)
 
     def encode_start(self, text: str, *, add_special_tokens: bool) -> TokenIds:

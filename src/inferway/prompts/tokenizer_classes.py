@@ -35,7 +35,7 @@ _FALLBACK_BPE = _BPE | {"fuse_unk": True, "byte_fallback": True}
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """What one of transformers' classes sets, whatever the files say."""
+    """The settings that one of transformers' tokenizer classes applies, whatever the files say."""
 
     model: JsonObject  # all of the file's model, but for vocabulary and merges
     set_pipeline: Callable[[tokenizers.Tokenizer, JsonObject], None]  # by tokenizer_config.json
@@ -53,8 +53,8 @@ class TokenizerClass:
 def build_as_class(
     made_as: TokenizerClass, file: JsonObject, config: JsonObject, unk_token: str
 ) -> tokenizers.Tokenizer:
-    """What the class builds of a tokenizer.json, without added tokens. Raises ValueError if it
-    cannot."""
+    """Return the tokenizer that the class builds from a tokenizer.json, without added tokens.
+    Raises ValueError if it cannot."""
     charsmap = _charsmap(file.get("normalizer")) if made_as.keeps_charsmap else None
     unigram = made_as.model["type"] == "Unigram"
     parts: JsonObject = {

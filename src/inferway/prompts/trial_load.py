@@ -34,7 +34,7 @@ MAX_REMEMBERED = 64
 
 
 class TrialFault(msgspec.Struct, frozen=True):
-    """Of a load that ended by an error: what is told, too, where there was no trial."""
+    """The error that ended a load, told also where there was no trial."""
 
     why: str
     reason: str
@@ -44,7 +44,7 @@ _FAULTS = msgspec.msgpack.Decoder(TrialFault | None)
 
 
 def limits_for(num_bytes: int) -> Limits:
-    """For files of so many bytes."""
+    """Return the limits of a trial for files of so many bytes."""
     return Limits(
         memory_bytes=min(BASE_BYTES + BYTES_PER_BYTE * num_bytes, MAX_BYTES),
         cpu_seconds=BASE_CPU_SECONDS + CPU_SECONDS_PER_MIB * (num_bytes >> 20),
@@ -54,8 +54,9 @@ def limits_for(num_bytes: int) -> Limits:
 
 
 class TrialLoads:
-    """Any thread may ask. What failed is remembered by its content: a model that cannot be loaded
-    is asked for again and again."""
+    """Loads models' files in a process that can be killed, before this process loads them. Any
+    thread may ask. Failures are remembered by the files' content, because a model that cannot be
+    loaded is asked for again and again."""
 
     def __init__(self, limits: Callable[[int], Limits] = limits_for) -> None:
         self.stats = HelperStats()  # of all its processes

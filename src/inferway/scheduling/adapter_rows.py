@@ -53,7 +53,7 @@ class _AllRows:
 
 
 class AdapterRows(Sequence[Adapters]):
-    """One value a row. Masks are not to be written to."""
+    """The adapters of each row. Masks that it returns must not be written to."""
 
     __slots__ = ("_at", "_told")
 
@@ -67,14 +67,14 @@ class AdapterRows(Sequence[Adapters]):
         self._told.tell(row, adapters)
 
     def narrowed(self, rows: NDArray[np.intp]) -> AdapterRows:
-        """Return these rows alone."""
+        """Return a table of these rows alone."""
         some = AdapterRows.__new__(AdapterRows)
         some._told, some._at = self._told, rows if self._at is None else self._at[rows]
         return some
 
     @property
     def room(self) -> Mask:
-        """Where one more adapter may run."""
+        """The rows where one more adapter may run."""
         return self._told.room if self._at is None else self._told.room[self._at]
 
     def running(self, name: str) -> Mask | None:

@@ -81,7 +81,7 @@ class RequestHandlerSpec(_Strict, frozen=True):
 
 
 class SchedulingConfig(_Strict, frozen=True):
-    """EndpointPickerConfig."""
+    """The document EndpointPickerConfig."""
 
     api_version: str = API_VERSIONS[0]
     kind: str = KIND

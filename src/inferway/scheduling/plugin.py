@@ -71,7 +71,7 @@ class Producer(Protocol):
     """Brings facts that others judge by."""
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Add its columns (`Candidates.add`)."""
+        """Add the producer's columns (`Candidates.add`)."""
 
 
 @runtime_checkable

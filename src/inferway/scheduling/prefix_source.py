@@ -51,7 +51,7 @@ class PrefixSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Precise:
-    """The index."""
+    """Takes matched blocks from the index."""
 
     def match(self, candidates: Candidates) -> PrefixMatchInfo:
         return PrefixMatchInfo(

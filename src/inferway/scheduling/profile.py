@@ -65,7 +65,8 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One way to choose. `num_targets` is how many endpoints a request may be tried on."""
+    """One way to choose endpoints. `num_targets` is how many endpoints a request may be tried
+    on."""
 
     picker: Picker
     scorers: Sequence[Weighted]

@@ -20,12 +20,12 @@ class Parameters(
 
 
 class NoParameters(Parameters, frozen=True):
-    """Nothing: for types that take no parameters."""
+    """The parameters of plugin types that take none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """What a plugin may need to be built, beside its parameters."""
+    """Everything that a plugin may need to be built, beside its parameters."""
 
     plugins: Mapping[str, object] = field(default_factory=dict)  # built before it, by name
     profiles: Mapping[str, Chooser] = field(default_factory=dict)  # profile handlers only

@@ -28,7 +28,7 @@ class Scheduling:
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Raises SaturatedError."""
+        """Ask all admitters. Raises SaturatedError if one refuses."""
         for admitter in self.admitters:
             refusal = admitter.refusal(request, candidates)
             if refusal is not None:

@@ -60,7 +60,7 @@ NOT_IN_FORCE = frozenset({"sessionIdConfig.evictionSweepSeconds"})
 
 
 class Session(Protocol):
-    """A strategy."""
+    """A strategy of session affinity."""
 
     def endpoint(self, request: LLMRequest) -> str | None:
         """Return the name of the endpoint that the request's session is at, if it has one."""
@@ -72,7 +72,7 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class SessionKeeping:
-    """What the scorer and the filter have in common."""
+    """The common part of the session affinity scorer and filter."""
 
     session: Session
     _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
@@ -158,7 +158,7 @@ def _used(choice: Choice, profile: str, target: Target) -> Endpoint | None:
 
 @dataclass(frozen=True, slots=True)
 class TokenSession:
-    """encoded_endpoint_header."""
+    """The strategy `encoded_endpoint_header`: the endpoint travels in a header."""
 
     header: bytes = TOKEN_HEADER.encode()
     profile: str = ""

@@ -17,23 +17,23 @@ Json = dict[str, Any]
 
 
 class Answer(Protocol):
-    """One request's answer in one of OpenAI's dialects."""
+    """Writes one request's answer in one of OpenAI's formats."""
 
     def opening(self, turns: Sequence[Turn]) -> list[Json]:
         """Chunks that come before the first token's."""
 
     def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
-        """One token's chunk. A finish reason makes it the turn's last."""
+        """Return one token's chunk. With a finish reason it is the last one of its reply."""
 
     def usage_chunk(self, turns: Sequence[Turn]) -> Json:
         """The chunk at the end that `include_usage` asks for."""
 
     def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
-        """All of it at once."""
+        """Return the whole answer at once."""
 
 
 class ChatAnswer:
-    """`/v1/chat/completions`."""
+    """Writes answers of `/v1/chat/completions`."""
 
     def __init__(self, model: str, options: Options) -> None:
         self._head = _head("chatcmpl", model)

@@ -33,10 +33,8 @@ class Adapter:
 
 @dataclass(slots=True)
 class Run:
-    """One request's tokens, prompt and generated, and the blocks under them.
-
-    `tokens` is the scheduler's to append to; the rest is the cache's.
-    """
+    """The tokens of one request, prompt and generated, and the blocks that hold them. The scheduler
+    appends to `tokens`; the cache writes the rest."""
 
     tokens: list[int]
     adapter: Adapter | None = None
@@ -76,12 +74,12 @@ class KvCache:
         return self._pool.cached()
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._pool.events = self._pool.events, []
         return events
 
     def num_reusable_tokens(self, run: Run) -> int:
-        """How many of its tokens `run` would not have to compute, were it admitted now."""
+        """Return how many tokens of `run` would not be computed if it were admitted now."""
         self._hash(run)
         return len(self._longest_hit(run)) * self._block_size
 

@@ -15,7 +15,8 @@ EventFormat = Literal["map", "array"]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long an engine takes, in seconds. Formulas: llm-d-inference-sim's, see `scheduler`."""
+    """The times of an engine, in seconds. The formulas are those of llm-d-inference-sim; see
+    `scheduler`."""
 
     time_to_first_token: float = 0.0  # if set, prefill takes this long, whatever the prompt
     prefill_overhead: float = 0.0
@@ -33,7 +34,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class EventsConfig:
-    """Where KV events go. Endpoints follow vLLM's rules, see `publisher`."""
+    """The endpoints of KV events. They follow vLLM's rules; see `publisher`."""
 
     endpoint: str | None = "tcp://*:0"  # None: the engine publishes nothing
     replay_endpoint: str | None = "tcp://*:0"  # None: what is missed is lost
@@ -49,7 +50,8 @@ class EventsConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
-    """One simulated engine. Defaults answer at once, on a free port of this machine."""
+    """The configuration of one simulated engine. By default it answers at once, on a free port of
+    this machine."""
 
     model: str  # directory or hub id: what /v1/models calls the root
     served_model_names: tuple[str, ...] = ()  # none: the model's own name

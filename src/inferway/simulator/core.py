@@ -44,7 +44,7 @@ class EngineCore:
         return self._clock()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the engine's steps until the task is cancelled."""
         while True:
             await self._wait_until_due()
             step = self._scheduler.step(self._clock())

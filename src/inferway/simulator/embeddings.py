@@ -29,7 +29,7 @@ def as_completion(body: EmbeddingsRequest) -> CompletionRequest:
 def embeddings_answer(
     model: str, prompts: list[TokenIds], encoding_format: str | None
 ) -> dict[str, Any]:
-    """`encoding_format`: "float" or "base64"."""
+    """Return the answer of `/v1/embeddings`. `encoding_format` is "float" or "base64"."""
     num_tokens = sum(map(len, prompts))
     return {
         "id": f"embd-{uuid.uuid4().hex}",

@@ -29,10 +29,8 @@ from inferway.simulator.text import TextModel
 
 
 class SimulatedEngine:
-    """One engine. `start` it, talk to `url`, `stop` it; or use it with `async with`.
-
-    `reply` overrides what the config's mode says.
-    """
+    """A simulated engine. `start` it, send requests to `url`, `stop` it; or use it with `async
+    with`. `reply` overrides the reply mode of the configuration."""
 
     def __init__(
         self, config: SimulatorConfig, model: TextModel, reply: Reply | None = None
@@ -61,7 +59,8 @@ class SimulatedEngine:
 
     @property
     def events_endpoint(self) -> str | None:
-        """Where a subscriber on this machine connects; None if nothing is published."""
+        """The endpoint that a subscriber on this machine connects to, or None if no events are
+        published."""
         source = self._event_source
         return None if source is None else self._local(source.endpoint)
 

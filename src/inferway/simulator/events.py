@@ -36,7 +36,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """One physical copy of this block is gone. Another copy may still be there."""
+    """A physical copy of this block is gone; another copy may still be there."""
 
     hash: bytes
 
@@ -50,7 +50,7 @@ Event = Stored | Removed | Cleared
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """vLLM's map form."""
+    """The event as a map, as vLLM writes it."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -65,7 +65,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """vLLM's map form."""
+    """The event as a map, as vLLM writes it."""
 
     block_hashes: list[int]
     medium: str | None
@@ -73,7 +73,7 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True):
-    """vLLM's map form."""
+    """The event as a map, as vLLM writes it."""
 
 
 WireEvent = BlockStored | BlockRemoved | AllBlocksCleared

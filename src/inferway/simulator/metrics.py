@@ -23,7 +23,8 @@ _TTFT_BUCKETS = (
 
 
 class EngineMetrics(Collector):
-    """What `GET /metrics` answers. Owns its registry: several engines live in one process."""
+    """The metrics of one engine, as `GET /metrics` answers them. It owns its registry, because
+    several engines live in one process."""
 
     def __init__(self, config: SimulatorConfig, scheduler: Scheduler) -> None:
         self._config = config
@@ -47,7 +48,7 @@ class EngineMetrics(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
+        """Yield the metrics; the registry calls this."""
         scheduler, totals = self._scheduler, self._scheduler.totals
         yield self._cache_config()
         yield self._gauge("num_requests_running", len(scheduler.running))

@@ -23,7 +23,8 @@ class ModelNames:
             self._adapters[name] = Adapter(i, LoraAdapter(name, path))
 
     def adapter(self, name: str) -> Adapter | None:
-        """None for no name, too. Raises UnknownModelError."""
+        """Return the adapter of a name; None for the base model and without a name. Raises
+        UnknownModelError."""
         if not name:
             return None
         if name not in self._adapters:
@@ -31,14 +32,15 @@ class ModelNames:
         return self._adapters[name]
 
     def load_adapter(self, name: str, path: str) -> None:
-        """As vLLM's /v1/load_lora_adapter with `load_inplace`: the name keeps its number."""
+        """Load an adapter as vLLM's /v1/load_lora_adapter does with `load_inplace`: the name keeps
+        its number."""
         before = self._adapters.get(name)
         numbers = [adapter.id for adapter in self._adapters.values() if adapter is not None]
         number = before.id if before is not None else max(numbers, default=0) + 1
         self._adapters[name] = Adapter(number, LoraAdapter(name, path))
 
     def answered_name(self, name: str) -> str:
-        """What answers call the model: the adapter's name, or the base model's first one."""
+        """Return the model's name in answers: the adapter's name, or the base model's first one."""
         adapter = self.adapter(name)
         return adapter.lora.name if adapter else self._config.names[0]
 

@@ -23,7 +23,7 @@ _COMPLETION_MAX_TOKENS = 16  # vLLM's default for /v1/completions; chats may fil
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream tells besides its text."""
+    """The options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -44,13 +44,13 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def report_all(self) -> bool:
-        """What is reused is to be reported as stored."""
+        """Whether reused blocks are to be reported as stored."""
         return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
 
 @dataclass(slots=True)
 class Turn:
-    """One prompt and its reply while it comes out."""
+    """One prompt and its reply while it is generated."""
 
     index: int
     prompt_ids: TokenIds
@@ -98,7 +98,7 @@ class Planner:
         self._max_model_len = max_model_len
 
     async def plan(self, body: PromptBody, options: Options, now: float) -> list[Turn]:
-        """One turn per prompt, in order. Raises RequestError."""
+        """Return one reply per prompt, in order. Raises RequestError."""
         self._names.adapter(body.model)  # an unknown model is not worth tokenizing for
         prompts = await self._model.tokenize(body)
         for prompt in prompts:

@@ -13,7 +13,7 @@ from inferway.simulator.events import Cleared, Event, Removed
 
 
 class Block:
-    """One physical block. `hash` is set while its content can be reused."""
+    """A physical block. `hash` is set while its content can be reused."""
 
     __slots__ = ("hash", "id", "num_users")
 
@@ -24,8 +24,8 @@ class Block:
 
 
 class BlockPool:
-    """All blocks of an engine. A block without users is free; if it has a hash as well, its
-    content stays reusable until the block is taken for something else."""
+    """The blocks of an engine. A block without users is free; if it has a hash, its content stays
+    reusable until the block is taken for something else."""
 
     def __init__(self, num_blocks: int) -> None:
         # Block 0 is vLLM's null block: never free, never used.
@@ -37,12 +37,12 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks can hold tokens."""
+        """The number of blocks that can hold tokens."""
         return len(self._blocks)
 
     @property
     def num_free(self) -> int:
-        """How many blocks no request uses."""
+        """The number of blocks that no request uses."""
         return len(self._free)
 
     def find(self, block_hash: bytes) -> Block | None:
@@ -64,7 +64,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[Block]) -> None:
-        """One user more for each of these blocks."""
+        """Add a user to each of these blocks."""
         for block in blocks:
             if block.num_users == 0:
                 del self._free[block.id]
@@ -76,11 +76,10 @@ class BlockPool:
         self._by_hash.setdefault(block_hash, {})[block.id] = block
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """One user less for each block of a request, given in the order of its tokens.
+        """Remove a user from each block of a request, given in the order of its tokens.
 
-        Blocks that can be reused are evicted last, tails before heads: a prefix serves more
-        prompts than what follows it. The others are the first to be taken.
-        """
+        Reusable blocks are evicted last, and tails before heads: a prefix serves more prompts than
+        what follows it. Blocks without a hash are taken first."""
         freed = [block for block in reversed(blocks) if self._drop_user(block)]
         for block in reversed([b for b in freed if b.hash is None]):
             self._free[block.id] = block

@@ -38,7 +38,8 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 class EventSource(msgspec.Struct):
-    """One entry of `GET /kv_event_sources`: vLLM's publisher config, endpoints as bound."""
+    """An entry of `GET /kv_event_sources`: vLLM's publisher configuration, with endpoints as
+    bound."""
 
     endpoint: str
     replay_endpoint: str | None

@@ -52,7 +52,8 @@ def echo(request: SimRequest) -> str:
 
 
 def random_sentences(seed: int) -> Reply:
-    """One to four sentences. The same seed and prompt give the same reply, in any order."""
+    """Return a reply of one to four sentences. The same seed and prompt give the same reply, in any
+    order."""
 
     def reply(request: SimRequest) -> str:
         digest = hashlib.sha256(request.prompt_ids.tobytes()).hexdigest()

@@ -20,7 +20,8 @@ Json = dict[str, Any]
 
 
 class ResponsesAnswer:
-    """One request's answer. Its events are to be taken in order: they are numbered."""
+    """Writes answers of `/v1/responses`. Its events must be taken in order, because they are
+    numbered."""
 
     def __init__(self, model: str, body: ResponsesRequest) -> None:
         self._id, self._item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"

@@ -17,7 +17,7 @@ DISABLED = (
 
 
 def rendered(body: PromptBody, prompts: list[TokenIds], max_model_len: int) -> list[dict[str, Any]]:
-    """One answer for each prompt; a chat has one."""
+    """Return one rendered entry for each prompt; a chat has one."""
     kind = "chatcmpl" if isinstance(body, ChatRequest) else "cmpl"
     id = f"{kind}-{uuid.uuid4().hex[:16]}"
     ids = [id] if len(prompts) == 1 else [f"{id}-{i}" for i in range(len(prompts))]

@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One token of a job came out."""
+    """One token of a request that came out."""
 
     job: Job
     token: int
@@ -53,7 +53,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step let out, in order. Events come before the tokens they belong to."""
+    """The output of a step, in order. Events come before the tokens they belong to."""
 
     events: Sequence[Event]
     emitted: Sequence[Emitted]
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(slots=True)
 class Totals:
-    """What the engine's counters count. Written by the scheduler, read by metrics."""
+    """The numbers of the engine's counters. The scheduler writes them, the metrics read them."""
 
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
@@ -103,7 +103,8 @@ class Scheduler:
         return self.cache.take_events()
 
     def next_due(self, now: float) -> float | None:
-        """When `step` has something to do; None: not before something is added."""
+        """Return when `step` has something to do, or None if that is not before a request is
+        added."""
         if not self.running:
             return now if self.waiting else None
         return min(job.due for job in self.running)

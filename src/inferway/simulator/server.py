@@ -72,7 +72,7 @@ class Server:
         self._structured = structured
 
     def application(self) -> web.Application:
-        """The aiohttp application."""
+        """Return the aiohttp application."""
         app = web.Application(middlewares=[_answer_errors], client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -102,7 +102,7 @@ class Server:
         return await self._generate(request, parse_completion, CompletionAnswer)
 
     async def response(self, request: web.Request) -> web.StreamResponse:
-        """Of a response's input the chat is made that the engine would make of it."""
+        """Answer /v1/responses: the input becomes the chat that the engine would make of it."""
         raw = await request.read()
         body = parse_responses(raw)
         options = read_options(decode_fields(raw))
@@ -124,7 +124,7 @@ class Server:
         return _json(embeddings_answer(name, prompts, encoding))
 
     async def render_chat(self, request: web.Request) -> web.Response:
-        """What the engine would be given for a chat."""
+        """Answer with the prompt that the engine would be given for a chat."""
         return await self._render(request, parse_chat, lambda prompts: prompts[0])
 
     async def render_completion(self, request: web.Request) -> web.Response:
@@ -173,7 +173,8 @@ class Server:
         return _page(self._metrics.text())
 
     async def show_some_metrics(self, request: web.Request) -> web.Response:
-        """As vLLM: behind the slash is prometheus_client's own app, which knows `name[]`."""
+        """Answer /metrics/ as vLLM does: behind the slash is prometheus_client's own application,
+        which knows `name[]`."""
         return _page(self._metrics.text(request.query.getall("name[]", [])))
 
     async def health(self, _: web.Request) -> web.Response:

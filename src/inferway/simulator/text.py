@@ -15,7 +15,8 @@ class TextModel(Protocol):
     """A model's template and tokenizer, without the model."""
 
     async def tokenize(self, body: PromptBody) -> list[TokenIds]:
-        """One array per prompt of the request, as the engine sees it. Raises RequestError."""
+        """Return one array per prompt of the request, as the engine sees it. Raises
+        RequestError."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as it stands, nothing put around it."""
@@ -25,7 +26,7 @@ class TextModel(Protocol):
 
     @property
     def eos_token_id(self) -> int:
-        """What a reply that came to its own end ends with."""
+        """The token that ends a reply which came to its own end."""
 
 
 class Detokenizer:

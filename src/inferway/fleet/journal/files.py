@@ -48,8 +48,8 @@ def frame(payload: bytes, chain: int) -> tuple[bytes, int]:
 
 
 class FrameReader:
-    """Bytes as they come, in pieces of any size -> payloads. Stops for good where a frame does
-    not follow on."""
+    """Turns bytes, in pieces of any size, into payloads. It stops for good where a frame does not
+    follow from the one before."""
 
     def __init__(self, chain: int) -> None:
         self.chain = chain  # of the last good frame
@@ -59,7 +59,7 @@ class FrameReader:
 
     @property
     def is_whole(self) -> bool:
-        """True if all bytes so far were good frames."""
+        """Whether all bytes so far were good frames."""
         return not self._broken and not self._rest
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ class FrameReader:
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What must be the same for a journal to be of use."""
+    """The facts that must be the same for a journal to be of use."""
 
     engine: str  # its name, with its rank
     model: str  # what its engine says it serves

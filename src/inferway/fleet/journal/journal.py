@@ -83,7 +83,7 @@ class JournalStats:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What all journals of a directory share."""
+    """The writer and the compactor that all journals of a directory share."""
 
     writer: Writer
     compactor: Compactor

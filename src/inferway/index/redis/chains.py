@@ -68,7 +68,7 @@ class Chains:
         return next((tier for tier, bit in self._tier_bits if mask & bit), None)
 
     def is_in(self, key: BlockKey, group: int) -> bool:
-        """Whether the block lies in any tier of the group, attached or not."""
+        """Return whether the holder has the block in any tier, attached or not."""
         return self._is_known(key) and bool(self._mask(key) & self._group_bits.get(group, 0))
 
     def lies_in(self, key: BlockKey, tier: Tier, group: int) -> bool:

@@ -50,7 +50,8 @@ class Flushing:
         self._rubble.pop(holder, None)
 
     def rests(self, holder: HolderId, now: float) -> bool:
-        """Whether the server has just refused what was written of it; `now` by the loop's clock."""
+        """Return whether the server has just refused what was written of the holder; `now` is by
+        the loop's clock."""
         return self._resting.get(holder, 0.0) > now
 
     def resume(self) -> None:

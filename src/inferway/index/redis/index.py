@@ -173,7 +173,7 @@ class RedisIndex:
 
     @property
     def num_leases(self) -> int:
-        """How many holders this gateway writes."""
+        """The number of holders that this gateway writes."""
         return len(self._roll.leased_names())
 
     @property

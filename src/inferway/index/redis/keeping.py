@@ -83,7 +83,7 @@ class Keeping:
                 await asyncio.sleep(self._limits.retry)
 
     async def keep_or_warn(self) -> bool:
-        """Whether the server has answered."""
+        """Do one round and log a failure. Returns whether the server has answered."""
         try:
             await self.keep()
         except RedisError as e:

@@ -44,7 +44,7 @@ _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 
 @dataclass(frozen=True, slots=True)
 class RedisLimits:
-    """Seconds, but for the last."""
+    """The limits of the index in Redis, in seconds except for the last."""
 
     match: float = 0.02  # a request waits so long for the server at most
     lease: float = 6.0  # without news from a writer, another takes over
@@ -272,7 +272,7 @@ def _too_late(answer: asyncio.Future[Any], due: float, within: float) -> None:
 
 
 def refused(error: RedisError) -> bool:
-    """Whether the server is there, and says no."""
+    """Return whether the server is there and has refused the call."""
     return isinstance(error, ResponseError) and not isinstance(error, NoScriptError)
 
 

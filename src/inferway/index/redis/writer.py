@@ -50,7 +50,7 @@ class Write:
 
 
 class Mode(StrEnum):
-    """The words are scripts.WRITE's."""
+    """The modes of scripts.WRITE, in its words."""
 
     BEGIN = "begin"
     MORE = "more"
@@ -166,7 +166,7 @@ class HolderWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether we are the writer, and Redis has not all that we know."""
+        """Whether this gateway is the writer and Redis does not have everything that it knows."""
         return self.lease is not None and (self.sent is not None or not self._nothing_new())
 
     def num_bytes(self) -> int:

@@ -12,7 +12,7 @@ from inferway.scheduling.registry import Parameters, PluginType
 
 
 class Always(Parameters, frozen=True):
-    """For every request."""
+    """Decides for a stage of its own for every request."""
 
     def is_worth_it(
         self, request: LLMRequest, candidates: Candidates, target: Target | None
@@ -21,9 +21,10 @@ class Always(Parameters, frozen=True):
 
 
 class PrefixBased(Parameters, frozen=True):
-    """When the prompt has `prompt_tokens` or more, and `non_cached_tokens` or more of them are not
-    held where it is going to be decoded; 0 of the latter: never. Blocks count whatever tier they
-    lie in (llm-d-router ebab687, disagg/prefix_based_pd_decider.go)."""
+    """Decides for a stage of its own when the prompt has `prompt_tokens` or more, and
+    `non_cached_tokens` or more of them are not held where it is going to be decoded; 0 of the
+    latter means never. Blocks count in any tier (llm-d-router ebab687,
+    disagg/prefix_based_pd_decider.go)."""
 
     non_cached_tokens: Annotated[int, Meta(ge=0)] = 0
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -42,7 +43,8 @@ class PrefixBased(Parameters, frozen=True):
 
 
 class Multimodal(Parameters, frozen=True):
-    """When a message has a part that is neither text nor a refusal: an image, audio, video."""
+    """Decides for a stage of its own when a message has a part that is neither text nor a refusal:
+    an image, audio, video."""
 
     def is_worth_it(
         self, request: LLMRequest, candidates: Candidates, target: Target | None

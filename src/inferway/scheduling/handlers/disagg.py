@@ -67,7 +67,7 @@ class PdParameters(Parameters, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One that may run on engines apart. Without a decider it never does."""
+    """A stage that may run on engines of its own. Without a decider it never does."""
 
     name: str  # of its profile
     profile: Chooser
@@ -91,7 +91,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Disaggregated:
-    """See the module."""
+    """Chooses endpoints for each stage of a request; the module's docstring has the rules."""
 
     decode_name: str
     decode: Chooser

@@ -17,12 +17,11 @@ _FEW = 12  # bits: so many are faster found one by one
 
 @dataclass(slots=True)
 class SentBlocks:
-    """For each server, the blocks that were sent there last, `capacity` at most.
+    """Remembers, for each server, the blocks that were sent there last, `capacity` at most.
 
-    Servers have places; a block's servers are the bits of a number, so one AND a block answers for
-    all of them. Of one prompt the last blocks are forgotten first, as engines do it: they free a
-    request's blocks from its end.
-    """
+    Each server has a bit, and a block's servers are a mask, so one AND a block answers for all of
+    them. Of one prompt the last blocks are forgotten first, as engines do it: they free a request's
+    blocks from its end."""
 
     capacity: int
     version: int = 0  # another one when servers come or go
@@ -72,7 +71,7 @@ class SentBlocks:
         return depths
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Forget all other servers."""
+        """Forget all servers but these."""
         for server in set(self._blocks).difference(servers):
             place = self._place.pop(server)
             for block in self._blocks.pop(server):

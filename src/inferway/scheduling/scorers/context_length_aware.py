@@ -65,7 +65,7 @@ class ContextLengthAware:
 
 @dataclass(slots=True)
 class ContextLengthFilter(ContextLengthAware):
-    """With `enableFiltering`: those whose range the prompt is not in are left out, too."""
+    """Leaves out endpoints whose range does not include the prompt (`enableFiltering`)."""
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         ranges, tokens = self.ranges(candidates.endpoints), request.num_prompt_tokens
